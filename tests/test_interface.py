@@ -77,7 +77,6 @@ def test_integers_of_other_libraries_are_integers(make: Callable[[int], Any]) ->
         shard=VocabShard(make(0), make(V)),
         max_rows=make(4),
         chunks=make(1),
-        philox_rounds=make(10),
         on_failed=make(3),
         backend="torch",
     )

@@ -147,9 +147,9 @@ def heads(make: Make) -> Found:
     for name, options in {
         "scale and bias": {"logit_scale": 0.75, "bias": bias},
         "soft-cap": {"logit_softcap": 3.0},
-        "seven rounds": {"philox_rounds": 7},
+        "bf16": {},
     }.items():
-        sampler = make(weight.bfloat16() if name == "seven rounds" else weight, **options)
+        sampler = make(weight.bfloat16() if name == "bf16" else weight, **options)
         batch = batch_of(requests(), sampler.shard)
         yield name, sampler(hidden_states[:, 1].to(sampler.weight.dtype), batch, 11)
 

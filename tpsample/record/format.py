@@ -55,7 +55,6 @@ _ENTRIES: dict[str, tuple[Callable[[Any], bool], object]] = {
         f"a list of 1 to {MAX_DRAWS} requests",
     ),
     "head": (lambda head: isinstance(head, dict) and set(head) == _HEAD, sorted(_HEAD)),
-    "philox_rounds": (lambda rounds: True, "what LMHeadSampler takes, which checks it"),
     "model": (
         lambda model: model is None or (isinstance(model, str) and len(model) <= _MAX_NAME),
         f"a name of up to {_MAX_NAME} characters, or null",
@@ -92,7 +91,6 @@ def write_record(
     bias: Tensor | None = None,
     logit_scale: float = 1.0,
     logit_softcap: float | None = None,
-    philox_rounds: int = 10,
     prompt_token_ids: Sequence[Sequence[int]] | None = None,
     output_token_ids: Sequence[Sequence[int]] | None = None,
 ) -> None:
@@ -104,8 +102,7 @@ def write_record(
         params: one request per row, or one for all.
         positions: int64 [B] or one int.
         output: what the step returned; its `seeds` are the rows' seeds.
-        bias, logit_scale, logit_softcap, philox_rounds: as `LMHeadSampler` has them. A model
-            brings its own bias, scale and soft-cap.
+        bias, logit_scale, logit_softcap: as `LMHeadSampler` has them. A model brings its own.
         prompt_token_ids, output_token_ids: tokens so far per row, as `SamplingBatch.from_params`
             took them.
 
@@ -134,7 +131,7 @@ def write_record(
     }
     requests = [params] * rows if isinstance(params, SamplingParams) else list(params)
     head = asdict(Head(logit_scale, logit_softcap))
-    Record(tensors, requests, tokens_so_far, head, philox_rounds, model).save(path)
+    Record(tensors, requests, tokens_so_far, head, model).save(path)
 
 
 def read(path: str | Path) -> Record:
@@ -182,7 +179,6 @@ class Record:
     params: list[SamplingParams]
     tokens_so_far: dict[str, list[list[int]]]
     head: dict[str, Any]
-    philox_rounds: int = 10
     model: str | None = None
 
     def save(self, path: str | Path) -> None:
@@ -194,7 +190,6 @@ class Record:
             "layout": LAYOUT,
             "params": [to_json(request) for request in self.params],
             "head": self.head,
-            "philox_rounds": self.philox_rounds,
             "model": self.model,
             "tokens_so_far": self.tokens_so_far,
         }
@@ -236,7 +231,7 @@ class Record:
         so_far = what["tokens_so_far"]
         prompts, outputs = map(so_far.get, TOKENS_SO_FAR)
         check_requests(0, params, prompts, outputs, word.MAX_VOCAB_SIZE)
-        return Record(tensors, params, so_far, head, what["philox_rounds"], model)
+        return Record(tensors, params, so_far, head, model)
 
     @property
     def num_samples(self) -> int | None:
@@ -254,9 +249,8 @@ class Record:
                     "use `tpsample verify`, or pass load_head="
                 )
             weight, bias, head = load_head(self.model, self.tensors["hidden_states"].dtype)
-        options: dict[str, Any] = {"philox_rounds": self.philox_rounds, "backend": "torch", **head}
         # Checks the head as it does a caller's.
-        LMHeadSampler(weight, group=Ranks(), bias=bias, max_rows=1, **options).close()
+        LMHeadSampler(weight, group=Ranks(), bias=bias, max_rows=1, backend="torch", **head).close()
         hidden_states = self.tensors["hidden_states"]
         if (weight.dtype, weight.shape[1]) != (hidden_states.dtype, hidden_states.shape[1]):
             raise ValueError(
