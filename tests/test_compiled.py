@@ -172,19 +172,18 @@ def stale_mask(batch):
         ([{}] * 4, {}, None),
         ([{"seed": 1, "logprobs": 1}] * 4, {}, None),
         ([{"seed": 1, "top_p": 0.5}] * 4, {"kept_cap": 5}, None),
-        ({"seed": 1}, {}, None),
         ([{"seed": 1}] * 3, {}, None),
         ([{"seed": 1}] * 4, {}, stale_mask),
         ([{"seed": 1}] * 4, {}, lambda batch: batch.free(1)),
     ],
-    ids=["no seed", "logprobs", "kept_cap", "one request", "too few", "stale mask", "empty"],
+    ids=["no seed", "logprobs", "kept_cap", "too few", "stale mask", "empty"],
 )
 def test_what_needs_the_host_is_refused_in_a_full_graph(params, options, change):
     torch._dynamo.reset()
     case = Case.make(300, 4)
     model = Model(case, "torch")
-    given = [SamplingParams(**each) for each in params] if isinstance(params, list) else None
-    batch = SamplingBatch.from_params(given or SamplingParams(**params), vocab_size=300, **options)
+    given = [SamplingParams(**each) for each in params]
+    batch = SamplingBatch.from_params(given, vocab_size=300, **options)
     if change is not None:
         change(batch)
     compiled = torch.compile(model, backend="eager", fullgraph=True)

@@ -82,11 +82,11 @@ def test_a_near_tie_is_confirmed_and_called_one_and_a_filtered_token_is_not(tmp_
         assert not next(exact).confirmed
     cold = replace(case.params[0], temperature=1e-4, top_k=1, seed=3)
     weight[1] = weight[0] - 2**-22  # 4e-3 below in units of T: the best score, and cut by top_k
-    batch = SamplingBatch.from_params(cold, vocab_size=3)
+    batch = SamplingBatch.from_params([cold], vocab_size=3)
     scores = reference.scores(reference.logits(case.hidden_states, weight), batch, 0)
     assert scores.argmax() == 1 and reference.kept_mask(weight.T, batch).tolist() == [[1, 0, 0]]
     out.token_ids[0], out.seeds[0] = 1, 3
-    write_record(tmp_path / "step", case.hidden_states, weight, cold, 0, out)
+    write_record(tmp_path / "step", case.hidden_states, weight, [cold], 0, out)
     assert not verify_record(tmp_path / "step")[0].confirmed
 
 

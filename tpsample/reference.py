@@ -58,7 +58,7 @@ def processed_logits(logits: Tensor, batch: StepBatch | BatchView) -> Tensor:
 
     Args:
         logits: [B, V], raw, of any floating dtype.
-        batch: B rows, or one request for all rows; its tokens so far are read, not changed.
+        batch: B rows; its tokens so far are read, not changed.
 
     Returns:
         fp32 [B, V].
@@ -116,7 +116,7 @@ def kept_mask(logits: Tensor, batch: StepBatch | BatchView) -> Tensor:
 
     Args:
         logits: [B, V], raw, of any floating dtype.
-        batch: B rows, or one request for all rows.
+        batch: B rows.
 
     Raises:
         ValueError: shapes that do not match, or a vocabulary over 2^20.
@@ -177,7 +177,7 @@ def sample(
 
     Args:
         logits: [B, V], raw, of any floating dtype.
-        batch: B rows, or one request for all rows.
+        batch: B rows.
         positions: int64 [B] or one int: absolute position of the token being generated.
         num_samples: independent draws per row; sample 0 is the draw without it.
 

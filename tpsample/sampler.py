@@ -189,7 +189,7 @@ class LMHeadSampler(Steps):
 
         Args:
             hidden_states: [B, D], dtype and device of lm_head_weight.
-            batch: B rows, one request for all rows, or B slots (`SamplingBatch.select`).
+            batch: B rows, or B slots (`SamplingBatch.select`).
             positions: int64 [B], or one int: absolute position of the token being generated, which
                 is the number of tokens before it. With the seed it names the row's noise, so it
                 must differ from step to step. On a CPU rows that draw again where they have drawn

@@ -48,16 +48,6 @@ tpsample/request/batch.py
     - self._plans, self._handle = {}, handle_of(self, self._handle)
     + self._handle = handle_of(self, self._handle)
     > test_mixtures_on_one_rank[mixed]
-    one request for all rows loses its prompt
-    - [single] * num_rows
-    + [single._replace(prompt=())] * num_rows
-    > test_one_request_for_all_rows_is_each_rows_own
-    one request for all rows loses its temperature
-    - repeated.temperature.copy_(self.temperature.expand(num_rows))
-    + pass
-    one request for all rows loses its masks
-    - setattr(repeated, name, mask)
-    + pass
     repeated rows are of the plan before
     - seed, self._plans[times], self._controls()
     + seed, vars(self).setdefault('_first_plan', self._plans[times]), self._controls()
@@ -170,9 +160,9 @@ tpsample/request/step_batch.py
     + if False:
     > test_written_temperatures_that_count_as_0_are_told_of_once[nan]
     help of a batch lists what a step calls
-    - def _check_noise(self, positions: Tensor) -> None:
-    + def check_noise(self, positions: Tensor) -> None: ...
-    +     def _check_noise(self, positions: Tensor) -> None:
+    - def _check_masks(self, num_rows: int) -> None:
+    + def check_masks(self, num_rows: int) -> None: ...
+    +     def _check_masks(self, num_rows: int) -> None:
     > test_help_lists_what_is_public_and_nothing_else[SamplingBatch]
     samples are appended as a text
     - if samples > 1 and

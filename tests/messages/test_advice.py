@@ -24,6 +24,7 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
         *("call it as sampler(", "call SamplingBatch.from_params(", "give float(…) of it"),
         *("build the sampler after the weights", "shard=, or pass .T.contiguous()"),
         *("see SamplingBatch.from_params", "pass one SamplingParams per row", "build a new"),
+        "pass [params] * B, or params.fork",
         *("build it with device=", "build the sampler with a larger", 'use backend="auto"'),
         *(
             "no column; leave it out",
@@ -72,7 +73,6 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     "test_a_graph_of_a_batch_that_has_changed_or_is_gone_says_so": ("keep it as it was, or",),
     "test_steps_that_draw_again_on_purpose_are_not_told_of": ("pass the index",),
     "test_rows_with_the_same_noise_are_told_of_once": ("give each request a seed of its own, as",),
-    "test_one_request_with_a_seed_draws_once_at_each_position": ("pass a list of requests with",),
     "test_written_temperatures_that_count_as_0_are_told_of_once": ("write 0 where that is meant",),
     "test_filters_of_greedy_requests_are_off_at_a_written_temperature": ("call batch.update with",),
     "test_shares_of_an_engine_that_are_out_of_range_are_told_of_once": ("write a number inside",),
@@ -113,7 +113,7 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     ),
     "test_mixtures_on_one_rank": (
         *("pass [] if there are none", "pass dataclasses.replace", "drop rows, or build"),
-        *("build it from a list", "call batch.select again", "pad slots with -1"),
+        *("call batch.select again", "pad slots with -1"),
         *("set SamplingBatch.grammar_", "see logit_bias", "allow another id"),
         *("call batch.prepare(shard)", "assign it anew, or None"),
     ),

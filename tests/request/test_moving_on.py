@@ -192,28 +192,6 @@ def test_rows_that_move_while_others_are_dropped_are_told_of_once():
     assert batch.seed.tolist() == [2]
 
 
-def test_one_request_with_a_seed_draws_once_at_each_position():
-    sampler, out = sampler_of(), []
-    for params in (
-        SamplingParams(seed=42),
-        SamplingParams(),
-        SamplingParams(seed=42, temperature=0),
-    ):
-        shared = SamplingBatch.from_params(params, vocab_size=V)
-        with nothing_told():
-            out.append(sampler(states()[:1], shared, 3))
-        if params.seed is None or params.greedy:
-            with nothing_told():
-                sampler(states(), shared, 3)
-            continue
-        with pytest.raises(ValueError, match=r"seed=42, with which rows .* params.fork\(3\), or"):
-            sampler(states(), shared, 3)
-        with nothing_told():
-            sampler(states(), shared, torch.arange(3))
-        own = SamplingBatch.from_params(params.fork(3), vocab_size=V)
-        assert len(set(sampler(states(), own, 3).seeds.tolist())) == 3
-
-
 @pytest.mark.parametrize("positions", [torch.tensor([3, -1, 4]), torch.tensor([-(2**63), 1, 2])])
 def test_a_negative_position_is_refused_where_the_row_is_drawn(positions):
     sampler, batch = sampler_of(), batch_of()

@@ -173,9 +173,3 @@ def test_masks_of_fewer_rows_than_slots_have_none_for_what_is_not_drawn(rows, sl
 def test_what_is_refused_names_the_argument(call, told):
     with pytest.raises((TypeError, ValueError), match=told):
         call(SamplingBatch.of_slots(3, vocab_size=V))
-
-
-def test_one_request_for_all_rows_has_no_slots():
-    single = SamplingBatch.from_params(SamplingParams(), vocab_size=V)
-    with pytest.raises(ValueError, match="select: this batch was built from one request"):
-        single.select(torch.tensor([0]))

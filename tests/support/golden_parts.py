@@ -122,8 +122,6 @@ def steps(make: Make) -> Found:
     yield "samples", sampler(hidden_states[:, 1], batch, 9, num_samples=2)
     batch.grammar_bitmask, batch.forced_token_ids = masks(ROWS)
     yield "masks", sampler(hidden_states[:, 0], batch, 7)
-    one = SamplingBatch.from_params(params[3], vocab_size=V)
-    yield "one request", sampler(hidden_states[:5, 0], one, torch.arange(5))
     fixed = batch_of(params, sampler.shard, fixed_rounds=True)
     yield "fixed rounds", sampler(hidden_states[:, 2], fixed, 2**40)
 

@@ -183,7 +183,7 @@ BATCHES: dict[str, tuple[Callable[[], object], str]] = {
     "another number of rows": (
         lambda: sampler_over()(torch.ones(3, D), batch_of(), 0),
         "batch: expected 3 rows, as hidden_states or logits have, got 2; pass one SamplingParams "
-        "per row, or a single one for all",
+        "per row",
     ),
     "more rows than there is room for": (
         lambda: sampler_over()(torch.ones(5, D), SamplingBatch.from_params([], vocab_size=V), 0),
@@ -241,10 +241,10 @@ BATCHES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: batch_of().add(SamplingParams()),
         "params: 3 rows exceed max_rows=2; drop rows, or build the batch with a larger max_rows",
     ),
-    "one request that is to change": (
-        lambda: SamplingBatch.from_params(SamplingParams(), vocab_size=V).drop(0),
-        "drop: this batch was built from one request for all rows; build it from a list of "
-        "requests to change its rows",
+    "one request for all rows": (
+        lambda: SamplingBatch.from_params(SamplingParams(seed=1), vocab_size=V),  # type: ignore[arg-type]
+        "params: expected a list of SamplingParams, one per row, got a single one; pass "
+        "[params] * B, or params.fork(B) if it has a seed",
     ),
     "a sampler that comes late": (
         late,

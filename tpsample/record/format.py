@@ -33,7 +33,7 @@ from tpsample.output import SampleOutput
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.as_json import from_json, to_json
 from tpsample.request.batch import SamplingBatch
-from tpsample.request.batch_checks import check_requests
+from tpsample.request.batch_checks import check_requests, request_list
 from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
 
@@ -84,7 +84,7 @@ def write_record(
     path: str | Path,
     hidden_states: Tensor,
     lm_head_weight: Tensor | str,
-    params: SamplingParams | Sequence[SamplingParams],
+    params: Sequence[SamplingParams],
     positions: Tensor | int,
     output: SampleOutput,
     *,
@@ -99,7 +99,7 @@ def write_record(
     Args:
         hidden_states: [B, D].
         lm_head_weight: [V, D], the rows of all ranks; or a model, as `tpsample generate` takes it.
-        params: one request per row, or one for all.
+        params: one request per row.
         positions: int64 [B] or one int.
         output: what the step returned; its `seeds` are the rows' seeds.
         bias, logit_scale, logit_softcap: as `LMHeadSampler` has them. A model brings its own.
@@ -129,9 +129,8 @@ def write_record(
         for name, lists in zip(TOKENS_SO_FAR, (prompt_token_ids, output_token_ids), strict=True)
         if lists is not None
     }
-    requests = [params] * rows if isinstance(params, SamplingParams) else list(params)
     head = asdict(Head(logit_scale, logit_softcap))
-    Record(tensors, requests, tokens_so_far, head, model).save(path)
+    Record(tensors, request_list(params), tokens_so_far, head, model).save(path)
 
 
 def read(path: str | Path) -> Record:

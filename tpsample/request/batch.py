@@ -22,7 +22,7 @@ from tpsample.request.batch_checks import (
     request_list,
 )
 from tpsample.request.changing_rows import ChangingRows
-from tpsample.request.entries import NEEDS_APPEND, NO_REQUEST, WAITING, Entry
+from tpsample.request.entries import NEEDS_APPEND, NO_REQUEST, Entry
 from tpsample.request.params import SamplingParams
 from tpsample.request.plan import BatchPlan, BatchView
 from tpsample.request.selection import Selection
@@ -67,7 +67,6 @@ class SamplingBatch(ChangingRows):
                 "SamplingBatch.from_params(params, vocab_size=…), of_slots or over"
             )
         self._options = options  # kept_cap and fixed_rounds
-        self._repeated: dict[int, SamplingBatch] = {}  # of the single request, by number of rows
         self._selects = False
         self._plans: dict[int, BatchPlan] = {}  # by how often each row stands in a row
         self._handle = 0  # of the rows as they are, for `tpsample.compiled`
@@ -76,7 +75,7 @@ class SamplingBatch(ChangingRows):
 
     @staticmethod
     def from_params(
-        params: SamplingParams | Sequence[SamplingParams],
+        params: Sequence[SamplingParams],
         *,
         vocab_size: int,
         device: torch.device | str | None = None,
@@ -92,11 +91,8 @@ class SamplingBatch(ChangingRows):
         random number that one rank draws.
 
         Args:
-            params: a list with one request per row, or one request that every row of a step
-                shares, whatever their number. A shared request gives each row its
-                seed, temperature, masks and tokens so far, or without a seed a seed of its own.
-                With one, random rows at equal positions draw the same, which a CPU refuses. Tokens
-                are appended separately for each number of rows.
+            params: one request per row, such as ``[params] * B``. Rows with one seed draw the same
+                at equal positions, so give each a seed of its own (`SamplingParams.fork`) or None.
             vocab_size: V; must match across ranks.
             device: where the hidden states are. Default: the CPU.
             prompt_token_ids, output_token_ids: the tokens so far of each row, which penalties,
@@ -112,7 +108,7 @@ class SamplingBatch(ChangingRows):
                 captured step does so anyway.
 
         Raises:
-            TypeError: params is not a SamplingParams or a sequence of them, or ids are not ints.
+            TypeError: params is not a sequence of SamplingParams, or ids are not ints.
             UnsupportedParameter: kept_cap, which the host counts, with fixed_rounds.
             ValueError: an output id or an id of a request outside [0, V), token lists that do not
                 match the rows, a size out of range, or a device that torch does not have.
@@ -123,10 +119,7 @@ class SamplingBatch(ChangingRows):
         check_kept(kept_cap, fixed_rounds)
         checked = check_requests(0, requests, prompt_token_ids, output_token_ids, vocab_size)
         table = RequestTable(slots, vocab_size, device)
-        batch = SamplingBatch(table, checked, kept_cap=kept_cap, fixed_rounds=fixed_rounds)
-        if isinstance(params, SamplingParams):
-            batch._single = checked[0]
-        return batch
+        return SamplingBatch(table, checked, kept_cap=kept_cap, fixed_rounds=fixed_rounds)
 
     @staticmethod
     def of_slots(
@@ -201,7 +194,6 @@ class SamplingBatch(ChangingRows):
             TypeError, ValueError: another shape, dtype or device, or another kind of `out`.
             UnsupportedParameter: (a ValueError) the batch has kept_cap, which the host counts.
         """
-        self._require_list("select")
         if self._options["kept_cap"] is not None:
             raise UnsupportedParameter("kept_cap: not with select; build the batch without it")
         with self._thread:
@@ -225,55 +217,22 @@ class SamplingBatch(ChangingRows):
         return self._table.launches
 
     def _for_rows(self, num_rows: int) -> SamplingBatch:
-        """Return this batch, or its one request repeated for so many rows.
+        """Return this batch.
 
         Raises:
-            ValueError: the batch was built from a list of another length, or has empty slots.
+            ValueError: it has another number of rows, or empty slots.
         """
         if self._table.empty:
             raise ValueError(
                 f"batch: slots {self._table.empty} have no request; name the slots of the step by "
                 "batch.select, or drop these"
             )
-        if num_rows == self.rows:
-            return self
-        single = self._single
-        if single is None:
+        if num_rows != self.rows:
             raise ValueError(
                 f"batch: expected {num_rows} rows, as hidden_states or logits have, got "
-                f"{self.rows}; pass one SamplingParams per row, or a single one for all"
+                f"{self.rows}; pass one SamplingParams per row"
             )
-        if num_rows not in self._repeated:
-            table = RequestTable(num_rows, self.vocab_size, self.device)
-            its = [single] * num_rows
-            self._repeated[num_rows] = SamplingBatch(table, its, **self._options)
-        repeated = self._repeated[num_rows]
-        # The caller may have written since.
-        with torch.inference_mode(False):
-            repeated.temperature.copy_(self.temperature.expand(num_rows))
-            # Without a seed each row has its own, unless the caller wrote one before the first.
-            seed = self.seed.expand(num_rows)
-            if single.params.seed is not None:
-                repeated.seed.copy_(seed)
-            elif self.unseeded:
-                repeated.seed.copy_(repeated.seed.where(seed == WAITING, seed))
-        for name in ("grammar_bitmask", "forced_token_ids"):
-            mask = self._masks().get(name)
-            if mask is not None and len(mask) == 1:
-                mask = mask.expand(num_rows, *mask.shape[1:]).contiguous()
-            setattr(repeated, name, mask)
-        return repeated
-
-    def _check_noise(self, positions: Tensor) -> None:
-        single = None if self._single is None else self._single.params
-        if single is None or single.seed is None or single.greedy or not readable(self.device):
-            return
-        if len(set(positions.tolist())) < len(positions):
-            raise ValueError(
-                f"batch: its one request has seed={single.seed}, with which rows at equal "
-                "positions draw the same noise; pass a list of requests with seeds of their own, "
-                f"such as params.fork({len(positions)}), or seed=None"
-            )
+        return self
 
     def _misread(self) -> Iterator[tuple[str, str]]:
         yield from super()._misread()
@@ -301,15 +260,12 @@ class SamplingBatch(ChangingRows):
         return self._stores_logits or controlled or bool(self._assigned)
 
     def _append(self, num_rows: int, token_ids: Tensor) -> None:
-        if num_rows != self.rows and self._single is None:
+        if num_rows != self.rows:
             raise ValueError(
                 f"token_ids: expected the tokens of {self.rows} rows, as the batch has, got "
                 f"{num_rows} rows"
             )
-        if num_rows == self.rows:
-            super()._append(num_rows, token_ids)
-        else:
-            self._for_rows(num_rows).append(token_ids)
+        super()._append(num_rows, token_ids)
 
     def _read(self, times: int = 1) -> BatchView:
         temperature, seed = self._table.row_temperature, self._table.row_seed

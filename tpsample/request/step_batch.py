@@ -94,9 +94,6 @@ class StepBatch(Sealed, ABC):
     def _for_rows(self, num_rows: int) -> StepBatch:
         """Return the batch of so many rows; a ValueError if this one has another number."""
 
-    def _check_noise(self, positions: Tensor) -> None:
-        """Raise a ValueError if one request, with its seed, draws for rows at equal positions."""
-
     def prepare(self, shard: VocabShard) -> None:
         """Make the state of a shard, for a sampler that comes after tokens have been appended.
 

@@ -108,7 +108,7 @@ def sample_draft(
     Args:
         sampler: the target's, whose ranks, and shard are used.
         draft_logits: [B, V_local], this rank's columns, before temperature.
-        batch: B rows, or one request for all rows; its filters, penalties and masks do not count.
+        batch: B rows; its filters, penalties and masks do not count.
         positions: int64 [B], or one int: absolute position of the token to be drafted.
         index: how many drafts of the same verification come before this one.
         method: the one that `verify` will be called with.
