@@ -63,6 +63,28 @@ def test_the_operator_keeps_no_tensor_of_the_step(backend):
     assert [ref() for ref in alive] == [None] * len(alive)
 
 
+@pytest.mark.parametrize("names", [(), ("top_k",), ("top_k", "top_p", "min_p")], ids="-".join)
+def test_a_full_graph_takes_a_new_batch_of_tensors_in_each_step(names):
+    torch._dynamo.reset()
+    case = Case.make(300, 4)
+    model, pick = Model(case, "torch"), torch.Generator().manual_seed(4)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for step in range(4):
+        its = {
+            "temperature": torch.rand(4, generator=pick) + 0.5,
+            "seed": torch.arange(4) + step,
+            "top_k": torch.randint(0, 9, (4,), generator=pick),
+            "top_p": torch.rand(4, generator=pick) + 1e-3,
+            "min_p": torch.rand(4, generator=pick) / 9,
+        }
+        its = {name: its[name] for name in ("temperature", "seed", *names)}
+        batch = SamplingBatch.from_tensors(vocab_size=300, **its)
+        with torch.no_grad():
+            found = compiled(case.hidden_states, batch, case.positions + step)
+            expected = model(case.hidden_states, batch, case.positions + step)
+        assert torch.equal(found[0], expected[0])
+
+
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_a_captured_graph_gives_the_memory_of_its_steps_back(backend, monkeypatch):
     """Under mode="reduce-overhead" a tensor that lives on is an error, elsewhere a leak."""

@@ -64,7 +64,6 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
         *("leave shard= out", "leave group= out", "redistribute it", ".get_group()"),
     ),
     "test_the_next_step_reads_the_new_weight_or_raises": ("call sampler.refresh()",),
-    "test_shorter_tensors_need_a_new_batch": ("make a new batch over it",),
     "test_a_sampler_without_a_weight_takes_no_hidden_states": ("call sample_logits, or",),
     "test_calls_that_torch_records_are_made_outside_compiled_or_exported": (
         "call the sampler outside of it, or",
@@ -75,7 +74,7 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     "test_rows_with_the_same_noise_are_told_of_once": ("give each request a seed of its own, as",),
     "test_written_temperatures_that_count_as_0_are_told_of_once": ("write 0 where that is meant",),
     "test_filters_of_greedy_requests_are_off_at_a_written_temperature": ("call batch.update with",),
-    "test_shares_of_an_engine_that_are_out_of_range_are_told_of_once": ("write a number inside",),
+    "test_shares_of_an_engine_that_are_out_of_range_are_told_of": ("write a number inside",),
     "test_rows_that_move_while_others_are_dropped_are_told_of_once": (
         "name all that leave in one",
     ),
@@ -119,7 +118,6 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     ),
     "test_a_step_that_cannot_see_the_last_token_is_warned_of_once": ("call batch.append(out.",),
     "test_a_captured_step_serves_other_slots_and_other_requests": ("of the step by batch.select",),
-    "test_slots_and_replays_read_what_is_there_now": ("name the rows of the step by select",),
     "test_other_numbers_on_the_host_are_refused": ("leave it out where the host does not",),
     "test_seeds_are_drawn_before_a_replay": ("draw them first, see draw_seeds",),
     "test_masks_by_slot_follow_the_slots": ("assign one to the selection", "assign another"),
@@ -152,7 +150,6 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     "test_a_weight_without_its_storage_is_refused_until_that_is_back": (
         "give it its numbers back",
     ),
-    "test_the_next_step_reads_the_memory_that_a_tensor_has_now": ("make a new batch over it",),
     "test_a_folder_that_goes_away_is_made_again": ("remove the folder, let its owner",),
     # --- commands and records
     "test_commands_of_messages_are_those_of_the_project": (

@@ -173,3 +173,17 @@ def test_masks_of_fewer_rows_than_slots_have_none_for_what_is_not_drawn(rows, sl
 def test_what_is_refused_names_the_argument(call, told):
     with pytest.raises((TypeError, ValueError), match=told):
         call(SamplingBatch.of_slots(3, vocab_size=V))
+
+
+def test_a_copied_selection_keeps_its_slots_and_its_batch():
+    sampler, hidden_states = sampler_of(), torch.randn(2, D)
+    params = [SamplingParams(seed=seed) for seed in range(4)]
+    batch = SamplingBatch.from_params(params, vocab_size=V)
+    rows = batch.select(torch.tensor([2, 0]))
+    other = copy.copy(rows)
+    batch.select(torch.tensor([1, 3]), out=rows)
+    assert sampler(hidden_states, other, 1).seeds.tolist() == [2, 0]
+    other.forced_token_ids = torch.tensor([7, 7])
+    assert rows.forced_token_ids is None
+    batch.seed[2] += 1
+    assert sampler(hidden_states, other, 1).seeds[0] == 3

@@ -62,7 +62,7 @@ class Chain:
         method: str,
     ) -> VerifyOutput:
         """Draft and verify behind `done` tokens; `context` is that of the next."""
-        batch = SamplingBatch.over(
+        batch = SamplingBatch.from_tensors(
             temperature=torch.ones(len(seeds)), seed=seeds, vocab_size=self.vocab_size
         )
         contexts, drafts = [context], list[torch.Tensor]()

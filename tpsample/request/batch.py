@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ from tpsample.core.handles import handle_of
 from tpsample.core.row_noise import GREEDY_BELOW
 from tpsample.core.tensors import ordinary_tensors, readable, tensors_of
 from tpsample.errors import UnsupportedParameter
-from tpsample.request import engine_tensors
 from tpsample.request.batch_checks import (
     check_device,
     check_kept,
@@ -23,10 +22,11 @@ from tpsample.request.batch_checks import (
 )
 from tpsample.request.changing_rows import ChangingRows
 from tpsample.request.entries import NEEDS_APPEND, NO_REQUEST, Entry
-from tpsample.request.params import SamplingParams
+from tpsample.request.params import FilterOrder, SamplingParams
 from tpsample.request.plan import BatchPlan, BatchView
 from tpsample.request.selection import Selection
 from tpsample.request.table import RequestTable
+from tpsample.request.tensor_columns import table_of
 
 
 class SamplingBatch(ChangingRows):
@@ -60,18 +60,22 @@ class SamplingBatch(ChangingRows):
     """
 
     def __init__(self, table: RequestTable, entries: Sequence[Entry] = (), **options: Any) -> None:
-        """Put requests into a new table. `from_params`, `of_slots` and `over` make batches."""
+        """Put requests into a new table. `from_params`, `from_tensors` and `of_slots` make
+        batches."""
         if not isinstance(table, RequestTable):
             raise TypeError(
                 f"SamplingBatch: is not built by its name, got {describe(table)}; call "
-                "SamplingBatch.from_params(params, vocab_size=…), of_slots or over"
+                "SamplingBatch.from_params(params, vocab_size=…), from_tensors or of_slots"
             )
         self._options = options  # kept_cap and fixed_rounds
         self._selects = False
         self._plans: dict[int, BatchPlan] = {}  # by how often each row stands in a row
         self._handle = 0  # of the rows as they are, for `tpsample.compiled`
         super().__init__(table)
-        self._arrange(list(range(len(entries))), list(entries))
+        if table.entries:
+            self._changed()
+        else:
+            self._arrange(list(range(len(entries))), list(entries))
 
     @staticmethod
     def from_params(
@@ -135,7 +139,49 @@ class SamplingBatch(ChangingRows):
         batch._ready_to_select()
         return batch
 
-    over = staticmethod(engine_tensors.over)
+    @staticmethod
+    def from_tensors(
+        *,
+        vocab_size: int,
+        temperature: Tensor,
+        seed: Tensor,
+        top_k: Tensor | None = None,
+        top_p: Tensor | None = None,
+        min_p: Tensor | None = None,
+        host: Mapping[str, Any] | None = None,
+        filter_order: FilterOrder = "sequential",
+        fixed_rounds: bool = False,
+    ) -> SamplingBatch:
+        """Build a batch from columns, as an engine has them that keeps its parameters in tensors.
+
+        The numbers are copied, so make another for each step. Any number has a meaning, see
+        `tpsample.request.tensor_columns`; on a CPU and with `host` a top_p or min_p out of range
+        is warned of. Penalties, biases and logprobs need requests. The `requests` of this batch
+        have the filters that the host knows; temperatures and seeds are those of the tensors.
+
+        On a CPU the host reads the filters. On a GPU it does not: without `host` every row is
+        treated as if each filter that is passed were on, so leave out those that no row has.
+
+        Args:
+            vocab_size: V; must match across ranks.
+            temperature, seed: fp32 and int64 [B].
+            top_k: int32 or int64 [B].
+            top_p, min_p: fp32 or float64 [B].
+            host: the numbers of each filter that is passed, by name, as the host has them: lists,
+                arrays, or tensors of a CPU. The filters are then taken of these numbers alone, and
+                a step launches what they need and no more. A CPU refuses others than the tensors'.
+            filter_order: of all rows, as in `SamplingParams`.
+            fixed_rounds: as in `from_params`.
+
+        Raises:
+            TypeError, ValueError: a tensor of another shape, dtype or device, or other numbers on
+                the host.
+        """
+        check_sizes(vocab_size, None, 0)
+        check_kept(None, fixed_rounds)
+        filters = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+        table = table_of(int(vocab_size), temperature, seed, filters, host, filter_order)
+        return SamplingBatch(table, kept_cap=None, fixed_rounds=fixed_rounds)
 
     def __len__(self) -> int:
         return self.rows

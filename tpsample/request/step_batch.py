@@ -1,4 +1,4 @@
-"""The rows of a call: those of a batch, some slots of one, or the tensors of an engine."""
+"""The rows of a call: those of a batch, or some slots of one."""
 
 from __future__ import annotations
 
