@@ -50,7 +50,7 @@ tpsample/cli/requests.py
     an empty bad word forbids the space
     - if "" in fields.get("bad_words", ()):
     + if False:
-    > test_wrong_files_are_refused_before_a_model_is_loaded
+    > test_wrong_settings_are_refused_before_a_model_is_loaded
     id 0 is held back for the end of a model that is not loaded
     - self.params(lambda text: [], ())
     + self.params(lambda text: [], (0,))

@@ -156,7 +156,6 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
         *("triton missing: ", "the package with the weights"),
         "run `make bench` there",
     ),
-    "test_a_model_whose_cache_forgets_nothing_decodes_without_drafts": ("decode without drafts",),
     "test_on_two_ranks": ("start two with torchrun",),
     "test_every_advice_can_be_followed_on_each_python": (
         *("pip install {}{}", "^pip install {}$", "pip install -e {}"),
@@ -164,7 +163,7 @@ FOLLOWED: dict[str, tuple[str, ...]] = {
     "test_one_prompt_has_one_answer_and_others_by_request": (
         *("are one; give one", "ask for fewer"),
     ),
-    "test_a_file_gives_each_prompt_its_own_request": ("got ''; leave it out",),
+    "test_bad_words_may_be_texts_alone": ("got ''; leave it out",),
     "test_one_and_two_ranks_write_the_same_texts": ("leave --tp out: ",),
     "test_two_ranks_split_the_model_and_write_what_it_writes": ("start {} ranks",),
     "test_a_record_of_a_text_is_confirmed_token_by_token": ("use `tpsample verify`",),

@@ -16,11 +16,6 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 COMMANDS = {
-    "objects without prompts": (
-        ("--prompt", "p", "--params", "two.json"),
-        "error: params: expected 1 object, one per prompt, got 2 in two.json; an object without a "
-        "list around it is for all",
-    ),
     "a model that is not there": (
         ("--model", "nobody/nothing"),
         "error: model: cannot load 'nobody/nothing': there is no such folder and no model of that "
@@ -43,7 +38,6 @@ def test_the_command_line_says_it_in_one_line_and_tells_torchrun(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "told"))
-    (tmp_path / "two.json").write_text("[{}, {}]")
     words, message = COMMANDS[name]
     done = testing.CliRunner().invoke(app, ["generate", *words])
     assert (done.exit_code, done.stderr) == (1, f"{message}\n")
