@@ -260,10 +260,6 @@ tpsample/request/selection.py
     - if self._planned is None or self._planned[0] != (table.version, entries):
     + if self._planned is None:
     > test_slots_that_a_host_reads_have_the_plan_of_their_requests
-    a message advises what nobody tried
-    - of {out.rows}"
-    + of {out.rows}; leave it out"
-    > test_every_advice_is_followed_by_a_test_or_needs_a_gpu
 tpsample/core/tensors.py
     a pickled batch reads numbers that it no longer writes
     - vars(self).update(state)
