@@ -63,6 +63,28 @@ def test_the_operator_keeps_no_tensor_of_the_step(backend):
     assert [ref() for ref in alive] == [None] * len(alive)
 
 
+@pytest.mark.parametrize("names", [(), ("top_k",), ("top_k", "top_p", "min_p")], ids="-".join)
+def test_a_full_graph_takes_a_new_batch_of_tensors_in_each_step(names):
+    torch._dynamo.reset()
+    case = Case.make(300, 4)
+    model, pick = Model(case, "torch"), torch.Generator().manual_seed(4)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for step in range(4):
+        its = {
+            "temperature": torch.rand(4, generator=pick) + 0.5,
+            "seed": torch.arange(4) + step,
+            "top_k": torch.randint(0, 9, (4,), generator=pick),
+            "top_p": torch.rand(4, generator=pick) + 1e-3,
+            "min_p": torch.rand(4, generator=pick) / 9,
+        }
+        its = {name: its[name] for name in ("temperature", "seed", *names)}
+        batch = SamplingBatch.from_tensors(vocab_size=300, **its)
+        with torch.no_grad():
+            found = compiled(case.hidden_states, batch, case.positions + step)
+            expected = model(case.hidden_states, batch, case.positions + step)
+        assert torch.equal(found[0], expected[0])
+
+
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_a_captured_graph_gives_the_memory_of_its_steps_back(backend, monkeypatch):
     """Under mode="reduce-overhead" a tensor that lives on is an error, elsewhere a leak."""
@@ -172,19 +194,18 @@ def stale_mask(batch):
         ([{}] * 4, {}, None),
         ([{"seed": 1, "logprobs": 1}] * 4, {}, None),
         ([{"seed": 1, "top_p": 0.5}] * 4, {"kept_cap": 5}, None),
-        ({"seed": 1}, {}, None),
         ([{"seed": 1}] * 3, {}, None),
         ([{"seed": 1}] * 4, {}, stale_mask),
         ([{"seed": 1}] * 4, {}, lambda batch: batch.free(1)),
     ],
-    ids=["no seed", "logprobs", "kept_cap", "one request", "too few", "stale mask", "empty"],
+    ids=["no seed", "logprobs", "kept_cap", "too few", "stale mask", "empty"],
 )
 def test_what_needs_the_host_is_refused_in_a_full_graph(params, options, change):
     torch._dynamo.reset()
     case = Case.make(300, 4)
     model = Model(case, "torch")
-    given = [SamplingParams(**each) for each in params] if isinstance(params, list) else None
-    batch = SamplingBatch.from_params(given or SamplingParams(**params), vocab_size=300, **options)
+    given = [SamplingParams(**each) for each in params]
+    batch = SamplingBatch.from_params(given, vocab_size=300, **options)
     if change is not None:
         change(batch)
     compiled = torch.compile(model, backend="eager", fullgraph=True)

@@ -25,7 +25,6 @@ from tpsample import (
     KeptSets,
     LMHeadSampler,
     Logprobs,
-    Needs,
     SampleOutput,
     SamplingBatch,
     SamplingParams,
@@ -78,7 +77,6 @@ def test_integers_of_other_libraries_are_integers(make: Callable[[int], Any]) ->
         shard=VocabShard(make(0), make(V)),
         max_rows=make(4),
         chunks=make(1),
-        philox_rounds=make(10),
         on_failed=make(3),
         backend="torch",
     )
@@ -182,11 +180,10 @@ def _objects() -> list[object]:
     out = sampler(torch.ones(1, D), batch, 0)
     drafts = torch.zeros(1, 0, dtype=torch.int64)
     slots = SamplingBatch.of_slots(1, vocab_size=V)
-    over = SamplingBatch.over(vocab_size=V, temperature=torch.ones(1), seed=torch.arange(1))
     return [
-        *(sampler, batch, out, out.logprobs, out.kept, params[0], Needs(), over),
+        *(sampler, batch, out, out.logprobs, out.kept, params[0]),
         *(verify(sampler, torch.ones(1, 1, D), drafts, batch, 0), VocabShard(0, V)),
-        *(TopKTrace(1, 1, 1), slots.select(torch.tensor([0])), over.select(torch.tensor([0]))),
+        *(TopKTrace(1, 1, 1), slots.select(torch.tensor([0]))),
         *(batch._view_of(1), batch.plan, EngineRows(V, 1, torch.device("cpu"))),
         GraphRows(batch, batch.temperature, batch.seed, {}),
     ]
@@ -217,9 +214,9 @@ def test_an_attribute_that_an_object_does_not_have_is_refused() -> None:
                 setattr(each, name, None)
             assert not hasattr(each, name)
     with pytest.raises(AttributeError) as error:
-        objects[7].forced_tokens_ids = torch.ones(1)  # type: ignore[attr-defined]
+        objects[1].forced_tokens_ids = torch.ones(1)  # type: ignore[attr-defined]
     assert str(error.value) == (
-        "forced_tokens_ids: not an attribute of TensorBatch; did you mean forced_token_ids?"
+        "forced_tokens_ids: not an attribute of SamplingBatch; did you mean forced_token_ids?"
     )
 
 
@@ -245,7 +242,7 @@ LISTED = {
     },
     SamplingBatch: {
         *("add", "append", "arrange", "drop", "free", "permute", "prepare", "put", "update"),
-        *("from_params", "of_slots", "over", "select", "requests", "rows", "capture_key"),
+        *("from_params", "from_tensors", "of_slots", "select", "requests", "rows", "capture_key"),
         *("temperature", "seed", "plan", "unseeded", "grammar_bitmask", "forced_token_ids"),
     },
 }

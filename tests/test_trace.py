@@ -131,7 +131,7 @@ def test_wrong_sizes(sizes):
 
 def test_a_row_without_a_token_is_blank():
     sampler = LMHeadSampler(torch.full((9, 1), math.nan), backend="torch")
-    batch = SamplingBatch.from_params(SamplingParams(seed=0, logprobs=2), vocab_size=9)
+    batch = SamplingBatch.from_params([SamplingParams(seed=0, logprobs=2)], vocab_size=9)
     trace = TopKTrace(1, 1, 2)
     trace.record(sampler(torch.ones(1, 1), batch, 0).logprobs)
     assert trace.token_ids.item() == -1 and trace.entropies.isnan().all()

@@ -44,7 +44,6 @@ from tpsample.one_call import sample
 from tpsample.output import KeptSets, Logprobs, SampleOutput
 from tpsample.record.trace import TopKTrace
 from tpsample.request.batch import SamplingBatch
-from tpsample.request.engine_tensors import Needs
 from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
 from tpsample.speculative import Draft, VerifyOutput, sample_draft, verify, verify_logits
@@ -63,7 +62,6 @@ __all__ = [
     "KeptSets",
     "LMHeadSampler",
     "Logprobs",
-    "Needs",
     "PeerLost",
     "RankMismatch",
     "SampleOutput",

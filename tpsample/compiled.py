@@ -40,8 +40,8 @@ def outside(call: Callable[..., T], *arguments: Any, **named: Any) -> T:
 
 # With fullgraph=True the compiler names the function that it was told to leave alone.
 outside.__name__ = outside.__qualname__ = (
-    "tpsample: inside torch.compile every row of a SamplingBatch needs a seed and a request of its "
-    "own, without logprobs and kept_cap; leave fullgraph=True out, or call it outside"
+    "tpsample: inside torch.compile every row of a SamplingBatch needs a seed, without "
+    "logprobs and kept_cap; leave fullgraph=True out, or call it outside"
 )
 
 PLAIN = 0
@@ -118,8 +118,8 @@ def call(
 
 
 def _needs_host(batch: SamplingBatch, num_rows: int) -> bool:
-    """Return whether rows wait for a seed, share a request or report more than tokens, or whether
-    the step is refused with a reason that a graph cannot give."""
+    """Return whether rows wait for a seed or report more than tokens, or whether the step is
+    refused with a reason that a graph cannot give."""
     reports = batch.plan.logprobs is not None or batch.plan.kept_cap is not None
     version, masks = batch._table.version, batch._assigned.values()
     stale = any(mask.version != version or len(mask.tensor) != num_rows for mask in masks)

@@ -1,7 +1,7 @@
 """Gumbel noise as a pure function of (seed, position, sample, token id): layout ``tps-philox-v1``.
 
     row stream   (r0, r1, r2, _) = Philox4x32-10(key = seed, counter = (position, sample, domain))
-    quad words   (w0, w1, w2, w3) = Philox4x32-R(key = constant, counter = (id >> 2, r0, r1, r2))
+    quad words   (w0, w1, w2, w3) = Philox4x32-10(key = constant, counter = (id >> 2, r0, r1, r2))
     word         w = w[id & 3]
     uniform      u = fma(float(w), 2^-32 (1 - 2^-24), low)
                  low = ((w0^w1^w2^w3^w) & 0xFFFF) 2^-48 + 2^-49
@@ -30,6 +30,9 @@ DOMAIN_TOKEN = 0x7470536D
 """The counter word of token noise. Other uses of the generator have domain words of their own:
 seeds in `tpsample.core.row_noise`, verification in `tpsample.speculative.acceptance`."""
 
+ROUNDS = 10
+"""Of Philox."""
+
 ELEMENT_KEY = (0x1BD11BDA, 0xA9FC1A22)
 U_SCALE = 2.0**-32 * (1.0 - 2.0**-24)
 LOW_SCALE, LOW_HALF = 2.0**-48, 2.0**-49
@@ -44,18 +47,16 @@ POLYNOMIAL = (
 at most 7.4e-7."""
 
 _MASK32 = 0xFFFFFFFF
-_ROUNDS = (7, 10)
 
 
 def philox4x32(
     counter: tuple[Tensor, Tensor, Tensor, Tensor],
     key: tuple[Tensor | int, Tensor | int],
-    rounds: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Apply Philox4x32 to unsigned 32-bit words: int64 tensors that broadcast."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         # Signed 64-bit products wrap modulo 2^64, so both halves are right after masking. The low
         # halves, c1 and c3, keep the rest of their products until somebody looks at them.
         p0, p1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
@@ -88,15 +89,13 @@ def row_stream(
         sample & _MASK32,
         torch.full_like(sample, domain),
     )
-    return philox4x32(counter, (seed & _MASK32, (seed >> 32) & _MASK32), 10)
+    return philox4x32(counter, (seed & _MASK32, (seed >> 32) & _MASK32))
 
 
-def quad_words(
-    stream: tuple[Tensor, ...], quad: Tensor, rounds: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def quad_words(stream: tuple[Tensor, ...], quad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the words of the four token ids 4 quad … 4 quad + 3 of a row."""
     r0, r1, r2, *_ = stream
-    return philox4x32((quad, r0, r1, r2), ELEMENT_KEY, rounds)
+    return philox4x32((quad, r0, r1, r2), ELEMENT_KEY)
 
 
 def log2_exponential(word: Tensor, quad_xor: Tensor) -> Tensor:
@@ -111,7 +110,7 @@ def log2_exponential(word: Tensor, quad_xor: Tensor) -> Tensor:
     return torch.log2(e).float()
 
 
-def tile_noise(stream: tuple[Tensor, ...], first_id: int, num_ids: int, rounds: int) -> Tensor:
+def tile_noise(stream: tuple[Tensor, ...], first_id: int, num_ids: int) -> Tensor:
     """Return L of `num_ids` ids from `first_id` on, fp32 [..., num_ids]. Four share a Philox call.
 
     Args:
@@ -119,15 +118,15 @@ def tile_noise(stream: tuple[Tensor, ...], first_id: int, num_ids: int, rounds: 
     """
     first_quad, last_quad = first_id >> 2, (first_id + num_ids - 1) >> 2
     quad = torch.arange(first_quad, last_quad + 1, dtype=torch.int64, device=stream[0].device)
-    words = torch.stack(quad_words(stream, quad, rounds), dim=-1)
+    words = torch.stack(quad_words(stream, quad), dim=-1)
     quad_xor = words[..., 0] ^ words[..., 1] ^ words[..., 2] ^ words[..., 3]
     noise = log2_exponential(words, quad_xor.unsqueeze(-1)).flatten(-2)
     return noise.narrow(-1, first_id - 4 * first_quad, num_ids)
 
 
-def token_noise(stream: tuple[Tensor, ...], token_ids: Tensor, rounds: int) -> Tensor:
+def token_noise(stream: tuple[Tensor, ...], token_ids: Tensor) -> Tensor:
     """Return L, fp32 [..., n], of any token ids, int64 [..., n]; `stream` as for `tile_noise`."""
-    word, quad_xor = _token_words(stream, token_ids, rounds)
+    word, quad_xor = _token_words(stream, token_ids)
     return log2_exponential(word, quad_xor)
 
 
@@ -137,7 +136,6 @@ def words(
     token_ids: Tensor | int,
     *,
     sample: Tensor | int = 0,
-    rounds: int = 10,
 ) -> Tensor:
     """Return the 32 random bits of each (seed, position, sample, token id).
 
@@ -149,15 +147,11 @@ def words(
         position: absolute position of the token being generated, 64 bits.
         token_ids: global token ids, 0 <= id < 2^34.
         sample: index of an independent draw, 32 bits.
-        rounds: Philox rounds of the element words, 10 or 7.
 
     Returns:
         int64, each 0 <= word < 2^32; a pure function of the arguments, the same on every device.
-
-    Raises:
-        ValueError: rounds is neither 7 nor 10.
     """
-    return _words_and_xor(seed, position, token_ids, sample, rounds)[0]
+    return _words_and_xor(seed, position, token_ids, sample)[0]
 
 
 def gumbel(
@@ -166,29 +160,21 @@ def gumbel(
     token_ids: Tensor | int,
     *,
     sample: Tensor | int = 0,
-    rounds: int = 10,
 ) -> Tensor:
     """Return the Gumbel noise of each (seed, position, sample, token id), in natural units.
 
         G = -ln(-ln(1 - u)),  u from the word as the module's docstring says
 
     The token of a row is the argmax of logit / temperature + G (the Gumbel-max trick). Arguments
-    and errors are those of `words`.
+    are those of `words`.
 
     Returns:
         fp32; devices may differ in its last bits.
     """
-    word, quad_xor = _words_and_xor(seed, position, token_ids, sample, rounds)
+    word, quad_xor = _words_and_xor(seed, position, token_ids, sample)
     # e is in units of log2, so E = e ln 2 and -ln E = -(L + log2(ln 2)) ln 2.
     natural = -(log2_exponential(word, quad_xor).double() + math.log2(math.log(2.0)))
     return (natural * math.log(2.0)).float()
-
-
-def check_rounds(rounds: int) -> int:
-    """Return `rounds` if the layout allows it; raise a ValueError otherwise."""
-    if isinstance(rounds, bool) or rounds not in _ROUNDS:
-        raise ValueError(f"philox_rounds: expected 10 (default) or 7 (fast), got {rounds!r}")
-    return int(rounds)
 
 
 def _words_and_xor(
@@ -196,21 +182,17 @@ def _words_and_xor(
     position: Tensor | int,
     token_ids: Tensor | int,
     sample: Tensor | int,
-    rounds: int,
 ) -> tuple[Tensor, Tensor]:
-    check_rounds(rounds)
     given = (seed, position, token_ids, sample)
     device = next((x.device for x in given if isinstance(x, Tensor)), None)
     seeds, places, ids, samples = (_as_int64(x, device) for x in given)
     stream = row_stream(*torch.broadcast_tensors(seeds, places, samples))
-    return _token_words(stream, ids, rounds)
+    return _token_words(stream, ids)
 
 
-def _token_words(
-    stream: tuple[Tensor, ...], token_ids: Tensor, rounds: int
-) -> tuple[Tensor, Tensor]:
+def _token_words(stream: tuple[Tensor, ...], token_ids: Tensor) -> tuple[Tensor, Tensor]:
     ids, *stream_of_id = torch.broadcast_tensors(token_ids, *stream)
-    quad = quad_words(tuple(stream_of_id), ids >> 2, rounds)
+    quad = quad_words(tuple(stream_of_id), ids >> 2)
     word = torch.stack(quad).gather(0, (ids & 3).unsqueeze(0)).squeeze(0)
     return word, quad[0] ^ quad[1] ^ quad[2] ^ quad[3]
 

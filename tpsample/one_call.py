@@ -20,7 +20,7 @@ from tpsample.sampler import LMHeadSampler
 def sample(
     hidden_states: Tensor,
     lm_head_weight: Tensor,
-    params: SamplingParams | Sequence[SamplingParams],
+    params: Sequence[SamplingParams],
     *,
     positions: Tensor | int,
     group: dist.ProcessGroup | Literal["alone"] | None = None,
@@ -35,7 +35,7 @@ def sample(
     """Sample one step: build an `LMHeadSampler`, call it and close it.
 
     Arguments, result and errors are those of `LMHeadSampler` and its call, except for `params`,
-    which is one request for all rows or a list of B. Rows with ``seed=None`` get a seed that is
+    which is a list of B requests. Rows with ``seed=None`` get a seed that is
     drawn on one rank and stands in the output's `seeds`.
     """
     if unknown:

@@ -16,7 +16,6 @@ from tpsample.core.order import below_top, candidates, mass_limit, masses, order
 from tpsample.core.row_noise import GREEDY_BELOW, RowNoise, SeedSource, safe_temperature
 from tpsample.core.score import Head, logits_tile, score_tile
 from tpsample.core.vocab_shard import VocabShard
-from tpsample.noise import check_rounds
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.request.controls.apply import StepControls
 from tpsample.request.filters import RowFilters
@@ -59,7 +58,7 @@ def processed_logits(logits: Tensor, batch: StepBatch | BatchView) -> Tensor:
 
     Args:
         logits: [B, V], raw, of any floating dtype.
-        batch: B rows, or one request for all rows; its tokens so far are read, not changed.
+        batch: B rows; its tokens so far are read, not changed.
 
     Returns:
         fp32 [B, V].
@@ -76,7 +75,6 @@ def scores(
     positions: Tensor | int,
     *,
     sample: int = 0,
-    philox_rounds: int = 10,
 ) -> Tensor:
     """Return fp32 scores [B, V], base 2. A row's token is their argmax, the lowest of equal ids.
 
@@ -86,7 +84,7 @@ def scores(
     Two devices may differ in the last bits of L and of a logit, hence in a token only where the two
     best scores of the row lie within `near_tie`. Arguments are those of `sample`.
     """
-    row_noise = _row_noise(logits, batch, positions, sample + 1, philox_rounds)
+    row_noise = _row_noise(logits, batch, positions, sample + 1)
     return score_tile(processed_logits(logits, batch), 0, row_noise, sample)
 
 
@@ -118,7 +116,7 @@ def kept_mask(logits: Tensor, batch: StepBatch | BatchView) -> Tensor:
 
     Args:
         logits: [B, V], raw, of any floating dtype.
-        batch: B rows, or one request for all rows.
+        batch: B rows.
 
     Raises:
         ValueError: shapes that do not match, or a vocabulary over 2^20.
@@ -174,16 +172,14 @@ def sample(
     positions: Tensor | int,
     *,
     num_samples: int | None = None,
-    philox_rounds: int = 10,
 ) -> SampleOutput:
     """Sample from whole logits, on the CPU or a GPU. The token is the best score in `kept_mask`.
 
     Args:
         logits: [B, V], raw, of any floating dtype.
-        batch: B rows, or one request for all rows.
+        batch: B rows.
         positions: int64 [B] or one int: absolute position of the token being generated.
         num_samples: independent draws per row; sample 0 is the draw without it.
-        philox_rounds: 10 or 7.
 
     Returns:
         Tokens, status, seeds, and logprobs if rows ask for them.
@@ -195,7 +191,7 @@ def sample(
         batch = batch._for_rows(logits.shape[0])
         batch._draw_seeds(SeedSource())
     batch = _checked(logits, batch)
-    row_noise = _row_noise(logits, batch, positions, check_num_samples(num_samples), philox_rounds)
+    row_noise = _row_noise(logits, batch, positions, check_num_samples(num_samples))
     vocab = torch.arange(logits.shape[1], dtype=torch.int64, device=logits.device)
     processed = processed_logits(logits, batch)
     seen = kept_mask(logits, batch) | processed.isnan()
@@ -269,13 +265,10 @@ def _row_noise(
     batch: StepBatch | BatchView,
     positions: Tensor | int,
     num_samples: int,
-    philox_rounds: int,
 ) -> RowNoise:
     batch = _checked(logits, batch)
     positions = positions_tensor(positions, logits.shape[0], logits.device)
-    return RowNoise(
-        batch.temperature, batch.seed, positions, num_samples, check_rounds(philox_rounds)
-    )
+    return RowNoise(batch.temperature, batch.seed, positions, num_samples)
 
 
 def _checked(logits: Tensor, batch: StepBatch | BatchView) -> BatchView:

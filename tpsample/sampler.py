@@ -72,7 +72,6 @@ class LMHeadSampler(Steps):
             "collective" and "p2p" are the same: one message to every peer.
         chunks: 1 to 64 parts of the vocabulary, each sent while the next is made; must match. On
             CPUs "peer" alone makes parts.
-        philox_rounds: 10, or 7 (faster, the fewest that pass BigCrush); must match.
         backend: "triton" (a GPU, or the interpreter if TRITON_INTERPRET=1), "numba" (a CPU where
             Numba is installed, the extra `cpu`; threads: `torch.get_num_threads()`), "torch" (the
             definition in plain PyTorch, slow) or "auto"; must match. On a CPU a product is the
@@ -90,7 +89,7 @@ class LMHeadSampler(Steps):
     It may stand in a `with` statement, whose end closes it.
 
     Attributes:
-        weight, vocab_size, shard, backend, max_rows, on_failed, philox_rounds: fixed, see `refresh`
+        weight, vocab_size, shard, backend, max_rows, on_failed: fixed, see `refresh`
 
     Raises:
         TypeError, ValueError: an argument is wrong, on one rank.
@@ -112,7 +111,6 @@ class LMHeadSampler(Steps):
         max_rows: int = 256,
         exchange: ExchangeName = "auto",
         chunks: int = 1,
-        philox_rounds: int = 10,
         backend: BackendName = "auto",
         screening: ScreeningName | None = None,
         on_failed: int = -1,
@@ -126,7 +124,6 @@ class LMHeadSampler(Steps):
             "max_rows": max_rows,
             "exchange": exchange,
             "chunks": chunks,
-            "philox_rounds": philox_rounds,
             "backend": backend,
             "screening": screening,
             "on_failed": on_failed,
@@ -194,7 +191,7 @@ class LMHeadSampler(Steps):
 
         Args:
             hidden_states: [B, D], dtype and device of lm_head_weight.
-            batch: B rows, one request for all rows, or B slots (`SamplingBatch.select`).
+            batch: B rows, or B slots (`SamplingBatch.select`).
             positions: int64 [B], or one int: absolute position of the token being generated, which
                 is the number of tokens before it. With the seed it names the row's noise, so it
                 must differ from step to step. On a CPU rows that draw again where they have drawn

@@ -52,7 +52,6 @@ class Settings:
     head: Head = field(default_factory=Head)
     max_rows: int = 256
     chunks: int = 1
-    philox_rounds: int = 10
     screening: str | None = None
     on_failed: int = NO_TOKEN
 

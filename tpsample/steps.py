@@ -56,7 +56,7 @@ class Steps(Sealed):
         **dict.fromkeys(
             (
                 *("settings", "ranks", "vocab_size", "shard"),
-                *("backend", "max_rows", "on_failed", "philox_rounds"),
+                *("backend", "max_rows", "on_failed"),
             ),
             "build a new sampler",
         ),
@@ -67,7 +67,6 @@ class Steps(Sealed):
         self.weight, self.vocab_size = settings.weight, settings.vocab_size
         self.shard, self.backend = settings.shard, settings.backend
         self.max_rows, self.on_failed = settings.max_rows, settings.on_failed
-        self.philox_rounds = settings.philox_rounds
         self.exchange = make_exchange(settings)
         self.local = make_backend(settings)
         self._caller = CallerTensors(given, settings, self.local.follow)

@@ -103,17 +103,16 @@ class Problem:
     def vocab_size(self) -> int:
         return self.weight.shape[0]
 
-    def sampled_by(self, sampler: LMHeadSampler, rounds: int = 10) -> Candidate:
+    def sampled_by(self, sampler: LMHeadSampler) -> Candidate:
         """Return a step of `sampler` on this problem."""
         out = SampleOutput.empty(self.batch.seed, None)
         return Candidate(
             self,
             lambda: sampler(self.hidden_states, self.batch, self.positions, out=out),
             out.token_ids,
-            rounds,
         )
 
-    def check(self, token_ids: Tensor, logits: Tensor | None = None, rounds: int = 10) -> Compared:
+    def check(self, token_ids: Tensor, logits: Tensor | None = None) -> Compared:
         """Compare ids with the oracle of the exact logits, or of materialised `logits` [B, V].
 
         Returns:
@@ -135,7 +134,7 @@ class Problem:
                 self.params[block], vocab_size=self.vocab_size, device=self.weight.device
             )
             given = (token_ids[block], exact, batch, self.positions[block], hidden_size)
-            compared += gate(*given, rounds=rounds, first=first)
+            compared += gate(*given, first=first)
         return compared
 
 
@@ -147,7 +146,6 @@ def gate(
     hidden_size: int,
     *,
     sample: int = 0,
-    rounds: int = 10,
     first: int = 0,
 ) -> Compared:
     """Compare tokens [B] with the oracle's for logits [B, V].
@@ -162,7 +160,7 @@ def gate(
     Raises:
         WrongToken: others differ.
     """
-    scores = reference.scores(logits, batch, positions, sample=sample, philox_rounds=rounds)
+    scores = reference.scores(logits, batch, positions, sample=sample)
     if batch.plan.filters is not None:
         scores = scores.where(reference.kept_mask(logits, batch), -torch.inf)
     best, expected = scores.max(dim=1)
@@ -191,14 +189,12 @@ class Candidate:
 
     Attributes:
         token_ids: [B], or [ranks, B] if several ranks are in this process.
-        rounds: of Philox, for the oracle.
         graph: whether it is timed as the replay of a CUDA graph.
     """
 
     problem: Problem
     step: Callable[[], object]
     token_ids: Tensor
-    rounds: int = 10
     graph: bool = True
 
     def check(self) -> Compared:
@@ -206,7 +202,7 @@ class Candidate:
         self.token_ids.fill_(-2)  # no token, and not that of a failed row
         self.step()
         ranks = self.token_ids.view(-1, self.problem.rows)
-        each = (self.problem.check(token_ids, rounds=self.rounds) for token_ids in ranks)
+        each = (self.problem.check(token_ids) for token_ids in ranks)
         return sum(each, Compared())
 
 

@@ -67,11 +67,7 @@ def counts(weight: Tensor, hidden: Tensor, temperature: float) -> dict[str, dict
     """
     rows = len(hidden)
     noise = RowNoise(
-        torch.full((rows,), temperature),
-        torch.arange(rows),
-        torch.arange(rows) + 100,
-        1,
-        10,
+        torch.full((rows,), temperature), torch.arange(rows), torch.arange(rows) + 100, 1
     )
     lower, upper = intervals(weight, hidden)
     bar = score_tile(lower, 0, noise, 0).amax(dim=1, keepdim=True)

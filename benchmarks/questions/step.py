@@ -63,10 +63,7 @@ def rows(run: Run, question: Question) -> Iterator[list[Row]]:
                     n: make_sampler(shard, batch, **o) for n, o in question.samplers.items()
                 }
                 candidates = {
-                    name: problem.sampled_by(
-                        sampler, question.samplers[name].get("philox_rounds", 10)
-                    )
-                    for name, sampler in samplers.items()
+                    name: problem.sampled_by(sampler) for name, sampler in samplers.items()
                 }
                 others = question.others(run, problem)
                 times = run.time_checked(candidates, {**others, **limits, **by_tiles})
@@ -207,10 +204,7 @@ BENCHMARKS = tuple(
                 *(LATENCY, LIMIT),
                 _over("over_best_baseline", "Sampled ÷ greedy without noise", **OURS),
             ],
-            Question(
-                {"sampled, 10 rounds": {}, "sampled, 7 rounds": {"philox_rounds": 7}},
-                others=_greedy,
-            ),
+            Question({"sampled": {}}, others=_greedy),
         ),
     )
 )

@@ -47,7 +47,6 @@ EVERYTHING: dict[str, Any] = {"samples": 2, "head": True, "world_size": 8}
 
 # One feature at a time, whose cost per logit is counted: kinds of requests and more of the step.
 _FEATURES: dict[str, tuple[Kind, dict[str, Any]]] = {
-    "7 rounds": ("plain", {"philox_rounds": 7}),
     "masks": ("allowed ids", {}),
     "biases": ("bias", {}),
     "penalties": ("penalties", {}),

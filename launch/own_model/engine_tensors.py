@@ -1,8 +1,8 @@
-"""An engine that has its parameters as tensors, in memory that it writes between steps."""
+"""An engine that has its parameters as tensors, and on the host as well."""
 
 import torch
 
-from tpsample import LMHeadSampler, Needs, SamplingBatch, VocabShard, reference
+from tpsample import LMHeadSampler, SamplingBatch, VocabShard, reference
 from tpsample.distributed import Job, join
 
 V, D, S = 1000, 64, 8
@@ -14,15 +14,15 @@ def main(job: Job) -> tuple[list[int], list[int]]:
     weight = torch.randn(V, D)
     shard = VocabShard.even(V, job.rank, job.world_size)
     sampler = LMHeadSampler(weight[shard.start : shard.stop], vocab_size=V)
-    temperature, top_k = torch.ones(S), torch.zeros(S, dtype=torch.int32)
-    seed, positions = torch.arange(S), torch.full((S,), 9)
-    batch = SamplingBatch.over(vocab_size=V, temperature=temperature, seed=seed, top_k=top_k)
-
-    found, expected = [], []
+    seed, positions, found, expected = torch.arange(S), torch.full((S,), 9), [], []
     for step in range(3):
-        temperature.copy_(torch.rand(S))  # yours; every rank writes the same
-        top_k.copy_(torch.randint(1, 50, (S,)))
-        batch.needs = Needs(top_k=step > 0)  # without a filter a step stores no logits
+        temperature = torch.rand(S)  # yours; every rank has the same
+        top_k = [5 * step * (row % 2) for row in range(S)]  # in the first step no row has one
+        filters = {"top_k": torch.tensor(top_k)} if any(top_k) else {}
+        host = {"top_k": top_k} if any(top_k) else None  # a GPU then does what these rows need
+        batch = SamplingBatch.from_tensors(
+            vocab_size=V, temperature=temperature, seed=seed, **filters, host=host
+        )
         positions += 1
         hidden_states = torch.randn(S, D)
         logits = reference.logits(hidden_states, weight)

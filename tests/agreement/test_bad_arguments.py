@@ -41,7 +41,6 @@ WRONG = {
     "max_rows": [0, -4, 1.5, 2**20 + 1],
     "exchange": ["nccl", None, 1],
     "chunks": [0, 65, 1.0],
-    "philox_rounds": [0, 8, "10"],
     "backend": ["cuda", None],
     "screening": ["fp8", True, 8],
     "on_failed": [-2, 1.0, None, 2**20],
@@ -57,7 +56,6 @@ DIFFERENT = {
     "max_rows": 128,
     "exchange": "p2p",
     "chunks": 2,
-    "philox_rounds": 7,
     "backend": "triton",
     "on_failed": 3,
 }

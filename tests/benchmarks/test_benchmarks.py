@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from pathlib import Path
 
@@ -11,14 +10,12 @@ import torch
 import torch.distributed as dist
 from typer.testing import CliRunner
 
-from benchmarks import run
 from benchmarks.lab import baselines, harness, ranks
 from benchmarks.lab.harness import NotCaptured, Run, execute
-from benchmarks.lab.page import PAGE, write_page
+from benchmarks.lab.page import write_page
 from benchmarks.lab.problem import (
     Problem,
     WrongToken,
-    make_sampler,
     make_weight,
 )
 from benchmarks.lab.results import RESULT, Result
@@ -93,25 +90,6 @@ class TestEachBenchmark:
         assert result.aborted and not result.rows
         assert "Aborted" in write_page(tmp_path).read_text()
 
-    def test_a_page_is_written_where_nobody_counts_what_is_screened(self, tmp_path, monkeypatch):
-        """As on a CPU without the interpreter, which is where a user tries it."""
-        plain = functools.partial(make_sampler, backend="numba")
-        monkeypatch.setattr(step, "make_sampler", plain)
-        execute(BENCHMARKS["screened"], _small(), tmp_path / RESULT)
-        page = write_page(tmp_path).read_text()
-        assert "## Time ÷ time to read the weights once" in page and "Share of" not in page
-
-    def test_a_deadline_leaves_whole_points(self):
-        run = Run.small(batches=(1, 2), repeats=1)
-
-        def past(rows):
-            run.deadline = 0.0
-
-        result = execute(BENCHMARKS["single_gpu"], run, None, on_rows=past)
-        assert {each["batch"] for each in result.rows} == {1}
-        assert {each["kind"] for each in result.rows} == {"tpsample", "baseline", "limit"}
-        assert any("not measured" in note for note in result.notes)
-
     def test_a_broken_baseline_is_left_out_and_named(self, monkeypatch):
         def broken(logits):
             raise ImportError("no such symbol")
@@ -144,14 +122,6 @@ def test_the_greedy_kernel_beside_the_sampled_one_finds_the_largest_logit():
 
 
 class TestCommand:
-    def test_writes_folders_named_topic_hardware_date(self, tmp_path):
-        arguments = ["ceilings", "--tiny", "--repeats", "1", "--output", str(tmp_path)]
-        done = CliRunner().invoke(run.app, arguments)
-        assert done.exit_code == 0, done.output
-        (folder,) = tmp_path.iterdir()
-        assert folder.name.startswith("ceilings-cpu-20")
-        assert (folder / PAGE).exists()
-
     @pytest.mark.parametrize(
         ("command", "names"),
         [
@@ -176,10 +146,3 @@ class TestCommand:
         monkeypatch.setitem(sys.modules, f"benchmarks.{module}", None)
         shown = CliRunner().invoke(app, ["bench", *words])
         assert shown.exit_code == 1 and "are in the source checkout" in shown.output
-
-    def test_fails_at_a_wrong_token(self, tmp_path, wrong_token):
-        arguments = ["epilogue", "--tiny", "--batches", "1", "--output", str(tmp_path)]
-        assert CliRunner().invoke(run.app, arguments).exit_code == 1
-
-    def test_refuses_a_name_that_it_does_not_know(self):
-        assert CliRunner().invoke(run.app, ["nothing"]).exit_code == 2

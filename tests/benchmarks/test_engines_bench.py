@@ -81,13 +81,6 @@ def test_the_page_names_where_tpsample_loses_and_where_that_may_be_chance(tmp_pa
     assert "## Where tpsample is not faster: 0 of 14" in _page(_rounds(30, 40), tmp_path)
 
 
-def test_the_notes_count_rounds_and_texts() -> None:
-    assert "servers: none." in " ".join(rounds.notes([], {}, 24))
-    notes = " ".join(rounds.notes(_rounds(50, 40), {2: 24}, 24))
-    assert "each server and load: 3 on 2 ranks; 24 requests" in notes
-    assert "the same from both servers: 24 on 2 ranks." in notes
-
-
 def test_both_servers_have_the_same_options_but_for_the_worker(tmp_path: Path) -> None:
     ours, theirs = (
         Server(Kind(name, 2, worker=worker), tmp_path / "python", tmp_path / "model", tmp_path)

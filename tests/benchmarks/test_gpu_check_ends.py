@@ -112,17 +112,6 @@ def test_a_section_that_fails_keeps_its_facts_beside_its_error(pretended, tmp_pa
     assert "a wrong id" in page and "a fact" in page
 
 
-def test_a_folder_that_cannot_be_written_loses_nothing(pretended, tmp_path):
-    """It became a file when the run had begun; the archive is elsewhere."""
-    output, archive = tmp_path / "out", tmp_path / "all.tgz"
-    output.write_text("")
-    names = ["oracle", "noise", "filters"]
-    assert check.run_all(names, _record(output, archive), check.Ending(60)) == 0
-    record = _archived(archive)
-    assert [each["facts"] for each in record["sections"].values()] == [FOUND] * 3
-    assert any("README.md was not written" in line for line in record["problems"])
-
-
 def test_a_page_that_cannot_be_written_costs_the_page_alone(pretended, tmp_path):
     folder = tmp_path / "noise-cpu"
     (folder / PAGE).mkdir(parents=True)
@@ -134,45 +123,6 @@ def test_a_page_that_cannot_be_written_costs_the_page_alone(pretended, tmp_path)
     assert ["IsADirectoryError" in line for line in record["problems"]] == [True]
     with tarfile.open(tmp_path / ARCHIVE) as tar:
         assert f"{folder.name}/{RESULT}" in tar.getnames()
-
-
-def test_results_go_elsewhere_where_the_folder_cannot_be_made(tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    other = check.writable(tmp_path / "file" / "results")
-    assert other.is_dir() and "cannot be written" in capsys.readouterr().out
-    other.rmdir()
-    assert check.writable(tmp_path / "new") == tmp_path / "new"
-
-
-def test_a_benchmark_whose_result_cannot_be_written_measures_and_tells_every_row(tmp_path):
-    (tmp_path / "file").write_text("")
-    rows, path = [], tmp_path / "file" / RESULT
-    with pytest.raises(OSError):
-        execute(
-            BENCHMARKS["ceilings"], Run.small(batches=(1,), repeats=1), path, on_rows=rows.append
-        )
-    assert len(rows) == len(list(BENCHMARKS["ceilings"].rows(Run.small(repeats=1)))) > 0
-
-
-def test_the_page_of_a_killed_benchmark_says_so(pretended, tmp_path, monkeypatch):
-    folder = tmp_path / "filters-cpu"
-    execute(BENCHMARKS["ceilings"], Run.small(batches=(2,), repeats=1), folder / RESULT)
-    monkeypatch.setattr(check, "time", pretended.clock)
-    pretended(TELLS + f"tell({{'folder': {folder.name!r}}})" + pretended.hangs)
-    check.run_all(["filters"], _record(tmp_path), check.Ending(45))
-    assert "The section failed: not done in 45 s" in (folder / PAGE).read_text()
-
-
-def test_the_archive_has_the_folders_of_this_run_alone(pretended, tmp_path):
-    for name in ("ours", "earlier"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "other.json").write_text(name)
-    pretended(TELLS + "tell({'folder': 'ours'})")
-    check.run_all(["filters", "oracle"], _record(tmp_path), check.Ending(60))
-    with tarfile.open(tmp_path / ARCHIVE) as tar:
-        of_record = [f"gpu_check-dry-run/{name}" for name in ("check.json", PAGE)]
-        assert tar.getnames() == [*of_record, "ours", "ours/other.json"]
-    assert not list(tmp_path.glob("**/*.part"))
 
 
 def _started(section: str, output: Path) -> subprocess.Popen[str]:
@@ -260,11 +210,3 @@ def test_a_run_that_is_killed_outright_leaves_its_results_and_no_process(section
     _kept(tmp_path)
     for path in tmp_path.glob(f"{section}-*/{RESULT}"):
         assert Result.load(path).rows[: len(rows)] == rows
-
-
-def test_a_process_whose_parent_has_gone_does_not_begin():
-    words = [sys.executable, "-m", "benchmarks.lab.orphans", "1", sys.executable, "-c", "print(3)"]
-    for parent, code, out in (("1", 1, ""), (str(os.getpid()), 0, "3\n")):
-        words[3] = parent
-        done = subprocess.run(words, cwd=check.ROOT, capture_output=True, text=True)
-        assert (done.returncode, done.stdout) == (code, out)

@@ -11,8 +11,7 @@ import time
 import pytest
 import torch
 
-from benchmarks.gpu import check, precompile, sections
-from benchmarks.gpu.record import ARCHIVE, Record
+from benchmarks.gpu import precompile, sections
 from benchmarks.lab.kernels import row_noise_kernel
 from benchmarks.lab.launches import Launch, Pointer, listed
 from benchmarks.lab.problem import Problem, make_sampler, make_weight
@@ -82,13 +81,6 @@ class TestLaunch:
         assert candidate.token_ids.tolist() == [-7] * 3
         candidate.check()  # kernels run again
 
-    def test_may_be_made_as_well(self):
-        problem = Problem.make(make_weight(300, 16, CPU), 3)
-        candidate = problem.sampled_by(make_sampler(problem.weight, 3))
-        with listed(run_them=True) as launches:
-            candidate.check()
-        assert set(launches.values()) == {1}
-
 
 class TestRehearsal:
     @pytest.mark.parametrize(
@@ -102,16 +94,6 @@ class TestRehearsal:
         json.dumps(facts)  # it is part of a record
         assert set(launched) <= set(rehearsed)
 
-    def test_of_the_tuner_lists_every_candidate(self):
-        tiles = {dict(each.arguments).get("BLOCK_V") for each in _rehearsed("tune")}
-        assert {1024, 512} <= tiles
-
-    def test_judges_nothing_and_leaves_the_judges_in_place(self):
-        check = Problem.check
-        precompile.rehearse(REHEARSALS["oracle"], CPU)
-        assert Problem.check is check
-        assert not torch.are_deterministic_algorithms_enabled()
-
     def test_on_a_gpu_every_shape_and_batch_is_a_part(self):
         parts = sections.rehearsals(False)
         assert "single_gpu 128256x8192 64" in parts and "goldens" in parts
@@ -122,45 +104,12 @@ class TestRehearsal:
 
 
 class TestSection:
-    def test_compiles_for_the_sections_of_the_run_alone(self, tmp_path, monkeypatch):
-        rehearsed, asked = [], []
-        monkeypatch.setattr(
-            precompile,
-            "rehearse",
-            lambda part, _: (rehearsed.append(part.args[0]), ([], None))[1],
-        )
-        run = functools.partial(sections.run_section, dry_run=True, output=tmp_path, until=0)
-        list(run("compile:environment,compile,oracle"))
-        assert rehearsed == ["oracle"]
-        rehearsed.clear()
-        list(run("compile"))
-        assert rehearsed == SECTIONS
-
-        def section(name, *_):
-            asked.append(name)
-            return {"status": "passed", "seconds": 1.0, "facts": {"commit": None}}
-
-        monkeypatch.setattr(check, "_section", section)
-        record = Record(tmp_path, tmp_path / ARCHIVE, dry_run=True)
-        assert check.run_all(["compile", "oracle"], record, check.Ending(60)) == 0
-        assert asked == ["compile:compile,oracle", "oracle"]
-
     def test_compiles_in_processes(self):
         until = time.time() + 120 * slowness()
         parts = {"oracle": REHEARSALS["oracle"], "nothing": functools.partial(int, "nothing")}
         facts = precompile.compile_parts(parts, CPU, until, 1)
         assert facts["launches"] == facts["compiled"] == len(_rehearsed("oracle")) > 0
         assert [line.split(":")[0] for line in facts["not_rehearsed"]] == ["nothing"]
-
-    def test_ends_in_time_and_says_what_is_missing(self):
-        start = time.time()
-        facts = precompile.compile_parts({"oracle": REHEARSALS["oracle"]}, CPU, start, 1)
-        assert facts["not_rehearsed"] == ["oracle"] and facts["compiled"] == 0
-        assert time.time() - start < 30 * slowness()
-
-    def test_a_kernel_that_does_not_compile_is_named(self):
-        launch = Launch("benchmarks.lab.kernels:no_such_kernel", ())
-        assert "no_such_kernel" in precompile.compiled(launch)
 
 
 @pytest.mark.parametrize(

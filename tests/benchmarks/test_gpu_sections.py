@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 
 import pytest
@@ -12,9 +11,7 @@ import torch
 from benchmarks.gpu import check, numerics, sections
 from benchmarks.gpu.record import ARCHIVE, Record
 from benchmarks.gpu.sections import Section
-from benchmarks.lab import machine
 from benchmarks.lab.page import PAGE
-from tests.support.commands import lives, wait_for
 
 CPU = torch.device("cpu")
 
@@ -44,38 +41,8 @@ class TestGpuCheck:
         assert found["environment"]["status"] == "passed"
         assert "| broken | failed |" in (folder / PAGE).read_text()
 
-    def test_another_run_adds_to_the_record(self, tmp_path, monkeypatch):
-        """With children that only print what their section would."""
-        facts = {"commit": "0123abc", "tiles": [{"tile": "128x16"}], "date": "2026-11-22"}
-        printed = f"gpu_check: {json.dumps(facts)}\n"
-        monkeypatch.setattr(check, "wait_for", lambda *_: (0, printed, ""))
-        folder = tmp_path / "gpu_check-dry-run"
-        for name in ("environment", "tiles"):
-            record = Record(tmp_path, tmp_path / ARCHIVE, dry_run=True)
-            assert check.run_all([name], record, check.Ending(480)) == 0
-        found = json.loads((folder / "check.json").read_text())["sections"]
-        assert list(found) == ["environment", "tiles"]
-        assert len(found["tiles"]["facts"]["tiles"]) == 2
-        assert "| environment | passed |" in (folder / PAGE).read_text()
-
     def test_every_wrong_tile_is_named(self, monkeypatch):
         words = iter(torch.tensor([[1], [2], [3]]))
         monkeypatch.setattr(numerics, "best_words", lambda problem, tile=None: next(words))
         with pytest.raises(AssertionError, match=r"block_v=256.*block_v=128"):
             list(numerics.tiles(CPU, True, 0, 1))
-
-    def test_a_process_at_its_limit_leaves_its_output_and_no_child(self):
-        code = """
-import subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-print(child.pid, flush=True)
-child.wait()
-"""
-        ended, out, _ = check.wait_for([sys.executable, "-c", code], 3.0, check.Ending(60))
-        assert ended is None
-        wait_for(lambda: not lives(int(out)))  # whoever adopts it has to reap it
-
-    def test_the_commit_of_files_without_their_repository(self, monkeypatch):
-        monkeypatch.setattr(machine, "printed", lambda *command: None)
-        monkeypatch.setenv("TPSAMPLE_COMMIT", "0123abc")
-        assert machine.describe(CPU)["commit"] == "0123abc"

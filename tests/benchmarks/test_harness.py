@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.lab import baselines, harness, machine, plots, quiet, reads
+from benchmarks.lab import machine, plots, quiet, reads
 from benchmarks.lab.harness import Benchmark, Run, execute
 from benchmarks.lab.page import write_page
 from benchmarks.lab.problem import (
@@ -20,9 +20,8 @@ from benchmarks.lab.problem import (
     make_weight,
 )
 from benchmarks.lab.results import RESULT, View, row
-from benchmarks.lab.shapes import TINY, Shape
-from benchmarks.lab.timing import Timing, measure, prepare
-from benchmarks.questions import BENCHMARKS
+from benchmarks.lab.shapes import TINY
+from benchmarks.lab.timing import Timing
 from tpsample.distributed import Job
 
 CPU = torch.device("cpu")
@@ -62,16 +61,6 @@ class TestGate:
         with pytest.raises(AssertionError, match="every byte"):
             reads.weight_reads(make_weight(100, 64, CPU))
 
-    def test_works_without_triton(self, monkeypatch):
-        for module in (baselines, reads):
-            monkeypatch.setattr(module, "has_triton", lambda device: False)
-        points = BENCHMARKS["single_gpu"].rows(_small())
-        assert {each["kind"] for rows in points for each in rows} == {
-            "tpsample",
-            "baseline",
-            "limit",
-        }
-
 
 class TestFilteredSteps:
     def test_a_problem_says_whether_its_batch_draws_in_fixed_rounds(self):
@@ -81,32 +70,8 @@ class TestFilteredSteps:
             assert problem.batch.plan.fixed_rounds == fixed_rounds
             problem.sampled_by(make_sampler(problem.weight, 3)).check()
 
-    def test_a_candidate_that_is_to_run_without_a_graph_is_not_captured(self, monkeypatch):
-        asked = {}
-
-        def noted(step, device, graph=True):
-            asked[step] = graph
-            return prepare(step, device, graph)
-
-        monkeypatch.setattr(harness, "prepare", noted)
-        problem = Problem.make(make_weight(1000, 64, CPU), 3)
-        sampler, run = make_sampler(problem.weight, 3), Run.small()
-        graph, eager = (replace(problem.sampled_by(sampler), graph=g) for g in (True, False))
-        times = run.time_checked({"graph": graph, "eager": eager}, {"other": lambda: None})
-        assert set(times) == {"graph", "eager", "other"}
-        assert asked.pop(graph.step) and not asked.pop(eager.step)
-        assert list(asked.values()) == [True]
-
 
 class TestTiming:
-    def test_takes_the_candidates_in_turn(self):
-        order = []
-        steps = {name: lambda name=name: order.append(name) for name in "ABC"}
-        prepared = {name: prepare(step, CPU) for name, step in steps.items()}
-        times = measure(prepared, CPU, repeats=2)
-        assert "".join(order) == "ABC" + "ABC" * 2
-        assert [len(timing.times_us) for timing in times.values()] == [2, 2, 2]
-
     def test_the_slowest_rank_counts(self):
         slowest = Timing.slowest([Timing((1.0, 9.0, 3.0), True), Timing((5.0, 2.0, 4.0), True)])
         assert slowest.times_us == (5.0, 9.0, 4.0)
@@ -125,16 +90,6 @@ def test_a_page_says_how_busy_the_machine_was(tmp_path, monkeypatch):
     page = write_page(tmp_path).read_text()
     assert "no time from here: the load average was 9.0 when the run ended" in page
     assert "| 0.1, 0.5, 0.2 | 9, 0.5, 0.2 |" in page
-
-
-def test_a_real_size_on_a_busy_cpu_is_not_called_tiny(tmp_path, monkeypatch):
-    monkeypatch.setattr(plots, "available", lambda: False)
-    monkeypatch.setattr(machine.os, "getloadavg", lambda: (100.0, 0.0, 0.0))
-    small = replace(_small(), shapes=(Shape(2000, 64, "none"),))
-    execute(BENCHMARKS["epilogue"], small, tmp_path / RESULT)
-    page = write_page(tmp_path).read_text()
-    assert "Tiny sizes" not in page and "not quiet, so take no time from here" in page
-    assert "\\*" not in page
 
 
 def test_a_page_of_results_is_no_change_of_the_code(

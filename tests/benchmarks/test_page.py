@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.lab import machine, plots, quiet, text
 from benchmarks.lab.page import write_page
-from benchmarks.lab.results import RESULT, Result, View, row, with_ratios
+from benchmarks.lab.results import RESULT, Result, row, with_ratios
 from benchmarks.lab.timing import Timing
 from benchmarks.questions.scaling import warnings
 from tests.support import scaling
@@ -90,13 +90,6 @@ def test_a_machine_that_was_not_quiet_is_named(place, busy, said, tmp_path):
     assert "**The machine was not quiet" in page and said in page
 
 
-def test_a_run_that_follows_another_at_once_is_not_called_disturbed(tmp_path):
-    result = scaling.made_up()
-    result.sessions[0]["before"] = scaling.QUIET | {"load": [1.9, 1.0, 0.5]}
-    page = _page(result, tmp_path)
-    assert "was not quiet" not in page and "| 1.9, 1, 0.5 | 0, 0, 0 | this |" in page
-
-
 def test_cores_at_work_are_counted(monkeypatch):
     monkeypatch.setattr(quiet, "WATCHED_S", 0.5)
     with ThreadPoolExecutor() as pool:
@@ -122,67 +115,6 @@ def test_an_unfinished_run_says_what_is_missing_and_what_was_left_out(tmp_path):
     page = _page(result, tmp_path)
     assert "points are missing (2 of W = 2)" in page
     assert "| other | 1000x64 | plain | 1 | 1 | wrong \\| token |" in page
-
-
-def test_tiny_sizes_and_real_ones_on_a_cpu_are_told_apart(tmp_path):
-    for tiny in (True, False):
-        result = scaling.made_up(tiny=tiny)
-        result.machine["hardware"] = "CPU"
-        page = _page(result, tmp_path)
-        assert ("Tiny sizes" in page) == tiny and "CPU: these times" in page
-
-
-def test_long_times_are_shown_in_milliseconds(tmp_path):
-    for us, unit, cell in ((638_872.6, "ms", "639 (639–639)"), (12.5, "µs", "12.5 (12.5–12.5)")):
-        result = scaling.made_up(us)
-        result.rows = [each for each in result.rows if each["kind"] == "tpsample"]
-        page = _page(result, tmp_path)
-        assert f"batch 1, {unit}:" in page and f"| 1 | {cell} |" in page
-
-
-def test_at_most_six_lines_share_a_picture_and_a_setting_keeps_its_colour():
-    names = [f"{who}{what}" for what in "abcd" for who in ("tpsample, ", "sort, ")]
-    rows = [{"shape": "s", "batch": 1, "candidate": name, "median_us": 1.0} for name in names]
-    assert plots._parts(list("abcdefgh"), {"c"}) == [list("cabde"), list("cfgh")]
-    assert plots._parts(list("abcdef"), {"c"}) == [list("abcdef")]
-    colours = plots._colours("candidate", rows)
-    assert list(colours) == list("abcd") and len(set(colours.values())) == 4
-
-
-def test_few_values_keep_the_ends():
-    assert plots.few([4, 1, 2, 1]) == [1, 2, 4]
-    assert plots.few(range(1, 11)) == [1, 4, 7, 10]
-
-
-def test_pictures_of_two_points_begin_at_zero_and_join_nothing(tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
-    drawn, result = [], scaling.made_up()
-    monkeypatch.setattr(plots, "save", lambda figure, path, *_: drawn.append(figure) or path.name)
-    view, point = View("x", "Tokens", x="world_size", y="per_s"), {"shape": "s", "batch": 1}
-    result.views = [vars(view)]
-    result.rows = [
-        {**point, "world_size": ranks, "candidate": name, "kind": name, "per_s": value}
-        for name, values in (("tpsample", (30.0, 36.0)), ("race", (24.0, 30.0)))
-        for ranks, value in zip((8, 4), values, strict=True)
-    ]
-    assert "| 4 | 36 | 30 |\n| 8 | 30 | 24 |" in _page(result, tmp_path)
-    (axis,) = drawn[0].axes
-    assert axis.get_ylim()[0] == 0 and {line.get_linestyle() for line in axis.lines} == {"None"}
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [(638872.6, "639,000"), (99.96, "100"), (12.04, "12"), (0.00012345, "0.000123"), (0.0, "0")],
-)
-def test_numbers_have_three_digits(value, shown):
-    assert text.three(value) == shown
-
-
-@pytest.mark.parametrize(
-    ("num_bytes", "shown"), [(0, "0 B"), (999, "999 B"), (999.9, "1 KB"), (114_912_000, "115 MB")]
-)
-def test_bytes_have_a_unit(num_bytes, shown):
-    assert text.size(num_bytes) == shown
 
 
 def test_other_files_are_refused(tmp_path):

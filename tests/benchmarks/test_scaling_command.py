@@ -85,15 +85,6 @@ def no_ranks(monkeypatch):
     monkeypatch.setattr(command.question, "missing", lambda _: {})
 
 
-def test_more_ranks_than_the_machine_has_are_left_out(tmp_path, no_ranks, monkeypatch):
-    monkeypatch.setattr(command.os, "sched_getaffinity", lambda pid: {0, 1})
-    shown = _invoke("--tiny", "--output", str(tmp_path))
-    assert shown.exit_code == 0 and "left out: W = 4, 8" in shown.output
-    (path,) = tmp_path.glob(f"*/{RESULT}")
-    assert Result.load(path).settings["world_sizes"] == [1, 2]
-    assert _invoke("--tiny", "--world-sizes", "4", "--output", str(tmp_path)).exit_code == 2
-
-
 def test_two_runs_do_not_share_a_folder(tmp_path):
     def begun():
         return command._begun(tmp_path, scaling.a_run(), False)
@@ -110,31 +101,6 @@ def test_the_record_of_another_run_is_not_mixed_in(tmp_path, no_ranks):
     other = _invoke(*first, "--repeats", "7")
     assert other.exit_code == 2 and "repeats" in other.output
     assert _invoke(*first, "--repeats", "7", "--fresh").exit_code == 0
-
-
-def test_an_unfinished_run_of_another_day_goes_on(tmp_path):
-    result = scaling.unmeasured()
-    path = tmp_path / "scaling-cpux2-2020-01-01" / RESULT
-    result.save(path)
-    older = tmp_path / "scaling-cpux2-2020-01-02" / RESULT
-    older.parent.mkdir()
-    older.write_text('{"schema": 1}')
-    assert command._new_or_going_on(tmp_path, result, False)[0] == path
-    complete = scaling.made_up()
-    complete.machine = result.machine
-    complete.save(path)
-    new = scaling.unmeasured(modes=complete.settings["modes"], tiny=False)
-    found = command._new_or_going_on(tmp_path, new, False)
-    assert found[0].parent.name.endswith(new.machine["date"]) and found[1] is new
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("shapes", "1x1"), ("batches", "x"), ("modes", "none"), ("world-sizes", "0"), ("dtype", "x")],
-)
-def test_refuses_what_it_does_not_know(option, value, tmp_path):
-    assert _invoke("--tiny", f"--{option}", value, "--output", str(tmp_path)).exit_code == 2
-    assert not list(tmp_path.iterdir())
 
 
 def _one_dies(line, *_):

@@ -75,12 +75,6 @@ def test_what_is_absent_is_left_out_with_a_way_to_add_it(folder):
     assert notes.count(f"set {third_party.FOLDER}=DIR") == 2
 
 
-def test_one_of_them_is_enough(folder):
-    _add_fakes(folder, "flashinfer")
-    assert "FlashInfer" in baselines.single_rank(_problem())
-    assert "FlashSampling" not in baselines.single_rank(_problem())
-
-
 def test_those_in_the_folder_are_candidates(folder, capsys):
     _add_fakes(folder)
     result = execute(BENCHMARKS["single_gpu"], Run.small(batches=(2,), repeats=1), None)
@@ -111,18 +105,3 @@ def test_every_filter_has_its_function(folder):
         ("top_p", 0.001),
         ("logits",),
     ]
-
-
-def test_on_a_cpu_they_are_named_and_not_called(folder, monkeypatch):
-    monkeypatch.undo()
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setenv(third_party.FOLDER, str(folder))
-    _add_fakes(folder)
-    assert "FlashInfer was not measured, because it needs a GPU." in baselines.notes(CPU, "bf16")
-    assert "FlashInfer" not in baselines.single_rank(_problem())
-
-
-def test_a_variable_that_names_no_folder_is_refused(monkeypatch, tmp_path):
-    monkeypatch.setenv(third_party.FOLDER, str(tmp_path / "missing"))
-    with pytest.raises(ValueError, match="TPSAMPLE_BASELINES: expected a folder"):
-        baselines.notes(CPU, "bf16")

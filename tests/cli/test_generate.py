@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.support.commands import GENERATE, TORCHRUN, invoke, run_command, texts
 from tests.support.tiny_model import VOCAB_SIZE
-from tpsample import LMHeadSampler, SampleOutput, reference
+from tpsample import LMHeadSampler, SampleOutput
 from tpsample.cli import check as checking
 from tpsample.cli import report
 from tpsample.cli.model import Model
@@ -68,43 +67,6 @@ def test_bundled_model_on_two_ranks(pytestconfig: pytest.Config) -> None:
     assert "same tokens: 1 rank = 2 ranks = oracle (40 tokens compared, 0 differ" in done.stdout
 
 
-def test_a_trace_is_the_models_own_distribution(
-    tiny: Path, tiny_model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The texts stay as they were; every traced step agrees with the model run over its text."""
-    safetensors = pytest.importorskip("safetensors.torch")
-    path = tmp_path / "run.safetensors"
-    command = ("generate", "--model", tiny, "--prompt", "w5 w7 w9", "--max-new-tokens", 5)
-    command += ("--backend", "torch", *FIVE)
-    plain = invoke(*command)
-    traced = invoke(*command, "--trace", path, "--trace-top", 4)
-    assert traced.exit_code == 0, traced.output
-    assert texts(traced.output) == texts(plain.output)
-    assert "run.png" in traced.output and path.with_suffix(".png").stat().st_size > 10_000
-
-    found = safetensors.load_file(path)
-    assert found["top_logprobs"].shape == (5, 5, 4)
-    prompt = tiny_model.prompt_token_ids("w5 w7 w9")
-    row = found["token_ids"][2].tolist()
-    ids = torch.tensor([prompt + row[:-1]])
-    with torch.no_grad():
-        hidden_states = tiny_model.hidden_states(ids)[0][0, len(prompt) - 1 :]
-    weight, _, options = tiny_model.whole_head()
-    logits = reference.logits(hidden_states, weight, **options)
-    log_softmax = logits.double().log_softmax(dim=1)
-    assert found["lengths"][2] == 5
-    # The cache of the trunk adds up in another order: what differs is not the sampler's.
-    assert (found["top_logprobs"][2] - log_softmax.topk(4).values).abs().max() < 1e-4
-    entropies = torch.special.entr(log_softmax.exp()).sum(dim=1)
-    assert (found["entropies"][2] - entropies).abs().max() < 1e-4
-
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    path.with_suffix(".png").unlink()
-    without = invoke(*command, "--trace", path)
-    assert without.exit_code == 0 and "no plot without matplotlib: " in without.output
-    assert not path.with_suffix(".png").exists()
-
-
 def test_a_wrong_token_fails_the_command(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = Model.sampler
 
@@ -139,8 +101,7 @@ def test_a_wrong_token_fails_the_command(tiny: Path, monkeypatch: pytest.MonkeyP
         (["--temperature", "-1"], "temperature: expected"),
         (["--model", "/nowhere/at/all"], "model: cannot load"),
         (["--exchange", "carrier-pigeon"], "carrier-pigeon"),
-        (["--trace", "run.npz"], "trace: expected a name ending in .safetensors"),
-        (["--trace", "/nowhere/at/all.safetensors"], "trace: no folder"),
+        (["--set", "logprobs=2"], "set: logprobs: generate shows none"),
     ],
 )
 def test_wrong_options_are_named(options: list[str], message: str) -> None:

@@ -82,23 +82,14 @@ def test_a_raw_prompt_is_not_a_turn_of_a_chat(tiny: Path, tmp_path: Path) -> Non
     assert _answer(chat, "--raw") == _answer(tiny) == _answer(tiny, "--raw") != _answer(chat)
 
 
-def test_answers_end_where_their_requests_say(tiny: Path, tmp_path: Path) -> None:
+def test_answers_end_where_their_requests_say(tiny: Path) -> None:
     words = _answer(tiny).split()
-    file = tmp_path / "params.json"
-    for sent, expected in (
-        ({"max_tokens": 2}, words[:2]),
-        ({"stop": f" {words[3]}"}, words[:3]),
-        ({"stop": ["nowhere", words[0]]}, ["w5", "w7", "w9", "T=0.7", "seed=0"]),
+    for name, value, expected in (
+        ("max_tokens", 2, words[:2]),
+        ("stop", f" {words[3]}", words[:3]),
+        ("stop", ["nowhere", words[0]], ["w5", "w7", "w9", "T=0.7", "seed=0"]),
     ):
-        file.write_text(json.dumps(sent))
-        assert _answer(tiny, "--params", file).split() == expected, sent
-
-
-def test_drafted_answers_end_there_too(llama: Path, tmp_path: Path) -> None:
-    words = _answer(llama).split()
-    (tmp_path / "sent.json").write_text(json.dumps({"stop": f" {words[3]}", "max_tokens": 5}))
-    options = ("--params", tmp_path / "sent.json", "--draft", "ngram")
-    assert _answer(llama, *options).split() == words[:3]
+        assert _answer(tiny, "--set", f"{name}={json.dumps(value)}").split() == expected
 
 
 def test_a_record_of_a_text_is_confirmed_token_by_token(tiny: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Request controls on the command line and from a file of requests."""
+"""Request controls on the command line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytest.importorskip("rich", reason="needs typer and rich")
 
 from tests.support.commands import GENERATE, TORCHRUN, invoke, run_command, texts
 from tests.support.tiers import long
-from tpsample.cli.requests import Request, asked, fields_of, read_params
+from tpsample.cli.requests import Request, asked, fields_of
 from tpsample.request.as_json import from_json
 
 COMMAND = ("generate", "--backend", "torch", "--max-new-tokens", 8, "--temperature", 1.2)
@@ -41,78 +41,53 @@ def test_controls_change_the_texts_and_pass_the_check(tiny: Path, world_size: in
     assert first in texts(plain.stdout).split() and first not in answers.split()
 
 
-def test_a_file_gives_each_prompt_its_own_request(tiny: Path, tmp_path: Path) -> None:
-    file = tmp_path / "params.json"
-    file.write_text(
-        json.dumps([{"allowed_token_ids": [3]}, {"logit_bias": {"4": 100}, "temperature": 0}])
-    )
-    prompts = ("--prompt", "w5", "--prompt", "w6", "--params", file)
-    done = invoke(*COMMAND, "--model", tiny, *prompts)
-    assert done.exit_code == 0, done.output
-    shown = texts(done.stdout)
-    assert " ".join(["w3"] * 8) in shown and " ".join(["w4"] * 8) in shown
-
-
 @pytest.mark.parametrize(
-    ("content", "match"),
+    ("setting", "match"),
     [
-        ("[{}, {}]", "expected 1 object, one per prompt, got 2"),
-        ("[1]", "params[0]: expected an object of fields, got 1"),
-        ("3", "list of objects"),
-        ("{", "cannot read"),
-        ("[" * 100_000, "cannot read"),
-        ('{"top_k": 1, "top_k": 2}', "'top_k' is given twice"),
-        ('[{"top_q": 1}]', "params[0]: top_q: not a field"),
-        ('[{"two\\nlines\\u001b[2J": 1}]', "params[0]: two lines [2J: not a field"),
-        ('[{"max_token": 1}]', "params[0]: max_token: not a field"),
-        (
-            '[{"max_tokens": 0}]',
-            "params[0]: max_tokens: expected an int from 1 to 2147483647, got 0",
-        ),
-        ('[{"max_tokens": 1, "max_completion_tokens": 1}]', "params[0]: max_tokens and max_"),
-        ('[{"n": true}]', "params[0]: n: expected an int from 1 to 2147483647, got True"),
-        ('[{"n": 1000000000}]', "n: expected at most 4096 answers to all prompts together, got 1"),
-        ('[{"bad_words": [""]}]', "bad_words: expected texts that are not empty, got ''"),
-        ('[{"stop": [""]}]', "params[0]: stop: expected a text or a list of texts, got ['']"),
-        ('[{"top_p": 2}]', "params[0]: top_p: expected"),
-        ('[{"top_k": "x"}]', "params[0]: top_k: expected"),
-        ('[{"bad_words": [[]]}]', "params[0]: bad_words: expected"),
-        ('[{"bad_words": 5}]', "params[0]: bad_words: expected a list, got 5"),
-        ('[{"bad_words": [5]}]', "params[0]: bad_words: "),
-        ('[{"stop_token_ids": 5}]', "params[0]: stop_token_ids: expected a list"),
-        ('[{"logit_bias": [1]}]', "params[0]: logit_bias: expected an object"),
-        ('[{"logit_bias": {"x": 1}}]', "params[0]: logit_bias: expected token ids as keys"),
-        ('[{"logit_bias": {"5": NaN}}]', "params[0]: logit_bias[5]: expected a number"),
-        ('[{"min_tokens": -1}]', "params[0]: min_tokens: expected"),
-        ('[{"temperature": "hot"}]', "params[0]: temperature: expected"),
-        ('[{"temperature": 1e39}]', "params[0]: temperature: "),
-        ('[{"temperature": Infinity}]', "params[0]: temperature: expected"),
-        (
-            '[{"logprobs": true, "top_logprobs": 3}]',
-            "params[0]: logprobs: generate shows none; --t",
-        ),
-        ('[{"logprob_token_ids": [3]}]', "params[0]: logprob_token_ids: generate shows none"),
-        ('[{"best_of": 3}]', "params[0]: best_of: not a field of SamplingParams; answers are not"),
-        ('[{"top_logprobs": 2}]', "params[0]: top_logprobs: expected logprobs: true"),
-        ('[{"allowed_token_ids": [5], "bad_words": [[5]]}]', "params[0]: allowed_token_ids: "),
+        ("top_q=1", "top_q: not a field"),
+        ("two\nlines\u001b[2J=1", "two lines [2J: not a field"),
+        ("max_tokens=0", "max_tokens: expected an int from 1 to 2147483647, got 0"),
+        ("n=true", "n: expected an int from 1 to 2147483647, got True"),
+        ("n=1000000000", "n: expected at most 4096 answers to all prompts together, got 1"),
+        ('bad_words=[""]', "bad_words: expected texts that are not empty, got ''"),
+        ('stop=[""]', "stop: expected a text or a list of texts, got ['']"),
+        ("top_p=2", "top_p: expected"),
+        ("top_k=x", "top_k: expected"),
+        ("bad_words=[[]]", "bad_words: expected"),
+        ("bad_words=5", "bad_words: expected a list, got 5"),
+        ("bad_words=[5]", "bad_words: "),
+        ("bad_words=" + "[" * 100_000, "bad_words: expected a list, got str '[[["),
+        ("stop_token_ids=5", "stop_token_ids: expected a list"),
+        ("logit_bias=[1]", "logit_bias: expected an object"),
+        ('logit_bias={"x": 1}', "logit_bias: expected token ids as keys"),
+        ('logit_bias={"5": NaN}', "logit_bias[5]: expected a number"),
+        ("min_tokens=-1", "min_tokens: expected"),
+        ("temperature=hot", "temperature: expected"),
+        ("temperature=1e39", "temperature: "),
+        ("temperature=Infinity", "temperature: expected"),
+        ("logprobs=true", "logprobs: generate shows none; launch/examples/topk_trace.py does"),
+        ("logprob_token_ids=[3]", "logprob_token_ids: generate shows none"),
+        ("best_of=3", "best_of: not a field of SamplingParams; answers are not"),
+        ("top_logprobs=2", "top_logprobs: expected logprobs: true"),
     ],
     ids=lambda value: value[:40],
 )
-def test_wrong_files_are_refused_before_a_model_is_loaded(content, match, tmp_path) -> None:
-    file = tmp_path / "params.json"
-    file.write_text(content)
-    options = ("--prompt", "w5", "--temperature", 1, "--params", file, "--model", "/nowhere")
+def test_wrong_settings_are_refused_before_a_model_is_loaded(setting, match) -> None:
+    options = ("--prompt", "w5", "--temperature", 1, "--set", setting, "--model", "/nowhere")
     done = invoke("generate", *options)
     assert done.exit_code == 1 and match in done.stderr, done.output
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_one_prompt_at_two_temperatures_says_why_there_are_two_rows(tmp_path: Path) -> None:
-    (tmp_path / "one.json").write_text("[{}]")
-    two = ("--temperature", 0, "--temperature", 1)
-    done = invoke("generate", "--prompt", "w5", "--params", tmp_path / "one.json", *two)
-    assert done.exit_code == 1
-    assert "expected 2 objects, one per --temperature, since one prompt alone" in done.stderr
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    for settings, match in (
+        (["max_tokens=1", "max_completion_tokens=1"], "^set: max_tokens and max_"),
+        (["logprobs=true", "top_logprobs=3"], "^set: logprobs: generate shows none"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            fields_of(settings)
+    with pytest.raises(ValueError, match="allowed_token_ids: "):
+        asked(["p"], (1.0,), 0, {"allowed_token_ids": [5], "bad_words": [[5]]})
 
 
 @pytest.mark.parametrize(
@@ -139,30 +114,21 @@ def drawn(request: Request) -> tuple[float, int]:
     return request.fields["temperature"], request.fields["seed"]
 
 
-def test_one_prompt_has_one_answer_and_others_by_request(tmp_path: Path) -> None:
+def test_one_prompt_has_one_answer_and_others_by_request() -> None:
     (one,) = asked(["p"], (0.7,), 3, {})
     assert drawn(one) == (0.7, 3)
     rows = asked(["p", "q"], (0.0, 1.0), 5, {"top_k": 2}, num_samples=2)
     assert [(each.prompt, *drawn(each)) for each in rows] == [
         ("p", 0, 5), ("p", 0, 6), ("q", 1, 7), ("q", 1, 8)
     ]  # fmt: skip
-    (tmp_path / "sent.json").write_text(
-        '[{"n": 3, "seed": 40, "max_completion_tokens": 9, "stop": "end"}, {"stop": ["a", "b"]}]'
-    )
-    rows = asked(["p", "q"], (1.0,), 0, {}, params_file=tmp_path / "sent.json", num_samples=1)
-    assert [drawn(each)[1] for each in rows] == [40, 41, 42, 3]
-    assert [each.fields.get("max_tokens") for each in rows] == [9, 9, 9, None]
-    assert [each.fields["stop"] for each in rows] == [["end"]] * 3 + [["a", "b"]]
+    rows = asked(["p"], (0.5, 1.0), 0, fields_of(["n=2", "seed=40", "max_completion_tokens=9"]))
+    assert [drawn(each) for each in rows] == [(0.5, 40), (0.5, 41), (1, 40), (1, 41)]
+    assert [each.fields["max_tokens"] for each in rows] == [9] * 4
 
 
 def test_bad_words_may_be_texts_alone() -> None:
     for words in (["the"], [[5], "the"], [[5]]):
         assert from_json("params", {"bad_words": words}) == {"bad_words": words}
-
-
-def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="cannot read"):
-        read_params(tmp_path / "none.json", 1)
 
 
 def test_a_setting_is_a_field_with_json_or_a_text() -> None:

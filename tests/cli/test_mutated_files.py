@@ -1,35 +1,26 @@
-"""Whatever a file holds, `verify` and `generate --params` end with a status and a line of text."""
+"""Whatever a record holds, `verify` ends with a status and a line of text."""
 
 from __future__ import annotations
 
-import importlib
 import random
 import resource
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
 
 import pytest
 import torch
 
 pytest.importorskip("safetensors", reason="needs the extra hf")
 pytest.importorskip("rich", reason="needs typer and rich")
-import typer
 from typer.testing import CliRunner
 
 from tests.support.cases import Case
-from tests.support.mutations import mutated_params, mutated_record
+from tests.support.mutations import mutated_record
 from tests.support.ranks import run_ranks
 from tpsample import SamplingParams
 from tpsample.record import write_record
 
 MAX_GROWTH_MB = 64
-REQUESTS: list[dict[str, Any]] = [
-    {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "seed": 3, "logit_bias": {"5": -1, "7": 100}},
-    {"bad_words": ["no", [5, 6]], "min_tokens": 2, "stop_token_ids": [8], "logprobs": 2},
-    {"allowed_token_ids": [1, 2, 3], "repetition_penalty": 1.2, "ties": "keep", "seed": None},
-]
 
 
 def _record(path: Path) -> None:
@@ -46,24 +37,14 @@ def _record(path: Path) -> None:
     write_record(path, case.hidden_states, case.weight, params, case.positions, out, **so_far)
 
 
-def _outcomes(folder: Path, seeds: range, kind: str) -> list[str]:
+def _outcomes(folder: Path, seeds: range) -> list[str]:
     """List the faults, in a process whose memory grows by nothing else. Runs on one rank."""
     from tpsample.cli.app import app
 
-    def join(**_: object) -> NoReturn:
-        raise typer.Exit(0)
-
-    # Nothing that comes after the file.
-    importlib.import_module("tpsample.cli.generate").join = join  # type: ignore[attr-defined]
     right, wrong = folder / "right", folder / "wrong"
     command = ["verify", str(wrong)]
-    if kind == "record":
-        _record(right)
-        write: Callable[[random.Random], None] = partial(mutated_record, right, wrong)
-    else:
-        prompts = [word for row in range(len(REQUESTS)) for word in ("--prompt", f"p{row}")]
-        command = ["generate", *prompts, "--params", str(wrong)]
-        write = partial(mutated_params, REQUESTS, wrong)
+    _record(right)
+    write = partial(mutated_record, right, wrong)
     # No tensor may be asked for that this machine would have to find the memory for.
     limit = 8 * 2**30
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -75,7 +56,7 @@ def _outcomes(folder: Path, seeds: range, kind: str) -> list[str]:
         done = CliRunner().invoke(app, command)
         statuses.add(done.exit_code)
         lines = done.stderr.splitlines()
-        failed = done.exit_code == (2 if kind == "record" else 1)
+        failed = done.exit_code == 2
         ended = done.exception is None or isinstance(done.exception, SystemExit)
         fault = None
         if not ended or done.exit_code not in (0, 1, 2):
@@ -87,9 +68,8 @@ def _outcomes(folder: Path, seeds: range, kind: str) -> list[str]:
             before = _peak_mb()
         if fault:
             faults.append(f"seed {seed}: {fault}")
-    expected = {0, 1, 2} if kind == "record" else {0, 1}
-    if len(seeds) > 50 and statuses != expected:
-        faults.append(f"expected statuses {expected}, got {statuses}")
+    if len(seeds) > 50 and statuses != {0, 1, 2}:
+        faults.append(f"expected statuses 0, 1 and 2, got {statuses}")
     return faults
 
 
@@ -97,12 +77,11 @@ def _peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-@pytest.mark.parametrize("kind", ["record", "params"])
 @pytest.mark.parametrize(
     "count", [100, pytest.param(2000, marks=[pytest.mark.long, pytest.mark.timeout(1800)])]
 )
-def test_every_file_ends_with_a_status_and_a_line(tmp_path: Path, kind: str, count: int) -> None:
-    (faults,) = run_ranks(1, _outcomes, tmp_path, range(count), kind, timeout_s=600)
+def test_every_file_ends_with_a_status_and_a_line(tmp_path: Path, count: int) -> None:
+    (faults,) = run_ranks(1, _outcomes, tmp_path, range(count), timeout_s=600)
     assert faults == []
 
 

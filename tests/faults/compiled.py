@@ -43,10 +43,10 @@ tpsample/compiled.py
     - reports = batch.plan.logprobs is not None
     + reports = False
     > test_what_needs_the_host_is_refused_in_a_full_graph[logprobs]
-    graph: one request for all rows is refused without our reason
+    graph: another number of rows is refused without our reason
     - or batch.rows != num_rows
     + or False
-    > test_what_needs_the_host_is_refused_in_a_full_graph[one request]
+    > test_what_needs_the_host_is_refused_in_a_full_graph[too few]
     graph: an empty slot is drawn
     - stale or bool(batch._table.empty)
     + stale or False

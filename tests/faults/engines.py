@@ -54,7 +54,7 @@ tpsample/cli/requests.py
     an empty bad word forbids the space
     - if "" in fields.get("bad_words", ()):
     + if False:
-    > test_wrong_files_are_refused_before_a_model_is_loaded
+    > test_wrong_settings_are_refused_before_a_model_is_loaded
     id 0 is held back for the end of a model that is not loaded
     - self.params(lambda text: [], ())
     + self.params(lambda text: [], (0,))
@@ -115,10 +115,14 @@ tpsample/integrations/vllm_modes.py
     + for name, (asked, why) in [*REFUSED.items()][:2] if asked(runner)]
     > test_a_mode_that_is_not_honoured_is_refused_by_name
 tpsample/integrations/sglang.py
-    SGLang's tensors are read for filters that no request has
-    - getattr(info, f"need_{name}_sampling") for name in filters
-    + True for name in filters
-    > test_a_step_reads_the_filters_that_requests_have
+    a row of SGLang keeps the request that stood there
+    - {request.rid: request for
+    + {row: request for row, request in enumerate(batch.reqs)} or {request.rid: request for
+    > test_rows_follow_their_requests_through_steps
+    a greedy request of SGLang is drawn among its best token
+    - temperature=0.0 if its.top_k == 1 else its.temperature,
+    + temperature=its.temperature,
+    > test_a_request_of_sglang_is_ours
     SGLang's head hands hidden states on to any sampler
     -         if not self.armed:
     -             return original(processor

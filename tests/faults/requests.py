@@ -17,15 +17,27 @@ tpsample/request/controls/tables.py
     -     def __init__(
     +     def __init__(
     > test_a_mask_may_be_assigned_under_inference_mode
-tpsample/request/engine_tensors.py
-    a seed written to a batch is lost
-    - return self._table._now("seed")
-    + return self._table._now("seed").clone()
-    > test_numbers_that_are_written_to_the_batch_are_those_of_the_engine
+tpsample/request/tensor_columns.py
     shares that are out of range are not told of
-    - row in (~inside).nonzero()
-    + row in (~inside)[:0].nonzero()
-    > test_shares_of_an_engine_that_are_out_of_range_are_told_of_once[top_p-some slots]
+    - wrong = (column != its).nonzero()
+    + wrong = (column != its)[:0].nonzero()
+    > test_shares_of_an_engine_that_are_out_of_range_are_told_of[top_p-host]
+    a top_p of 0 keeps nothing
+    - p.clamp(min=LEAST_TOP_P).where(p < 1, 1.0)
+    + p.clamp(min=2.0**-1074).where(p < 1, 1.0)
+    > test_values_out_of_range_have_a_meaning
+    each step makes the requests of tensors anew
+    - @lru_cache(maxsize=2**14)
+    + @lru_cache(maxsize=0)
+    > test_a_step_builds_a_batch_in_a_fifth_of_the_time_of_requests
+    other numbers of the host than those of a tensor are taken
+    - (readable(tensor.device) and not its.equal(tensor.detach()))
+    + False
+    > test_a_wrong_column_names_the_argument
+    a row of tensors that the host does not know has no min_p
+    - if "min_p" in given:
+    + if False:
+    > test_tensors_draw_what_requests_with_these_numbers_draw[top_k-min_p-unknown-sequential]
 tpsample/request/changing_rows.py
     rows that moved while others left are not told of
     - max(gone, default=first) > first:
@@ -48,16 +60,6 @@ tpsample/request/batch.py
     - self._plans, self._handle = {}, handle_of(self, self._handle)
     + self._handle = handle_of(self, self._handle)
     > test_mixtures_on_one_rank[mixed]
-    one request for all rows loses its prompt
-    - [single] * num_rows
-    + [single._replace(prompt=())] * num_rows
-    > test_one_request_for_all_rows_is_each_rows_own
-    one request for all rows loses its temperature
-    - repeated.temperature.copy_(self.temperature.expand(num_rows))
-    + pass
-    one request for all rows loses its masks
-    - setattr(repeated, name, mask)
-    + pass
     repeated rows are of the plan before
     - seed, self._plans[times], self._controls()
     + seed, vars(self).setdefault('_first_plan', self._plans[times]), self._controls()
@@ -170,9 +172,9 @@ tpsample/request/step_batch.py
     + if False:
     > test_written_temperatures_that_count_as_0_are_told_of_once[nan]
     help of a batch lists what a step calls
-    - def _check_noise(self, positions: Tensor) -> None:
-    + def check_noise(self, positions: Tensor) -> None: ...
-    +     def _check_noise(self, positions: Tensor) -> None:
+    - def _check_masks(self, num_rows: int) -> None:
+    + def check_masks(self, num_rows: int) -> None: ...
+    +     def _check_masks(self, num_rows: int) -> None:
     > test_help_lists_what_is_public_and_nothing_else[SamplingBatch]
     samples are appended as a text
     - if samples > 1 and
@@ -188,7 +190,7 @@ tpsample/request/step_batch.py
     masks of rows without penalties bind nothing
     - if not (masks or tables.has_penalties
     + if not (tables.has_penalties
-    > test_masks_of_all_rows_and_of_slots_bind
+    > test_masks_by_slot_follow_the_slots
 tpsample/request/selection.py
     a slot that two rows name is appended to twice
     - torch.ne(scratch.pick("winner", first, index), self._numbers, out=undrawn)
@@ -218,20 +220,16 @@ tpsample/request/selection.py
     - self._assigned.clear()
     + pass
     > test_masks_by_slot_follow_the_slots
-    masks of an engine's rows do not follow its slots
+    masks of a batch do not bind its selections
     - return {name: mask for name, mask in masks.items() if len(mask)}
     + return {}
-    > test_masks_of_all_rows_and_of_slots_bind
+    > test_masks_by_slot_follow_the_slots
     a copied selection shares its rows and its masks
-    - return copy.deepcopy(self, {id(each): each for each in shared})
+    - return copy.deepcopy(self, {id(each): each for each in (self._batch, self._table)})
     + other = object.__new__(type(self))
     +         vars(other).update(vars(self))
     +         return other
     > test_a_copied_selection_keeps_its_slots_and_its_batch
-    a copied batch of an engine's tensors is a selection of the first
-    - shared = () if self._batch is self else (self._batch, self._table)
-    + shared = (self._batch, self._table)
-    > test_a_copy_of_an_engines_batch_lives_by_itself[copy]
     a step over slots on a CPU does all that any slot may need
     - if readable(self.device):
     -             return self._index.tolist()
@@ -262,10 +260,6 @@ tpsample/request/selection.py
     - if self._planned is None or self._planned[0] != (table.version, entries):
     + if self._planned is None:
     > test_slots_that_a_host_reads_have_the_plan_of_their_requests
-    a message advises what nobody tried
-    - of {out.rows}"
-    + of {out.rows}; leave it out"
-    > test_every_advice_is_followed_by_a_test_or_needs_a_gpu
 tpsample/core/tensors.py
     a pickled batch reads numbers that it no longer writes
     - vars(self).update(state)
@@ -284,35 +278,11 @@ tpsample/core/tensors.py
     - with torch.inference_mode(False):  # the next use may be outside of it
     + with torch.no_grad():
     > test_mixtures_on_one_rank[controls]
-tpsample/request/engine_tensors.py
-    the filters of an engine's tensors are read of other slots
-    - RowFilter.of_columns(self.numbers[:COLUMNS, slots],
-    + RowFilter.of_columns(self.numbers[:COLUMNS, : len(slots)],
-    > test_slots_that_a_host_reads_have_the_filters_of_the_tensors
-    ranks do not compare the order of filters of an engine's tensors
-    - {"needs": needs, "filter_order": self._order, **read}
-    + {"needs": needs, **read}
-    > test_ranks_with_other_numbers_or_another_order_are_told_each_value
-    a top_p of 0 keeps nothing
-    - p.clamp(min=LEAST_TOP_P).where(p < 1, 1.0)
-    + p.where(p < 1, 1.0)
-    > test_values_out_of_range_have_a_meaning
-    what an engine writes to its tensors is not seen
-    - (each, _kind(each)) for
-    + (each.clone(), _kind(each)) for
-    > test_slots_and_replays_read_what_is_there_now
-    the memory that an engine's tensor had first is read for ever
-    - (each, _kind(each)) for
-    + (each.detach(), _kind(each)) for
-    > test_the_next_step_reads_the_memory_that_a_tensor_has_now[data-plain]
-    a gradient goes on in the table of an engine's tensors
-    - return tensor.detach()
-    + return tensor
-    > test_the_next_step_reads_the_memory_that_a_tensor_has_now[in place-gradients]
-    an engine's tensor that became shorter is read
-    - if _kind(tensor) != kind:
-    + if False:
-    > test_a_tensor_that_became_another_kind_is_refused
+tpsample/request/table.py
+    filters that are on the device alone count as those of every row
+    - known = not _flagged(flags, UNKNOWN)
+    + known = True
+    > test_tensors_draw_what_requests_with_these_numbers_draw[top_k-top_p-min_p-unknown-sequential]
 tpsample/request/changing_rows.py
     a slot that was freed or filled makes no other version of the rows
     - self._table.load(rows, entries)

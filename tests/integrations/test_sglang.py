@@ -11,7 +11,7 @@ import torch
 
 from tests.support import vllm_fakes as fakes
 from tests.support.vllm_fakes import EOS, D, V
-from tpsample import Needs, SamplingBatch, SamplingParams, UnsupportedParameter, reference
+from tpsample import SamplingBatch, SamplingParams, UnsupportedParameter, reference
 from tpsample.integrations import sglang
 from tpsample.integrations.sglang import (
     LEFT_TO_SGLANG,
@@ -19,6 +19,7 @@ from tpsample.integrations.sglang import (
     REFUSED_OF_REQUEST,
     SAMPLED,
     check_request,
+    params_of,
     seed_of,
 )
 
@@ -67,8 +68,7 @@ def test_nothing_changes_in_a_server_with_another_backend():
     original = lambda *args: ("original", *args)  # noqa: E731
     assert place.hand_on(original, 1, 2, 3, 4, 5) == ("original", 1, 2, 3, 4, 5)
     assert place.keep_off(original, 1, 2, 3) == ("original", 1, 2, 3)
-    info = SimpleNamespace(sampling_seed=None)
-    assert place.add_seeds(info).sampling_seed is None
+    assert place.keep_requests("made", batch_of(asked("a"))) == "made" and not place.requests
     place.backend_in_use = lambda: "flashinfer"
     refused = request(regex="a")
     assert place.admit(original, "manager", refused) == ("original", "manager", refused)
@@ -106,7 +106,7 @@ def test_what_came_past_the_door_is_not_dropped():
             place.keep_off(None, runner, None, asks_for_nothing(**more))
 
 
-def test_tokens_are_the_oracles_and_a_row_of_nan_ends(caplog, monkeypatch):
+def test_tokens_are_the_oracles_and_a_row_of_nan_ends(caplog):
     place = sglang.Hooks()
     place.armed = True
     head = fakes.runner().model.lm_head
@@ -118,22 +118,22 @@ def test_tokens_are_the_oracles_and_a_row_of_nan_ends(caplog, monkeypatch):
     runner = SimpleNamespace(model_config=SimpleNamespace(hf_eos_token_id={9, EOS}))
     place.keep_off(None, runner, None, asks_for_nothing())
 
-    info = info_of([0.8, 1.0, 1.0], [1 << 30, 1, 5], [0.9, 1.0, 1.0], [1, 2, 3])
-    add_seeds(place, info, [1, 2, 3])
-    with monkeypatch.context() as patch:
-        for name in ("tolist", "item", "__bool__", "__int__", "__float__"):
-            patch.setattr(torch.Tensor, name, None)  # nothing is read from the device
-        batch = sglang.batch_of(info, V)
+    rows = [
+        asked("a", temperature=0.8, top_p=0.9, sampling_seed=1),
+        asked("b", top_k=1, sampling_seed=2),
+        asked("c", top_k=5, sampling_seed=3),
+    ]
+    place.keep_requests("made", object, batch_of(*rows))
     with caplog.at_level(logging.INFO, logger="tpsample"):
         sampler = place.build("alone", 3)
     assert ["samples, not SGLang: LMHeadSampler(" in each.message for each in caplog.records] == [
         True
     ]
-    found = sampler(hidden, batch, 5).token_ids.tolist()
+    found = sampler(hidden, place.rows().batch, 5).token_ids.tolist()
     logits = reference.logits(HIDDEN, fakes.whole_weight(), logit_softcap=3.0)
     whole = torch.cat([logits, logits[:1]])
     params = [
-        SamplingParams(temperature=0.8, top_p=float(info.top_ps[0]), seed=1),
+        SamplingParams(temperature=0.8, top_p=0.9, seed=1),
         SamplingParams(temperature=0.0, seed=2),  # how SGLang's top_k = 1 reads
         SamplingParams(top_k=5, seed=3),
     ]
@@ -143,49 +143,46 @@ def test_tokens_are_the_oracles_and_a_row_of_nan_ends(caplog, monkeypatch):
     assert expected[1] == int(logits[1].argmax())
 
 
-def info_of(temperatures, top_ks, top_ps, seeds, **more):
-    """SGLang's `SamplingBatchInfo`."""
-    fields = {
-        "temperatures": torch.tensor(temperatures).view(-1, 1),
-        "top_ks": torch.tensor(top_ks, dtype=torch.int32),
-        "top_ps": torch.tensor(top_ps),
-        "min_ps": torch.zeros(len(seeds)),
-        "sampling_seed": torch.tensor(seeds),
-        "is_all_greedy": False,
-        "need_top_k_sampling": True,
-        "need_top_p_sampling": True,
-        "need_min_p_sampling": False,
-        "device": "cpu",
-    }
-    return SimpleNamespace(**{**fields, **more})
+def asked(rid, **more):
+    """SGLang's `Req`, as its scheduler has it."""
+    fields = {"temperature": 1.0, "top_k": 1 << 30, "top_p": 1.0, "min_p": 0.0}
+    its = SimpleNamespace(**{**fields, "sampling_seed": None, **more})
+    return SimpleNamespace(rid=rid, sampling_params=its)
 
 
-def add_seeds(place, info, seeds):
-    requests = [SimpleNamespace(sampling_params=SimpleNamespace(sampling_seed=s)) for s in seeds]
-    place.add_seeds(info, object, SimpleNamespace(reqs=requests))
+def batch_of(*requests):
+    return SimpleNamespace(reqs=list(requests))
 
 
-def test_a_step_reads_the_filters_that_requests_have():
-    plain = dict.fromkeys(("need_top_k_sampling", "need_top_p_sampling"), False)
-    batch = sglang.batch_of(info_of([1.0, 1.0], [1 << 30] * 2, [1.0] * 2, [1, 2], **plain), V)
-    assert batch.needs == Needs()
-    greedy = sglang.batch_of(info_of([1.0, 1.0], [1, 1], [1.0] * 2, [1, 2], is_all_greedy=True), V)
-    assert greedy.needs == Needs() and greedy.temperature.tolist() == [0.0, 0.0]
-    # A row has its text whatever the others ask for.
-    hidden = torch.randn(2, D, generator=torch.Generator().manual_seed(5))
-    logits = reference.logits(hidden, fakes.whole_weight())
-    tokens = [
-        reference.sample(logits, sglang.batch_of(info, V), 3).token_ids[0]
-        for info in (
-            info_of([1.0, 1.0], [20, 1 << 30], [0.5, 1.0], [1, 2]),
-            info_of(
-                *([1.0, 1.0], [20, 1 << 30], [0.5, 1.0], [1, 2]),
-                min_ps=torch.tensor([0.0, 0.1]),
-                need_min_p_sampling=True,
-            ),
-        )
-    ]
-    assert tokens[0] == tokens[1]
+def test_rows_follow_their_requests_through_steps(monkeypatch):
+    """Requests that sit a step out, join, leave and move draw what they draw alone."""
+    place, rows = sglang.Hooks(), {name: asked(name, top_p=0.7) for name in "abcd"}
+    rows["b"].sampling_params.min_p = 0.1
+    place.armed = True
+    place.head.lm_head = fakes.runner().model.lm_head
+    place.head.lm_head.org_vocab_size = V
+    place.processor = SimpleNamespace(logit_scale=None, final_logit_softcapping=None)
+    sampler = place.build("alone", 4)
+    loaded = []
+    monkeypatch.setattr(sglang, "params_of", lambda its: loaded.append(its.rid) or params_of(its))
+    states = dict(zip("abcd", torch.randn(4, D), strict=True))
+    for position, names in enumerate(("ab", "ba", "c", "cba", "dc")):
+        place.keep_requests("made", batch_of(*(rows[name] for name in names)))
+        hidden = torch.stack([states[name] for name in names])
+        found = sampler(hidden, place.rows().batch, position).token_ids.tolist()
+        params = [params_of(rows[name]) for name in names]
+        alone = SamplingBatch.from_params(params, vocab_size=V)
+        logits = reference.logits(hidden, fakes.whole_weight())
+        assert found == reference.sample(logits, alone, position).token_ids.tolist()
+    assert loaded == [*"ab", "c", *"ba", "d"]
+
+
+def test_a_request_of_sglang_is_ours():
+    its = asked("a", temperature=0.5, top_k=7, top_p=0.9, min_p=0.1, sampling_seed=4)
+    fields = {"top_k": 7, "top_p": 0.9, "min_p": 0.1, "filter_order": "min_p_last"}
+    assert params_of(its) == SamplingParams(temperature=0.5, seed=4, **fields)
+    assert params_of(asked("a", top_k=1)).greedy
+    assert params_of(asked("a")).seed == seed_of(asked("a"))
 
 
 def test_modes_that_were_not_tried_are_refused():

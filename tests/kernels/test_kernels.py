@@ -44,13 +44,12 @@ def integers(case: Case) -> Case:
 
 def both_backends(case: Case, block: Tile, logits=None, shards=None, **how):
     """Outputs of the kernel and of its twin, after both were checked against the oracle."""
-    rounds = how.get("rounds", 10)
     if logits is None:
         logits = reference.logits(case.hidden_states, case.weight)
     kernel = step(case, shards, backend="triton", tile=block, **how)
     twin = step(case, shards, backend="torch", block_v=block.block_v + 1, **how)
     for out in (kernel, twin):
-        tokens_are_the_oracles(out, case, logits, rounds=rounds)
+        tokens_are_the_oracles(out, case, logits)
     return kernel, twin
 
 
@@ -135,16 +134,14 @@ def test_every_piece_of_the_head_matters():
 
 
 @pytest.mark.parametrize("num_samples", [1, 3])
-@pytest.mark.parametrize("rounds", [7, 10])
-def test_several_samples_per_row(num_samples, rounds):
+def test_several_samples_per_row(num_samples):
     case = Case.make(203, 6)
-    kernel, _ = both_backends(case, TILES[1], num_samples=num_samples, rounds=rounds)
+    kernel, _ = both_backends(case, TILES[1], num_samples=num_samples)
     assert kernel.token_ids.shape == (6, num_samples)
     first = reference.sample(
         reference.logits(case.hidden_states, case.weight),
         case.batch,
         case.positions,
-        philox_rounds=rounds,
     )
     assert kernel.token_ids[:, 0].tolist() == first.token_ids.tolist()
 
@@ -191,12 +188,11 @@ def test_greedy_ties_go_to_the_lowest_id(values):
         assert out.token_ids.item() == min(values)
 
 
-@pytest.mark.parametrize("golden", [PLANTED_TAILS[0], PLANTED_TAILS[5]], ids=["10", "7"])
-def test_planted_tails_win(golden):
-    planted_tail_wins(golden, backend="triton", tile=tile(4096, 4, 16))
+def test_planted_tails_win():
+    planted_tail_wins(PLANTED_TAILS[0], backend="triton", tile=tile(4096, 4, 16))
 
 
-@pytest.mark.parametrize("golden", PLANTED_TAILS, ids=lambda each: f"{each[0]}-{each[2]}")
+@pytest.mark.parametrize("golden", PLANTED_TAILS, ids=lambda each: f"{each[0]}-{each[1]}")
 def test_planted_tails_win_by_the_definition(golden):
     planted_tail_wins(golden)
 

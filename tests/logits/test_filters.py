@@ -162,7 +162,7 @@ def _boundary_cuts(rows: Rows, tiles: list[int]) -> list[torch.Tensor]:
     stored = ShardLogits.of(
         rows.logits[:, shard.start : shard.stop],
         batch,
-        RowNoise(batch.temperature, batch.seed, rows.positions, 1, 10),
+        RowNoise(batch.temperature, batch.seed, rows.positions, 1),
         first_id=shard.start,
     )
     cuts = []

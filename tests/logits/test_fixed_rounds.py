@@ -147,12 +147,6 @@ def test_a_captured_step_takes_fixed_rounds_by_itself(monkeypatch):
         rows.step()
 
 
-def test_one_request_for_all_rows_keeps_the_flag():
-    request = SamplingParams(seed=3, top_p=0.6)
-    batch = SamplingBatch.from_params(request, vocab_size=V, fixed_rounds=True)._for_rows(4)
-    assert batch.plan.fixed_rounds
-
-
 # -- rows that a rejection decides beside rows that it leaves to the threshold ------------------
 
 

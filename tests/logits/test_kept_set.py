@@ -87,7 +87,7 @@ def test_a_masked_token_is_never_kept():
 def _stored(rows: Rows) -> tuple[ShardLogits, SamplingBatch]:
     batch = rows.batch
     view = batch._view_of(batch.rows)
-    row_noise = RowNoise(view.temperature, view.seed, rows.positions, 1, 10)
+    row_noise = RowNoise(view.temperature, view.seed, rows.positions, 1)
     return ShardLogits.of(rows.logits[batch.plan.stored_index], view, row_noise), batch
 
 
@@ -220,7 +220,7 @@ def test_filtered_draws_follow_the_renormalised_softmax():
     logits, draws = KINDS["zipf"], 6000
     params = SamplingParams(top_k=40, top_p=0.9, min_p=0.01, seed=77)
     batch = SamplingBatch.from_params([params] * draws, vocab_size=V)
-    row_noise = RowNoise(batch.temperature, batch.seed, torch.arange(draws), 1, 10)
+    row_noise = RowNoise(batch.temperature, batch.seed, torch.arange(draws), 1)
     stored = ShardLogits.of(logits.expand(draws, -1), batch, row_noise)
     words = sample_filtered(stored, batch.plan.filters, Ranks())
     token_ids, _ = word.decode(words.squeeze(1))

@@ -127,11 +127,13 @@ def test_bytes_and_memory_follow_the_sizes_that_fit():
 
 def test_no_cap_and_no_filters_report_nothing():
     assert Rows([KINDS["normal"]], [SamplingParams(seed=1)] * 2, kept_cap=5).step().kept is None
-    one = SamplingBatch.from_params(SamplingParams(top_k=2, logprobs=1), vocab_size=V, kept_cap=5)
+    one = SamplingBatch.from_params(
+        [SamplingParams(top_k=2, logprobs=1)] * 3, vocab_size=V, kept_cap=5
+    )
     sampler = LMHeadSampler(KINDS["normal"].unsqueeze(1), backend="torch")
     out = sampler(torch.ones(3, 1), one, 0)
     assert out.kept.sizes.tolist() == [2, 2, 2]
-    silent = SamplingBatch.from_params(SamplingParams(top_k=2), vocab_size=V)
+    silent = SamplingBatch.from_params([SamplingParams(top_k=2)] * 3, vocab_size=V)
     again = sampler(torch.ones(3, 1), silent, 1, out=out)
     assert again.kept is None and again.logprobs is None
 
@@ -139,4 +141,4 @@ def test_no_cap_and_no_filters_report_nothing():
 @pytest.mark.parametrize("cap", [0, -1, 2.5, True, "8"])
 def test_a_wrong_cap_is_refused(cap):
     with pytest.raises(ValueError, match="kept_cap: expected"):
-        SamplingBatch.from_params(SamplingParams(), vocab_size=V, kept_cap=cap)
+        SamplingBatch.from_params([SamplingParams()], vocab_size=V, kept_cap=cap)

@@ -85,7 +85,7 @@ class Ends:
         ]
         rows = len(params)
         batch = SamplingBatch.from_params(params, vocab_size=V)
-        noise = RowNoise(batch.temperature, batch.seed, torch.arange(rows), num_samples, 10)
+        noise = RowNoise(batch.temperature, batch.seed, torch.arange(rows), num_samples)
         logits = torch.randn(rows, V, generator=generator) * 3
         logits[:, 7:500:9] = -torch.inf
         logits[1, 5] = 90.0

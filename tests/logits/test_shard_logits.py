@@ -44,7 +44,7 @@ class Twins:
         logits = rows.logits[batch.plan.stored_index]
         logits[0, 17], logits[1, 90], logits[2] = math.nan, math.inf, -math.inf
         logits[3, 100:700], logits[4, :3], logits[4, 3:6] = -math.inf, -0.0, 0.0
-        noise = RowNoise(batch.temperature, batch.seed, rows.positions, num_samples, 10)
+        noise = RowNoise(batch.temperature, batch.seed, rows.positions, num_samples)
         # In memory of their own. An empty shard owns none.
         own = logits[:, first:last].clone(memory_format=torch.contiguous_format)
         self.filters, self.logits = batch.plan.filters, own
@@ -151,7 +151,7 @@ def test_what_min_p_cuts_last_is_of_the_mass_of_the_top_words(order, left):
     params = [SamplingParams(**changes, seed=seed) for seed in range(12)]
     rows = Rows([torch.tensor([0.4, 0.3, 0.2, 0.1]).log()], params)
     batch = rows.batch
-    noise = RowNoise(batch.temperature, batch.seed, rows.positions, 1, 10)
+    noise = RowNoise(batch.temperature, batch.seed, rows.positions, 1)
     for kind in (ShardLogits, TritonShardLogits):
         stored = kind.of(rows.logits, batch, noise)
         words = stored.best_of_first(stored.first_words(3), batch.plan.filters)

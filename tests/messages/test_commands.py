@@ -1,11 +1,16 @@
-"""The command line tells of a mistake in one line."""
+"""The command line tells of a mistake in one line, and commands that messages name are there."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+import tpsample
+from tests.support.pasted import options_of
+from tpsample.core.machine import how_to_install
 
 
 @pytest.fixture
@@ -16,11 +21,6 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 COMMANDS = {
-    "objects without prompts": (
-        ("--prompt", "p", "--params", "two.json"),
-        "error: params: expected 1 object, one per prompt, got 2 in two.json; an object without a "
-        "list around it is for all",
-    ),
     "a model that is not there": (
         ("--model", "nobody/nothing"),
         "error: model: cannot load 'nobody/nothing': there is no such folder and no model of that "
@@ -43,9 +43,22 @@ def test_the_command_line_says_it_in_one_line_and_tells_torchrun(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "told"))
-    (tmp_path / "two.json").write_text("[{}, {}]")
     words, message = COMMANDS[name]
     done = testing.CliRunner().invoke(app, ["generate", *words])
     assert (done.exit_code, done.stderr) == (1, f"{message}\n")
     told = ProcessFailure(0, 0, 1, str(tmp_path / "told"))
     assert f"error: {told.message}" == message and told.timestamp > 0
+
+
+def test_commands_of_messages_are_those_of_the_project() -> None:
+    """Extras, pinned packages and targets are there; nothing is installed."""
+    pytest.importorskip("rich", reason="needs typer and rich")
+    from tpsample.cli.doctor import PACKAGES
+
+    sources = "".join(path.read_text() for path in Path(tpsample.__file__).parent.rglob("*.py"))
+    named = re.findall(r"`(make \w+)`|(pip install [\w-]+[^{,\"\n]*)", sources)
+    commands = [target or install for target, install in named]
+    assert {"make bench", "pip install triton"} <= {*commands} and len(commands) >= 3
+    commands += [how_to_install(extra) for extra in ("cli,hf", *PACKAGES.values())]
+    for command in commands:
+        options_of(command)

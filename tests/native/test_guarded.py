@@ -88,7 +88,6 @@ def stories(first_seed: int, num_rows: int) -> Tally:
                 backend="numba",
                 group="alone",
                 screening=pick.choice([None, None, "int8"]),
-                philox_rounds=10,
                 max_rows=48,
             )
             story = Story(pick, ranks.head, ranks, THEME, max_rows=12, name=f"seed {seed}")

@@ -56,7 +56,7 @@ def test_blocks_have_the_ids_of_a_range_and_no_others(first_id):
 def test_the_scale_of_any_temperature_is_that_of_the_definition():
     heat = [0.0, 1e-45, 9e-6, 1.1e-5, 0.7, 2.0**100, 1e38, 3e38, math.inf, -math.inf, math.nan]
     rows = torch.arange(len(heat))
-    noise = RowNoise(torch.tensor(heat), rows, rows, 1, 10)
+    noise = RowNoise(torch.tensor(heat), rows, rows, 1)
     found = noise_of_rows(draws_of(noise), rows.numpy())
     assert found.scale.tolist() == noise.scale.squeeze(1).tolist()
     assert (found.random != 0).tolist() == noise.random.squeeze(1).tolist()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 import torch
 
@@ -35,8 +37,8 @@ def test_columns_begin_at_multiples_of_16_bytes(rows):
     tables = view.controls.tables
     for name in ("wants", "min_tokens", "length", "penalties"):
         assert getattr(tables, name).data_ptr() % 16 == 0, name
-    top_k = torch.full((rows,), 3)
-    over = SamplingBatch.over(
-        vocab_size=V, temperature=torch.ones(rows), seed=torch.arange(rows), top_k=top_k
-    )
-    assert_aligned(over._view_of(rows).plan.filters, rows)
+    its = {"temperature": torch.ones(rows), "seed": torch.arange(rows)}
+    its |= {"top_k": torch.full((rows,), 3)}
+    with patch("tpsample.core.tensors.READ_ON", ()):
+        unknown = SamplingBatch.from_tensors(vocab_size=V, **its)
+    assert_aligned(unknown.plan.filters, rows)

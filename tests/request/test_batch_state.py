@@ -1,4 +1,4 @@
-"""A batch between steps: rows that move, one request for all rows, outputs that stay."""
+"""A batch between steps: rows that move, outputs that stay."""
 
 import pytest
 import torch
@@ -48,29 +48,6 @@ def test_moving_many_rows_takes_one_pass():
     batch.permute(range(rows - 1, -1, -1))
     batch.drop(range(0, rows, 2))
     assert batch.seed.tolist() == list(range(rows - 2, -1, -2))
-
-
-def test_one_request_for_all_rows_is_each_rows_own():
-    """With its tokens so far, a temperature that was written, what is appended, and its masks."""
-    params = SamplingParams(repetition_penalty=9.0, frequency_penalty=2.0)
-    batches = [
-        SamplingBatch.from_params(
-            its, vocab_size=V, prompt_token_ids=[[3, 4]] * rows, output_token_ids=[[5, 5, 6]] * rows
-        )
-        for its, rows in ((params, 1), ([params] * 8, 8))
-    ]
-    for batch in batches:
-        batch.seed.fill_(4)
-    logits = 5 * torch.randn(8, V, generator=torch.Generator().manual_seed(1))
-    for step in range(3):
-        for batch in batches:
-            batch.temperature.fill_(50.0**step)
-        single, rows = (reference.sample(logits, batch, step).token_ids for batch in batches)
-        assert torch.equal(single, rows)
-        for batch in batches:
-            batch.append(torch.tensor([1, -1] * 4))
-    batches[0].forced_token_ids = torch.tensor([13])
-    assert reference.sample(logits, batches[0], 3).token_ids.tolist() == [13] * 8
 
 
 def test_a_row_made_greedy_by_its_temperature_keeps_every_token():

@@ -56,11 +56,9 @@ def told_once(text: str) -> Iterator[None]:
 REPEATS = "^positions: the rows draw again at positions"
 
 
-@pytest.mark.parametrize("of", ["batch", "selection", "engine", "given logits"])
+@pytest.mark.parametrize("of", ["batch", "selection", "given logits"])
 def test_positions_that_do_not_move_on_are_told_of_once(of):
     sampler, batch = sampler_of(), batch_of()
-    if of == "engine":
-        batch = SamplingBatch.over(vocab_size=V, temperature=torch.ones(B), seed=torch.arange(B))
 
     def step(number: int) -> None:
         rows = batch.select(torch.tensor([2, 0, 1])) if of == "selection" else batch
@@ -158,25 +156,6 @@ def test_filters_of_greedy_requests_are_off_at_a_written_temperature():
     assert torch.equal(out.token_ids, (states() @ head(1)[1].T).argmax(dim=1))
 
 
-@pytest.mark.parametrize("of", ["all rows", "some slots"])
-@pytest.mark.parametrize("name", ["top_p", "min_p"])
-def test_shares_of_an_engine_that_are_out_of_range_are_told_of_once(name, of):
-    def batch_over(share: list[float]) -> Any:
-        its = {name: torch.tensor(share)}
-        fixed = {"temperature": torch.ones(B), "seed": torch.arange(B)}
-        return SamplingBatch.over(vocab_size=V, **fixed, **its)
-
-    def steps(batch: Any) -> None:
-        rows = batch.select(torch.tensor([1, -1, 0])) if of == "some slots" else batch
-        for position in range(4):
-            sampler_of().sample_logits(torch.zeros(B, V), rows, position)
-
-    with told_once(f"^{name}: row 1 has 90, out of the range "):
-        steps(batch_over([0.5, 90, 1.0]))
-    with nothing_told():
-        steps(batch_over([0.5, 1.0, 1.0 if of == "all rows" else 90]))
-
-
 def test_rows_that_move_while_others_are_dropped_are_told_of_once():
     batch = SamplingBatch.from_params([SamplingParams(seed=i) for i in range(9)], vocab_size=V)
     with told_once(r"^drop: rows \[2\] leave after row 0 has left.*batch.drop\(\[0, 2\]\)"):
@@ -190,28 +169,6 @@ def test_rows_that_move_while_others_are_dropped_are_told_of_once():
         sampler_of()(states(), batch, 0)
         batch.drop([0, 2])
     assert batch.seed.tolist() == [2]
-
-
-def test_one_request_with_a_seed_draws_once_at_each_position():
-    sampler, out = sampler_of(), []
-    for params in (
-        SamplingParams(seed=42),
-        SamplingParams(),
-        SamplingParams(seed=42, temperature=0),
-    ):
-        shared = SamplingBatch.from_params(params, vocab_size=V)
-        with nothing_told():
-            out.append(sampler(states()[:1], shared, 3))
-        if params.seed is None or params.greedy:
-            with nothing_told():
-                sampler(states(), shared, 3)
-            continue
-        with pytest.raises(ValueError, match=r"seed=42, with which rows .* params.fork\(3\), or"):
-            sampler(states(), shared, 3)
-        with nothing_told():
-            sampler(states(), shared, torch.arange(3))
-        own = SamplingBatch.from_params(params.fork(3), vocab_size=V)
-        assert len(set(sampler(states(), own, 3).seeds.tolist())) == 3
 
 
 @pytest.mark.parametrize("positions", [torch.tensor([3, -1, 4]), torch.tensor([-(2**63), 1, 2])])

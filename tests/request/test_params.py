@@ -48,7 +48,7 @@ def test_every_field_has_a_range_test():
 
 @pytest.mark.parametrize("off", [{"top_k": -1}, {"top_k": 0}, {"logit_bias": {}}, {"top_p": 1.0}])
 def test_switched_off_is_supported(off):
-    SamplingBatch.from_params(SamplingParams(**off), vocab_size=10)
+    SamplingBatch.from_params([SamplingParams(**off)], vocab_size=10)
 
 
 def test_a_request_with_biases_is_copied_and_pickled_and_stays_as_it_is():
@@ -97,7 +97,7 @@ def test_what_stays_in_its_place_is_written_there():
     sampler = LMHeadSampler(torch.eye(10), backend="torch")
     with pytest.raises(TypeError, match=r"give it to each request, SamplingParams\(temperature=…"):
         sampler(torch.eye(10)[3:4], batch, 0, temperature=0)
-    greedy = SamplingBatch.from_params(SamplingParams(temperature=0), vocab_size=10)
+    greedy = SamplingBatch.from_params([SamplingParams(temperature=0)], vocab_size=10)
     assert sampler(torch.eye(10)[3:4], greedy, 0).token_ids.item() == 3
     for name in ("generator", "logit_softcap"):
         with pytest.raises(TypeError, match=rf"^{name}: not a field .* give "):

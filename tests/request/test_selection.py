@@ -175,7 +175,15 @@ def test_what_is_refused_names_the_argument(call, told):
         call(SamplingBatch.of_slots(3, vocab_size=V))
 
 
-def test_one_request_for_all_rows_has_no_slots():
-    single = SamplingBatch.from_params(SamplingParams(), vocab_size=V)
-    with pytest.raises(ValueError, match="select: this batch was built from one request"):
-        single.select(torch.tensor([0]))
+def test_a_copied_selection_keeps_its_slots_and_its_batch():
+    sampler, hidden_states = sampler_of(), torch.randn(2, D)
+    params = [SamplingParams(seed=seed) for seed in range(4)]
+    batch = SamplingBatch.from_params(params, vocab_size=V)
+    rows = batch.select(torch.tensor([2, 0]))
+    other = copy.copy(rows)
+    batch.select(torch.tensor([1, 3]), out=rows)
+    assert sampler(hidden_states, other, 1).seeds.tolist() == [2, 0]
+    other.forced_token_ids = torch.tensor([7, 7])
+    assert rows.forced_token_ids is None
+    batch.seed[2] += 1
+    assert sampler(hidden_states, other, 1).seeds[0] == 3

@@ -42,7 +42,6 @@ def _on_ranks(first_seed: int, num_rows: int, max_rows: int, themes: Sequence[st
             "screening": screening,
             "exchange": pick.choice(EXCHANGES) if world_size > 1 else "auto",
             "chunks": pick.choice([1, 1, 2, 5]),
-            "philox_rounds": pick.choice([10, 10, 7]),
             "max_rows": 4 * max_rows,
         }
         ranks = OneRank(rank, head, pick, from_logits=seed % 3 == 2, **options)
@@ -52,7 +51,6 @@ def _on_ranks(first_seed: int, num_rows: int, max_rows: int, themes: Sequence[st
             ranks,
             theme,
             max_rows=max_rows,
-            rounds=options["philox_rounds"],
             name=f"{name}, {options['exchange']}",
             judged=lambda number: number % world_size == rank,
         )
@@ -67,13 +65,13 @@ def _through_the_kernels(first_seed: int, num_rows: int, themes: Sequence[str]) 
     tally, seed = Tally(), first_seed
     while tally.rows < num_rows:
         pick = random.Random(seed)
-        world_size, rounds = pick.choice([1, 2, 3, 5]), pick.choice([10, 7])
+        world_size = pick.choice([1, 2, 3, 5])
         name = f"seed {seed}, {world_size} virtual ranks"
         theme = THEMES[pick.choice(themes)]
         head = ModelHead.make(pick, world_size, exact=True, most=min(300, theme.most_ids))
-        how = {"chunks": pick.choice([1, 2]), "philox_rounds": rounds, "max_rows": 24}
+        how = {"chunks": pick.choice([1, 2]), "max_rows": 24}
         ranks = VirtualRanks(head, pick, from_logits=seed % 3 == 2, **how)
-        story = Story(pick, head, ranks, theme, max_rows=4, rounds=rounds, name=name)
+        story = Story(pick, head, ranks, theme, max_rows=4, name=name)
         tally += story.run(4)
         ranks.close()
         seed += 1

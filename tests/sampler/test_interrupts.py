@@ -35,7 +35,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "logprobs": {"logprobs": 2, "min_p": 0.01},
     "controls": {"repetition_penalty": 1.5, "logit_bias": {7: 3.0}, "bad_words": [[3, 4]]},
 }
-KINDS = (*FIELDS, "logits", "int8", "slots", "over", "verify", "moved")
+KINDS = (*FIELDS, "logits", "int8", "slots", "verify", "moved")
 
 
 class Steps:
@@ -51,11 +51,7 @@ class Steps:
         screening = "int8" if kind == "int8" else None
         self.sampler = LMHeadSampler(self.own, vocab_size=V, screening=screening, **options)
         tokens = [[i, 3] for i in range(B)]
-        if kind == "over":
-            its = {"temperature": torch.ones(B), "seed": torch.arange(B)}
-            self.rows: Any = SamplingBatch.over(vocab_size=V, **its, top_p=torch.full((B,), 0.9))
-        else:
-            self.rows = SamplingBatch.from_params(params, vocab_size=V, output_token_ids=tokens)
+        self.rows = SamplingBatch.from_params(params, vocab_size=V, output_token_ids=tokens)
         self.kind, self.shard = kind, shard
         self.expected = self.take()
 

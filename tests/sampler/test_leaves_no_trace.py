@@ -20,7 +20,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "logprobs": {"logprobs": 2, "min_p": 0.01},
     "controls": {"repetition_penalty": 1.5, "allowed_token_ids": list(range(90))},
 }
-OTHERS = ("logits", "int8", "over", "out", "verify", "prompt")
+OTHERS = ("logits", "int8", "tensors", "out", "verify", "prompt")
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -68,9 +68,9 @@ def test_a_step_leaves_the_callers_tensors_and_modes(backend, kind, flushed):
         its["mask"] = torch.full((B, -(-V // 32)), -1, dtype=torch.int32)
         its["forced"] = torch.tensor([-1, 7])
         rows.grammar_bitmask, rows.forced_token_ids = its["mask"], its["forced"]
-    if kind == "over":
+    if kind == "tensors":
         columns = {"temperature": torch.ones(B), "seed": torch.arange(B), "top_p": torch.ones(B)}
-        rows, its = SamplingBatch.over(vocab_size=V, **columns), its | columns
+        rows, its = SamplingBatch.from_tensors(vocab_size=V, **columns), its | columns
     if kind in ("plain", "verify"):
         weight.requires_grad_()
     screening = "int8" if kind == "int8" else None

@@ -43,7 +43,7 @@ JOINT = [{"top_k": k, "top_p": p, "filter_order": "joint"} for k, p in FLASHINFE
 
 def kept(logits: torch.Tensor, **changes: object) -> torch.Tensor:
     """bool [B, V], ours."""
-    params = SamplingParams(seed=0, **changes)
+    params = [SamplingParams(seed=0, **changes)] * len(logits)
     batch = SamplingBatch.from_params(params, vocab_size=logits.shape[1])
     return reference.kept_mask(logits, batch)
 

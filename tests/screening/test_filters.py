@@ -77,7 +77,7 @@ def assert_same_draws(
     wrong = (kept != also).any(dim=1).nonzero().squeeze(1).tolist()
     assert not wrong, f"kept sets of filtered rows {wrong} differ"
 
-    noise = RowNoise(batch.temperature, batch.seed, 40 + torch.arange(rows), num_samples, 10)
+    noise = RowNoise(batch.temperature, batch.seed, 40 + torch.arange(rows), num_samples)
     for sample in ways:
         expected, found = (
             sample(

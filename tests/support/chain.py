@@ -62,7 +62,7 @@ class Chain:
         method: str,
     ) -> VerifyOutput:
         """Draft and verify behind `done` tokens; `context` is that of the next."""
-        batch = SamplingBatch.over(
+        batch = SamplingBatch.from_tensors(
             temperature=torch.ones(len(seeds)), seed=seeds, vocab_size=self.vocab_size
         )
         contexts, drafts = [context], list[torch.Tensor]()
@@ -109,7 +109,7 @@ def gumbel_draft(
     """Return what `tpsample.sample_draft` draws, from full logits."""
     places = (POSITION + positions).unsqueeze(1)
     stream = row_stream(batch.seed.unsqueeze(1), places, index, domain=acceptance.DOMAIN_DRAFT)
-    noise = tile_noise(stream, 0, logits.shape[1], 10)
+    noise = tile_noise(stream, 0, logits.shape[1])
     return (logits.double() * math.log2(math.e) - noise.double()).argmax(dim=1)
 
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from tpsample import (
     LMHeadSampler,
-    Needs,
     SamplingBatch,
     SamplingParams,
     VocabShard,
@@ -122,8 +121,6 @@ def steps(make: Make) -> Found:
     yield "samples", sampler(hidden_states[:, 1], batch, 9, num_samples=2)
     batch.grammar_bitmask, batch.forced_token_ids = masks(ROWS)
     yield "masks", sampler(hidden_states[:, 0], batch, 7)
-    one = SamplingBatch.from_params(params[3], vocab_size=V)
-    yield "one request", sampler(hidden_states[:5, 0], one, torch.arange(5))
     fixed = batch_of(params, sampler.shard, fixed_rounds=True)
     yield "fixed rounds", sampler(hidden_states[:, 2], fixed, 2**40)
 
@@ -147,9 +144,9 @@ def heads(make: Make) -> Found:
     for name, options in {
         "scale and bias": {"logit_scale": 0.75, "bias": bias},
         "soft-cap": {"logit_softcap": 3.0},
-        "seven rounds": {"philox_rounds": 7},
+        "bf16": {},
     }.items():
-        sampler = make(weight.bfloat16() if name == "seven rounds" else weight, **options)
+        sampler = make(weight.bfloat16() if name == "bf16" else weight, **options)
         batch = batch_of(requests(), sampler.shard)
         yield name, sampler(hidden_states[:, 1].to(sampler.weight.dtype), batch, 11)
 
@@ -218,11 +215,11 @@ def slots(make: Make) -> Found:
         yield f"{wave} verified", verify(sampler, hidden_states[:6], drafts, rows, wave)
 
 
-def over(make: Make) -> Found:
+def tensors(make: Make) -> Found:
     count = 24
     hidden_states, weight = head(count)
     sampler, index = make(weight), torch.arange(count)
-    tensors = {
+    columns = {
         "temperature": torch.tensor([0.0, 2.0, 5.0, 30.0])[index % 4],
         "seed": index * 2**60 - 5,
         "top_k": torch.tensor([0, 7, 300, -1, 60])[index % 5],
@@ -230,14 +227,17 @@ def over(make: Make) -> Found:
         "min_p": torch.tensor([0.3, 0.0])[index // 3 % 2],
     }
     for filter_order in ("sequential", "joint", "min_p_last"):
-        batch = SamplingBatch.over(vocab_size=V, **tensors, filter_order=filter_order)
+        batch = SamplingBatch.from_tensors(vocab_size=V, **columns, filter_order=filter_order)
         yield filter_order, sampler(hidden_states[:, 0], batch, index)
         rows = batch.select(torch.tensor([3, -1, 11, 0, 3, 50]))
         yield f"{filter_order}, some", sampler(hidden_states[:6, 1], rows, 3, num_samples=2)
-        for needs in (Needs(top_p=True), Needs(top_k=True, min_p=True), Needs()):
-            batch.needs = needs
-            read = " ".join(name for name, is_so in vars(needs).items() if is_so)
-            yield f"{filter_order}, only {read}", sampler(hidden_states[:, 2], batch, 4)
+        for given in (("top_p",), ("top_k", "min_p"), ()):
+            its = {name: columns[name] for name in ("temperature", "seed", *given)}
+            batch = SamplingBatch.from_tensors(vocab_size=V, **its, filter_order=filter_order)
+            yield (
+                f"{filter_order}, only {' '.join(given)}",
+                sampler(hidden_states[:, 2], batch, 4),
+            )
 
 
 def changes(make: Make) -> Found:
@@ -295,5 +295,5 @@ def verified(make: Make) -> Found:
 
 PARTS = {
     each.__name__: each
-    for each in (steps, cancelling, heads, reports, logits, slots, over, changes, verified)
+    for each in (steps, cancelling, heads, reports, logits, slots, tensors, changes, verified)
 }

@@ -48,14 +48,12 @@ class Judge:
     Attributes:
         name: of the story.
         size: V.
-        rounds: of the noise.
         number: of the step.
         log: what was done last, which a difference shows.
     """
 
     name: str
     size: int
-    rounds: int = 10
     tally: Tally = field(default_factory=Tally)
     number: int = 0
     log: deque[str] = field(default_factory=lambda: deque(maxlen=8))
@@ -78,7 +76,6 @@ class Judge:
                     sample=sample,
                     seed=row.seed or 0,
                     position=position,
-                    rounds=self.rounds,
                 )
                 for sample in range(samples)
             ]
@@ -153,7 +150,7 @@ class Judge:
         position: int,
     ) -> None:
         """Compare row r of a coupled verification with plain decoding along its drafts."""
-        how = {"seed": row.seed or 0, "position": position, "rounds": self.rounds}
+        how = {"seed": row.seed or 0, "position": position}
         expected = oracle_steps.verify_coupled(raw, drafts, row.request, contexts, **how)
         told = [v for v in out.token_ids[r].tolist() if v >= 0]
         wanted = [v for v in expected.tokens if v >= 0]

@@ -52,12 +52,11 @@ class Story:
         theme: Theme = THEMES["mixed"],
         *,
         max_rows: int,
-        rounds: int = 10,
         name: str = "",
         judged: Callable[[int], bool] = lambda number: True,
     ) -> None:
         self.pick, self.head, self.ranks, self.theme = pick, head, ranks, theme
-        self.judge, self.judged, self.taken = Judge(name, head.size, rounds), judged, 0
+        self.judge, self.judged, self.taken = Judge(name, head.size), judged, 0
         self.note = self.judge.log.append
         self.earlier: list[tuple[Any, Any]] = []
         self.its = ChangingBatch(pick, head.size, theme, max_rows=max_rows, note=self.note)
@@ -133,8 +132,7 @@ class Story:
             answers = self.judge.answers(rows, raw[:drawn], positions[:drawn], samples or 1)
             if also_reference:
                 logits = torch.from_numpy(np.stack(raw))
-                how = {"num_samples": samples, "philox_rounds": self.judge.rounds}
-                found = reference.sample(logits, batch, given, **how)
+                found = reference.sample(logits, batch, given, num_samples=samples)
                 self.judge.sampled(rows, self.judge.drawn(found, undrawn), answers)
             for out in outs:
                 self.judge.sampled(rows, self.judge.drawn(out, undrawn), answers)
@@ -206,7 +204,7 @@ class Story:
         for i in range(len(raw) - 1):
             guess = self.pick.choice([self.pick.randrange(self.head.size), -1, self.head.size])
             if i < good:
-                how = {"seed": row.seed or 0, "position": position + i, "rounds": self.judge.rounds}
+                how = {"seed": row.seed or 0, "position": position + i}
                 guess = oracle.draw(raw[i], row.request, contexts[i].after(drafts), **how).token
             drafts.append(guess)
         return drafts

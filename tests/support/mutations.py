@@ -127,19 +127,3 @@ def mutated_record(right: Path, wrong: Path, own: random.Random) -> None:
     else:
         metadata = mutated_json(metadata, own)
     save_file(tensors, wrong, metadata={"tpsample": json.dumps(metadata)})
-
-
-def mutated_params(right: Any, wrong: Path, own: random.Random) -> None:
-    """Write a file of requests in which something is not as it should be."""
-    how = own.randrange(8)
-    if how == 0:
-        wrong.write_bytes(mutated_bytes(json.dumps(right).encode(), own))
-    elif how == 1:
-        opened = own.choice(("[", '{"a":', '[{"bad_words":', '{"logit_bias":{"5":'))
-        wrong.write_text(opened * own.choice((1, 50, 100_000)))
-    elif how == 2:
-        name = own.choice(NAMES)
-        pairs = [f'"{name}": {json.dumps(own.choice(VALUES))}' for _ in range(2)]
-        wrong.write_text("{" + ", ".join(pairs) + "}")
-    else:
-        wrong.write_text(json.dumps(mutated_json(right, own)))

@@ -22,10 +22,10 @@ def noise_of_rows(draws, index):
 
 
 @jit(entry=True)
-def noise_of_ids(first_id, stream, rounds, out):
+def noise_of_ids(first_id, stream, out):
     """Find the exact noise of neighbouring ids."""
     for i in range(len(out)):
-        out[i] = exact_noise(first_id + i, stream, rounds)
+        out[i] = exact_noise(first_id + i, stream)
 
 
 @jit(entry=True)

@@ -26,12 +26,12 @@ LAST_BITS = 4e-6
 """How far noise may be off where an implementation takes another log2."""
 
 
-def philox(counter: Any, key: Any, rounds: int) -> list[Any]:
-    """Philox4x32: four words of a counter of four words, which broadcast, and a key of two."""
+def philox(counter: Any, key: Any) -> list[Any]:
+    """Philox4x32-10: four words of a counter of four words, which broadcast, and a key of two."""
     words = np.broadcast_arrays(*(np.asarray(word, np.uint64) for word in counter))
     (c0, c1, c2, c3), (k0, k1) = words, map(int, key)
     low = np.uint64(0xFFFFFFFF)
-    for _ in range(rounds):
+    for _ in range(10):
         p0, p1 = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
         c0, c1, c2, c3 = (
             (p1 >> np.uint64(32)) ^ c1 ^ np.uint64(k0),
@@ -52,13 +52,13 @@ def halves(number: int) -> tuple[int, int]:
 def row_stream(seed: int, position: int, sample: int) -> list[int]:
     """The words that name a row's stream; the fourth is not used."""
     counter = (*halves(position), sample, 0x7470536D)
-    return [int(word) for word in philox(counter, halves(seed), 10)[:3]]
+    return [int(word) for word in philox(counter, halves(seed))[:3]]
 
 
-def words(stream: list[int], ids: Any, rounds: int) -> tuple[Any, Any]:
+def words(stream: list[int], ids: Any) -> tuple[Any, Any]:
     """Each token's word, and the XOR of the four words of its quad."""
     ids = np.asarray(ids, np.int64)
-    quad = philox(((ids >> 2).astype(np.uint64), *stream), (0x1BD11BDA, 0xA9FC1A22), rounds)
+    quad = philox(((ids >> 2).astype(np.uint64), *stream), (0x1BD11BDA, 0xA9FC1A22))
     return np.choose(ids & 3, quad), quad[0] ^ quad[1] ^ quad[2] ^ quad[3]
 
 
@@ -94,7 +94,7 @@ def scores(row: dict[str, Any]) -> Any:
     if temperature < np.float32(1e-5):
         return logits.astype(np.float32)
     stream = row_stream(int(row["seed"]), int(row["position"]), row["sample"])
-    found = noise(*words(stream, np.arange(len(logits)), row["rounds"]))
+    found = noise(*words(stream, np.arange(len(logits))))
     scale = np.float32(math.log2(math.e) / float(temperature))
     return (logits * float(scale) - found.astype(np.float64)).astype(np.float32)
 
@@ -111,13 +111,12 @@ def check(vectors: dict[str, Any]) -> int:
     """Check all vectors, and return how many there are; AssertionError names one that is wrong."""
     assert vectors["layout"] == "tps-philox-v1"
     for row in vectors["philox"]:
-        found = philox([int(c, 16) for c in row["counter"]], [int(k, 16) for k in row["key"]],
-                       row["rounds"])  # fmt: skip
+        found = philox([int(c, 16) for c in row["counter"]], [int(k, 16) for k in row["key"]])
         assert [f"{int(word):08x}" for word in found] == row["words"], row
     for row in vectors["rows"]:
         stream = row_stream(int(row["seed"]), int(row["position"]), row["sample"])
         assert [f"{word:08x}" for word in stream] == row["stream"], row
-        found, quad_xor = words(stream, row["token_ids"], row["rounds"])
+        found, quad_xor = words(stream, row["token_ids"])
         assert [f"{int(word):08x}" for word in found] == row["words"], row
         difference = np.abs(noise(found, quad_xor) - _floats(row["noise"]))
         assert difference.max() <= LAST_BITS, row

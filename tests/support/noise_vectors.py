@@ -34,20 +34,20 @@ def _bits(numbers: Tensor) -> list[str]:
 
 def _philox(row: dict[str, Any]) -> dict[str, Any]:
     counter, key = (_numbers(row[name]) for name in ("counter", "key"))
-    words = noise.philox4x32(counter, key, row["rounds"])  # type: ignore[type-var, arg-type]
+    words = noise.philox4x32(counter, key)  # type: ignore[type-var, arg-type]
     return {"words": _hex(words)}
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:
-    ids, rounds, sample = torch.tensor(row["token_ids"]), row["rounds"], row["sample"]
+    ids, sample = torch.tensor(row["token_ids"]), row["sample"]
     seed, position = int(row["seed"]), int(row["position"])
     stream = noise.row_stream(
         *(torch.tensor([noise.signed64(number)]) for number in (seed, position)), sample
     )
     return {
         "stream": _hex(stream[:3]),
-        "words": _hex(noise.words(seed, position, ids, sample=sample, rounds=rounds)),
-        "noise": _bits(noise.token_noise(stream, ids, rounds)),
+        "words": _hex(noise.words(seed, position, ids, sample=sample)),
+        "noise": _bits(noise.token_noise(stream, ids)),
     }
 
 
@@ -66,7 +66,7 @@ def _token(row: dict[str, Any]) -> dict[str, Any]:
     params = SamplingParams(temperature=row["temperature"], seed=int(row["seed"]))
     batch = SamplingBatch.from_params([params], vocab_size=len(row["logits"]))
     given = torch.tensor([row["logits"]]), batch, int(row["position"])
-    drawn = reference.sample(*given, num_samples=row["sample"] + 1, philox_rounds=row["rounds"])
+    drawn = reference.sample(*given, num_samples=row["sample"] + 1)
     return {"token": int(drawn.token_ids[0, row["sample"]])}
 
 

@@ -27,18 +27,16 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def noise_words(
-    seed: int, position: int, token_ids: np.ndarray, *, sample: int = 0, rounds: int = 10
+    seed: int, position: int, token_ids: np.ndarray, *, sample: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the word of each id, and the exclusive or of the four words of its group."""
     stream = noise_checker.row_stream(seed, position, sample)
-    return noise_checker.words(stream, token_ids, rounds)
+    return noise_checker.words(stream, token_ids)
 
 
-def noise(
-    seed: int, position: int, token_ids: np.ndarray, *, sample: int = 0, rounds: int = 10
-) -> np.ndarray:
+def noise(seed: int, position: int, token_ids: np.ndarray, *, sample: int = 0) -> np.ndarray:
     """Return fp32 L of each id: the Gumbel noise in base 2 is −L."""
-    words = noise_words(seed, position, token_ids, sample=sample, rounds=rounds)
+    words = noise_words(seed, position, token_ids, sample=sample)
     return noise_checker.noise(*words)
 
 
@@ -282,7 +280,6 @@ def draw(
     seed: int,
     position: int,
     sample: int = 0,
-    rounds: int = 10,
 ) -> Answer:
     """The token of one row with raw logits fp32 [V]."""
     x = process(logits, request, context or Context())
@@ -299,7 +296,7 @@ def draw(
     scores = nothing.copy()
     with np.errstate(all="ignore"):
         product = x[ids].astype(np.float64) * np.float64(_scale(request.temperature))
-        drawn = noise(seed, position, ids, sample=sample, rounds=rounds)
+        drawn = noise(seed, position, ids, sample=sample)
         scores[ids] = (product - drawn.astype(np.float64)).astype(np.float32)
     return Answer(int(np.argmax(scores)), OK, logits, x, kept, scores)
 

@@ -71,7 +71,6 @@ def verify_coupled(
     *,
     seed: int,
     position: int,
-    rounds: int = 10,
 ) -> Verified:
     """Plain decoding along the drafts: position i is drawn as ever, after the drafts before it.
 
@@ -83,7 +82,7 @@ def verify_coupled(
     answers: list[Answer] = []
     for i, raw in enumerate(logits):
         so_far = contexts[i].after(drafts[:i])
-        how = {"seed": seed, "position": position + i, "rounds": rounds}
+        how = {"seed": seed, "position": position + i}
         answers.append(oracle.draw(raw, request, so_far, **how))
         token = answers[-1].token
         if i == len(drafts) or token != drafts[i] or not 0 <= drafts[i] < len(raw):

@@ -230,10 +230,10 @@ class CountedBackend(NativeBackend):
 
 
 def backends(
-    case: Problem, shard: VocabShard, which: str = "fp32", rounds: int = 10
+    case: Problem, shard: VocabShard, which: str = "fp32"
 ) -> tuple[TorchBackend, CountedBackend]:
     """The definition, and native kernels with one of PASSES."""
-    options = {"bias": case.bias, "head": case.head, "philox_rounds": rounds}
+    options = {"bias": case.bias, "head": case.head}
     screening = "int8" if which == "int8" else None
     settings = settings_of(case.weight, shard, screening=screening, **options)
     return TorchBackend(settings), CountedBackend(settings)

@@ -36,9 +36,7 @@ def on_virtual_ranks(
     """
     shards = uneven_shards(logits.shape[1], world_size)
     world, view = VirtualWorld(shards), batch._view_of(batch.rows)
-    noise = RowNoise(
-        batch.temperature, batch.seed, 11 + torch.arange(batch.rows), num_samples or 1, 10
-    )
+    noise = RowNoise(batch.temperature, batch.seed, 11 + torch.arange(batch.rows), num_samples or 1)
 
     def finish(ranks: Ranks) -> SampleOutput:
         shard = shards[ranks.rank]

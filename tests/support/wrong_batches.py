@@ -19,7 +19,6 @@ from tests.support.mistakes import (
 )
 from tpsample import SamplingBatch, SamplingParams, verify
 from tpsample.request.as_json import from_json
-from tpsample.request.engine_tensors import TensorBatch
 
 
 def with_stale_mask() -> object:
@@ -48,11 +47,6 @@ def two_steps() -> object:
     sampler, batch = sampler_over(), batch_of(frequency_penalty=2)
     sampler(HIDDEN, batch, 0)
     return sampler(HIDDEN, batch, 1)
-
-
-def over() -> TensorBatch:
-    """Return a batch of two plain rows, over an engine's tensors."""
-    return SamplingBatch.over(vocab_size=V, temperature=torch.ones(B), seed=torch.arange(B))
 
 
 def moved() -> object:
@@ -183,7 +177,7 @@ BATCHES: dict[str, tuple[Callable[[], object], str]] = {
     "another number of rows": (
         lambda: sampler_over()(torch.ones(3, D), batch_of(), 0),
         "batch: expected 3 rows, as hidden_states or logits have, got 2; pass one SamplingParams "
-        "per row, or a single one for all",
+        "per row",
     ),
     "more rows than there is room for": (
         lambda: sampler_over()(torch.ones(5, D), SamplingBatch.from_params([], vocab_size=V), 0),
@@ -241,10 +235,10 @@ BATCHES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: batch_of().add(SamplingParams()),
         "params: 3 rows exceed max_rows=2; drop rows, or build the batch with a larger max_rows",
     ),
-    "one request that is to change": (
-        lambda: SamplingBatch.from_params(SamplingParams(), vocab_size=V).drop(0),
-        "drop: this batch was built from one request for all rows; build it from a list of "
-        "requests to change its rows",
+    "one request for all rows": (
+        lambda: SamplingBatch.from_params(SamplingParams(seed=1), vocab_size=V),  # type: ignore[arg-type]
+        "params: expected a list of SamplingParams, one per row, got a single one; pass "
+        "[params] * B, or params.fork(B) if it has a seed",
     ),
     "a sampler that comes late": (
         late,
@@ -257,11 +251,6 @@ BATCHES: dict[str, tuple[Callable[[], object], str]] = {
         "batch: a step at later positions, and no token was appended since the last one, so "
         "penalties, bad_words and min_tokens do not see it; call batch.append(out.token_ids) "
         "after each step",
-    ),
-    "tensors of other rows": (
-        lambda: sampler_over()(HIDDEN[:1], over(), 0),
-        "batch: expected 1 rows, as hidden_states or logits have, got tensors of 2; name the rows "
-        "of the step by select",
     ),
     "a selection of other rows": (
         lambda: sampler_over()(HIDDEN, batch_of().select(torch.tensor([1])), 0),
@@ -287,16 +276,16 @@ BATCHES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: SamplingBatch([request()], vocab_size=V),  # type: ignore[arg-type]
         "SamplingBatch: is not built by its name, got list [SamplingParams(temperature=1.0, "
         "top_k=0, top_p=1.0, min_p=0.0, seed=None, repet …; call SamplingBatch.from_params(params, "
-        "vocab_size=…), of_slots or over",
+        "vocab_size=…), from_tensors or of_slots",
     ),
     "a temperature for a selection": (
         lambda: setattr(batch_of().select(torch.tensor([0])), "temperature", 0.5),
         "temperature: is fixed once Selection is built; it stays in its place; write "
         "batch.temperature[:] = values",
     ),
-    "a seed for tensors of an engine": (
-        lambda: setattr(over(), "seed", torch.arange(B)),
-        "seed: is fixed once TensorBatch is built; it stays in its place; write batch.seed[:] = "
+    "seeds for a batch": (
+        lambda: setattr(batch_of(), "seed", torch.arange(B)),
+        "seed: is fixed once SamplingBatch is built; it stays in its place; write batch.seed[:] = "
         "values",
     ),
     "requests for a batch": (
@@ -308,9 +297,9 @@ BATCHES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: setattr(batch_of(), "max_rows", 64),
         "max_rows: is fixed once SamplingBatch is built; build a new batch",
     ),
-    "another vocabulary for tensors of an engine": (
-        lambda: setattr(over(), "vocab_size", V + 1),
-        "vocab_size: is fixed once TensorBatch is built; build a new batch",
+    "another vocabulary for a batch": (
+        lambda: setattr(batch_of(), "vocab_size", V + 1),
+        "vocab_size: is fixed once SamplingBatch is built; build a new batch",
     ),
     "another device for a selection": (
         lambda: setattr(batch_of().select(torch.tensor([0])), "device", "cuda"),

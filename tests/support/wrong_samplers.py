@@ -174,7 +174,7 @@ SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
         "SamplingParams(temperature=…)",
     ),
     "a seed for a step of a script": (
-        lambda: sample(HIDDEN, WEIGHT, request(), positions=0, seed=3),
+        lambda: sample(HIDDEN, WEIGHT, [request()] * B, positions=0, seed=3),
         "seed: not an argument of sample; give it to each request, SamplingParams(seed=…)",
     ),
     "a step without a batch": (

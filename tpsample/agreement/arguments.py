@@ -15,7 +15,6 @@ from tpsample.core.score import Head
 from tpsample.core.sealed import way_out
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.core.word import MAX_VOCAB_SIZE, NO_TOKEN
-from tpsample.noise import check_rounds
 from tpsample.request.as_json import FIELDS
 
 WEIGHT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -66,8 +65,7 @@ def checked_arguments(given: dict[str, Any]) -> dict[str, Any]:
             f'screening: "{given["screening"]}" copies a weight, and lm_head_weight has no column; '
             "leave it out"
         )
-    rounds = check_rounds(given["philox_rounds"])
-    return given | integers | {"head": _checked_head(given["head"]), "philox_rounds": rounds}
+    return given | integers | {"head": _checked_head(given["head"])}
 
 
 def _check_weight(weight: object) -> None:

@@ -155,7 +155,6 @@ class StepChecks:
         """
         self.ready()
         if isinstance(batch, StepBatch):
-            batch._check_noise(positions)
             batch = batch._for_rows(rows)
             batch._check_masks(rows if masked_rows is None else masked_rows)
             batch.prepare(self._settings.shard)

@@ -10,13 +10,12 @@ import torch
 import typer
 
 from tpsample.agreement.arguments import BackendName, ExchangeName
-from tpsample.cli import report, trace_file
+from tpsample.cli import report
 from tpsample.cli.check import check
 from tpsample.cli.decode import NoToken, decode
 from tpsample.cli.model import load
 from tpsample.cli.requests import Request, asked, fields_of, record_of
 from tpsample.distributed import join
-from tpsample.record.trace import TopKTrace
 
 PROMPTS = (
     "What is the capital of France?",
@@ -62,14 +61,6 @@ def generate(
             "'logit_bias={\"17\": -5}' or 'bad_words=[\"the\"]'; also stop, n, max_tokens. Repeat.",
         ),
     ] = None,
-    params_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--params",
-            metavar="FILE.json",
-            help="One object of such fields per prompt, over --set.",
-        ),
-    ] = None,
     stream: Annotated[
         bool, typer.Option("--stream", help="Show the text of a single answer as it is written.")
     ] = False,
@@ -80,16 +71,6 @@ def generate(
         Path | None,
         typer.Option(help="Write what each token was drawn from to FILE, for tpsample verify."),
     ] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(help="Write each step's top logprobs and entropy to FILE.safetensors; plot."),
-    ] = None,
-    trace_top: Annotated[int, typer.Option(min=1, help="Tokens per step in the trace.")] = 20,
-    draft: Annotated[
-        Literal["ngram"] | None,
-        typer.Option(help="Draft tokens and verify them; the text stays that of plain decoding."),
-    ] = None,
-    num_drafts: Annotated[int, typer.Option(min=1, help="Tokens drafted per step.")] = 4,
     exchange: Annotated[ExchangeName, typer.Option(help="How words travel.")] = "auto",
     chunks: Annotated[int, typer.Option(min=1, help="Parts that words travel in, for p2p.")] = 1,
     backend: Annotated[BackendName, typer.Option(help="What computes.")] = "auto",
@@ -110,25 +91,20 @@ def generate(
     Alone, under torchrun or under mpirun: each rank samples from its own rows of the LM head, and
     all get the same tokens. The rest of the model is whole on every rank, or split as well with
     --tp. The check samples every step again with one rank and with the oracle over the full logits;
-    exit status 1 if a single token differs. With --draft the prompts are also decoded plainly, and
-    the table compares the two.
+    exit status 1 if a single token differs.
     """
     with report.errors(NoToken):
-        for option, path in (("trace", trace), ("record", record)):
-            if path is not None and not path.parent.is_dir():
-                raise ValueError(f"{option}: no folder {str(path.parent)!r} for {path.name}")
-        if trace is not None and trace.suffix != ".safetensors":
-            raise ValueError(f"trace: expected a name ending in .safetensors, got {str(trace)!r}")
+        if record is not None and not record.parent.is_dir():
+            raise ValueError(f"record: no folder {str(record.parent)!r} for {record.name}")
         requests = asked(
             prompt or PROMPTS,
             temperature or (TEMPERATURES if not prompt else TEMPERATURES[2:3]),
             seed,
             fields_of(settings or ()),
-            params_file=params_file,
             num_samples=num_samples,
         )
-        if stream and (len(requests) > 1 or draft):
-            raise ValueError("stream: expected one answer, decoded without drafts")
+        if stream and len(requests) > 1:
+            raise ValueError(f"stream: expected one answer, got {len(requests)}")
         with join(timeout_s=timeout) as job:
             if dtype == "auto":
                 dtype = "float32" if job.device.type == "cpu" else "bfloat16"
@@ -138,50 +114,36 @@ def generate(
                 lm = load(model, job, getattr(torch, dtype), tensor_parallel=tp)
                 sampler = lm.sampler(
                     job,
-                    max_rows=len(requests) * (1 + num_drafts if draft else 1),
+                    max_rows=len(requests),
                     exchange=exchange,
                     chunks=chunks,
                     backend=backend,
                     screening=None if screening == "none" else screening,
                 )
-                tracer = None
-                if trace is not None:
-                    k = min(trace_top, sampler.vocab_size)
-                    tracer = TopKTrace(len(requests), max_new_tokens, k, device=job.device)
                 loaded()
                 row_of = partial(Request.row, model=lm, max_tokens=max_new_tokens, raw=raw)
                 rows = [row_of(each) for each in requests]
                 advance = phase("generating tokens", max_new_tokens)
                 if stream:
                     advance = partial(shown.write, rows[0].text)
-                plain = found = decode(lm, rows, sampler, trace=tracer, on_step=advance)
-                if draft:
-                    advance = phase("generating with drafts", max_new_tokens)
-                    rows = [row_of(each) for each in requests]
-                    found = decode(lm, rows, sampler, num_drafts=num_drafts, on_step=advance)
+                decoded = decode(lm, rows, sampler, on_step=advance)
                 sampler.check()
                 line, ok = "tokens were not checked (--no-check)", True
                 if not no_check:
-                    drawn = record_of(lm, found.rows)
+                    drawn = record_of(lm, rows)
                     advance = phase("checking tokens", -(-len(drawn.params) // job.world_size))
                     line, ok = check(lm, drawn, job, sampler.backend, advance)
 
             if not stream:
-                for request, row in zip(requests, found.rows, strict=True):
+                for request, row in zip(requests, rows, strict=True):
                     shown.text(request.prompt, row.params, row.text())
-            lines = report.lines(lm, sampler, plain, job, tensor_parallel=tp)
-            if tracer is not None and trace is not None and job.rank == 0:
-                prompts = [each.prompt for each in requests]
-                answers = [row.answer for row in plain.rows]
-                lines.append(("trace", trace_file.write(tracer, trace, lm, prompts, answers)))
+            lines = report.lines(lm, sampler, decoded, job, tensor_parallel=tp)
             if record is not None and job.rank == 0:
-                drawn = record_of(lm, plain.rows)
+                drawn = record_of(lm, rows)
                 drawn.save(record)
                 told = f"{record}, {len(drawn.params)} tokens: tpsample verify {record}"
                 lines.append(("record", told))
             shown.table(lines)
-            if draft:
-                shown.table(report.drafts(found, plain))
             shown.verdict(line, ok)
             sampler.close()
     if not ok:

@@ -166,26 +166,6 @@ def speed(decoded: Decoded) -> list[tuple[str, str]]:
     return [("tokens per second", rate), ("time", f"{first}, {rest}")]
 
 
-def drafts(found: Decoded, plain: Decoded) -> list[tuple[str, str]]:
-    """Return what n-gram drafts were worth, beside plain decoding of the same requests."""
-    pairs = list(zip(found.rows, plain.rows, strict=True))
-    same = sum(ours.answer == theirs.answer for ours, theirs in pairs)
-    rate = found.accepted / found.proposed if found.proposed else 0.0
-    per_step = (found.accepted + found.row_steps) / found.row_steps
-    tokens = sum(len(row.answer[1:]) for row in found.rows)
-    return [
-        ("draft", "ngram"),
-        ("accepted", f"{rate:.1%} of {found.proposed} drafts"),
-        ("tokens per target step", f"{per_step:.2f} (per row that had not ended)"),
-        ("target steps", f"{found.forwards}, instead of {plain.forwards}"),
-        (
-            "time behind the first step",
-            f"{found.seconds:.1f} s for {tokens} tokens, {plain.seconds:.1f} s plainly",
-        ),
-        ("same text as plain decoding", f"{same} of {len(found.rows)} rows"),
-    ]
-
-
 def split(
     module: torch.nn.Module, hidden_states: Sequence[Tensor], job: Job
 ) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""The requests of `tpsample generate`, from options and a file; with a model, their answers."""
+"""The requests of `tpsample generate`, from its options; with a model, their answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -126,75 +125,39 @@ class Row:
 def fields_of(settings: Sequence[str]) -> dict[str, Any]:
     """Return ``{"top_k": 5, "stop": ["end"]}`` for ``["top_k=5", "stop=end"]``.
 
-    A value is JSON, or else a text.
+    A value is JSON, or else a text. Fields are those of the sampler, and those of `_ENGINE`.
     """
-    pairs = []
+    given: dict[str, Any] = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals:
             raise ValueError(f"set: expected NAME=VALUE as in top_k=5, got {describe(setting)}")
+        if name in given:
+            raise ValueError(f"set: {describe(name)} is given twice")
         try:
-            pairs.append((name, json.loads(value)))
+            given[name] = json.loads(value)
         except (ValueError, RecursionError):
-            pairs.append((name, value))
-    return _checked("set", _object(pairs))
-
-
-def read_params(path: Path, rows: int, why: str = "one per prompt") -> list[dict[str, Any]]:
-    """Read fields per row from a JSON file: a list of objects, or one object for all rows.
-
-    Args:
-        why: says why there are so many rows.
-
-    Raises:
-        ValueError: not JSON, a field that cannot be used, or another number of objects.
-    """
-    try:
-        read = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_object)
-    except (OSError, ValueError, RecursionError) as wrong:
-        raise ValueError(f"params: cannot read {path}: {wrong}") from wrong
-    found = [read] * rows if isinstance(read, dict) else read
-    if not isinstance(found, list):
-        raise ValueError(f"params: expected a list of objects in {path}, {why}")
-    if len(found) != rows:
-        raise ValueError(
-            f"params: expected {rows} object{'s' * (rows != 1)}, {why}, got {len(found)} in "
-            f"{path}; an object without a list around it is for all"
-        )
-    return [_checked(f"params[{row}]", each) for row, each in enumerate(found)]
-
-
-def _checked(where: str, values: Any) -> dict[str, Any]:
-    """Return the fields of a request: those of the sampler, and those of `_ENGINE`."""
-    if not isinstance(values, dict):
-        return from_json(where, values)
-    rest = {name: value for name, value in values.items() if value is not None}
+            given[name] = value
+    rest = {name: value for name, value in given.items() if value is not None}
     if "max_completion_tokens" in rest:  # what OpenAI's API calls it now
         if "max_tokens" in rest:
-            raise ValueError(f"{where}: max_tokens and max_completion_tokens are one; give one")
+            raise ValueError("set: max_tokens and max_completion_tokens are one; give one")
         rest["max_tokens"] = rest.pop("max_completion_tokens")
     mine = {name: rest.pop(name) for name in _ENGINE if name in rest}
     for name in mine.keys() - {"stop"}:
-        check_int(f"{where}: {name}", mine[name], 1, 2**31 - 1)
+        check_int(f"set: {name}", mine[name], 1, 2**31 - 1)
     if "stop" in mine:
         stop = mine["stop"]
         mine["stop"] = [stop] if isinstance(stop, str) else stop
         if not isinstance(mine["stop"], list) or not all(
             isinstance(text, str) and text for text in mine["stop"]
         ):
-            raise ValueError(
-                f"{where}: stop: expected a text or a list of texts, got {describe(stop)}"
-            )
-    fields = from_json(where, rest)
+            raise ValueError(f"set: stop: expected a text or a list of texts, got {describe(stop)}")
+    fields = from_json("set", rest)
     for name in _NOT_SHOWN & fields.keys():
-        raise ValueError(
-            f"{where}: {name}: generate shows none; --trace FILE.safetensors writes the logprobs "
-            "of every step"
-        )
+        raise ValueError(f"set: {name}: generate shows none; launch/examples/topk_trace.py does")
     if "" in fields.get("bad_words", ()):
-        raise ValueError(
-            f"{where}: bad_words: expected texts that are not empty, got ''; leave it out"
-        )
+        raise ValueError("set: bad_words: expected texts that are not empty, got ''; leave it out")
     return fields | mine
 
 
@@ -204,7 +167,6 @@ def asked(
     seed: int,
     shared: Mapping[str, Any],
     *,
-    params_file: Path | None = None,
     num_samples: int = 1,
 ) -> list[Request]:
     """Return one request per row, the answers to one prompt after another.
@@ -214,40 +176,25 @@ def asked(
     Args:
         seed: row i draws with seed + i. Answers to one prompt whose fields name a seed draw with
             that one and those after it.
-        shared: fields of every row, over temperature and seed; those of a file are over them.
+        shared: fields of every row, over temperature and seed.
         num_samples: answers per prompt; the field `n` is over it.
     """
-    prompts, why = list(prompts), "one per prompt"
+    prompts, fields = list(prompts), {"n": num_samples, **shared}
     if len(prompts) == 1 and len(temperatures) > 1:
         prompts = prompts * len(temperatures)
-        why = "one per --temperature, since one prompt alone is asked at each of them"
-    own: list[dict[str, Any]] = [{} for _ in prompts]
-    if params_file is not None:
-        own = read_params(params_file, len(prompts), why)
-    own = [{"n": num_samples, **shared, **fields} for fields in own]
-    answers = sum(fields["n"] for fields in own)
+    answers = fields["n"] * len(prompts)
     if answers > MAX_ANSWERS:
         raise ValueError(
             f"n: expected at most {MAX_ANSWERS} answers to all prompts together, got {answers}; "
             "ask for fewer, or start the command several times"
         )
     rows: list[Request] = []
-    for index, (prompt, fields) in enumerate(zip(prompts, own, strict=True)):
+    for index, prompt in enumerate(prompts):
         temperature = temperatures[index % len(temperatures)]
         for answer in range(fields["n"]):
             its = fields["seed"] + answer if "seed" in fields else seed + len(rows)
             rows.append(Request(prompt, {"temperature": temperature, **fields, "seed": its}))
     return rows
-
-
-def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a JSON object, whose names must differ."""
-    values: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in values:
-            raise ValueError(f"{describe(name)} is given twice in one object")
-        values[name] = value
-    return values
 
 
 def record_of(model: Model, rows: Sequence[Row]) -> Record:

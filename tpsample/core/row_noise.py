@@ -31,14 +31,12 @@ class RowNoise:
         temperature: fp32 [B].
         seed, positions: int64 [B].
         num_samples: draws per row.
-        rounds: Philox rounds of the element words.
     """
 
     temperature: Tensor
     seed: Tensor
     positions: Tensor
     num_samples: int
-    rounds: int
 
     @cached_property
     def random(self) -> Tensor:
@@ -123,7 +121,7 @@ class SeedSource:
         zero = torch.zeros_like(counted)
         counter = (counted, zero, zero, torch.full_like(counted, _DOMAIN_SEED))
         key = (self.root & 0xFFFFFFFF, self.root >> 32)
-        low, high, *_ = philox4x32(counter, key, 10)
+        low, high, *_ = philox4x32(counter, key)
         return (high << 32 | low) & (2**63 - 1)
 
 

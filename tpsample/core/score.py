@@ -101,13 +101,13 @@ def tanh(x: Tensor) -> Tensor:
 
 def score_tile(logits: Tensor, first_id: int, row_noise: RowNoise, sample: int) -> Tensor:
     """Return fp32 scores [B, n] of the logits of token ids first_id … first_id + n - 1."""
-    noise = tile_noise(row_noise.streams[sample], first_id, logits.shape[1], row_noise.rounds)
+    noise = tile_noise(row_noise.streams[sample], first_id, logits.shape[1])
     return score(logits, noise, row_noise)
 
 
 def score_tokens(logits: Tensor, token_ids: Tensor, row_noise: RowNoise, sample: int) -> Tensor:
     """Return fp32 scores [B, n] of the logits of any token ids, int64 [B, n]."""
-    noise = token_noise(row_noise.streams[sample], token_ids, row_noise.rounds)
+    noise = token_noise(row_noise.streams[sample], token_ids)
     return score(logits, noise, row_noise)
 
 

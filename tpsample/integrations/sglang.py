@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tpsample import Needs, SamplingBatch
 from tpsample.core.sealed import Sealed
 from tpsample.errors import UnsupportedParameter
 from tpsample.integrations import check_version
+from tpsample.integrations.engine_rows import EngineRequest, EngineRows, StepRows
 from tpsample.integrations.heads import KeptHead, is_quantised
-from tpsample.request.step_batch import StepBatch
+from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
 
 logger = logging.getLogger(__name__)
@@ -73,6 +73,7 @@ class Hooks(Sealed):
         head: keeps the hidden states of the last forward pass.
         processor: the `LogitsProcessor` that was given them.
         eos: the token that ends a request, for a row that has none.
+        requests: of the rows of this forward pass, in order, by SGLang's names.
     """
 
     def __init__(self) -> None:
@@ -82,6 +83,8 @@ class Hooks(Sealed):
         self.head = KeptHead()
         self.processor: Any = None
         self.eos = 0
+        self.requests: dict[Hashable, Any] = {}
+        self._rows: EngineRows | None = None
 
     def hand_on(
         self,
@@ -125,13 +128,20 @@ class Hooks(Sealed):
             check_request(request)
         return original(manager, request, *args, **kwargs)
 
-    def add_seeds(self, info: Any, *args: Any, **kwargs: Any) -> Any:
-        """After `SamplingBatchInfo.from_schedule_batch`: seeds reach its sampler always."""
+    def keep_requests(self, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """After `ForwardBatch.init_new`: keep the requests of its rows."""
         if self.armed:
             batch = next(each for each in (*args, *kwargs.values()) if hasattr(each, "reqs"))
-            seeds = [seed_of(request) for request in batch.reqs]
-            info.sampling_seed = torch.tensor(seeds, dtype=torch.int64).to(info.device)
-        return info
+            self.requests = {request.rid: request for request in batch.reqs}
+        return forward_batch
+
+    def rows(self) -> StepRows:
+        """Return the rows of this forward pass; those that were there before keep theirs."""
+        assert self._rows is not None
+        return self._rows.arrange(list(self.requests), self._load)
+
+    def _load(self, name: Hashable) -> EngineRequest:
+        return EngineRequest(params_of(self.requests[name]), (), (), self.eos)
 
     def build(self, group: Any, max_rows: int) -> LMHeadSampler:
         """Make the sampler over the LM head of the last forward pass. Collective."""
@@ -150,25 +160,20 @@ class Hooks(Sealed):
             max_rows=max_rows,
             on_failed=self.eos,
         )
-        return self.head.sampler
+        sampler = self.head.sampler
+        self._rows = EngineRows(sampler.vocab_size, max_rows, sampler.weight.device)
+        return sampler
 
 
-def batch_of(info: Any, vocab_size: int) -> StepBatch:
-    """Return the rows of SGLang's tensors, which are read in place; the host reads none of them.
-
-    SGLang says greedy as top_k = 1, which keeps the most likely token alone.
-    """
-    temperature, filters = info.temperatures.view(-1), {}
-    if info.is_all_greedy:
-        temperature = torch.zeros_like(temperature)
-    else:
-        filters = {"top_k": info.top_ks, "top_p": info.top_ps, "min_p": info.min_ps}
-    return SamplingBatch.over(
-        vocab_size=vocab_size,
-        temperature=temperature,
-        seed=info.sampling_seed,
-        **filters,
-        needs=Needs(**{name: getattr(info, f"need_{name}_sampling") for name in filters}),
+def params_of(request: Any) -> SamplingParams:
+    """Return our request for one of SGLang's, which says greedy as top_k = 1."""
+    its = request.sampling_params
+    return SamplingParams(
+        temperature=0.0 if its.top_k == 1 else its.temperature,
+        top_k=its.top_k,
+        top_p=its.top_p,
+        min_p=its.min_p,
+        seed=seed_of(request),
         filter_order="min_p_last",
     )
 
@@ -254,9 +259,8 @@ def register(backend: str = "tpsample") -> None:
             if self._sampler is None:
                 self._sampler = _HOOKS.build(self.tp_sync_group, self._rows)
             _HOOKS.head.follow_weight()
-            batch = batch_of(sampling_info, self._sampler.vocab_size)
-            out = self._sampler(hidden_states.contiguous(), batch, positions.to(torch.int64) + 1)
-            return out.token_ids
+            batch, places = _HOOKS.rows().batch, positions.to(torch.int64) + 1
+            return self._sampler(hidden_states.contiguous(), batch, places).token_ids
 
     register_sampler_backend(backend, TpSampler)
     if not first:
@@ -267,8 +271,8 @@ def register(backend: str = "tpsample") -> None:
         ("managers.tokenizer_manager.TokenizerManager._validate_one_request", _HOOKS.admit),
     ):
         HookRegistry.register(_SRT + target, hook, HookType.AROUND)
-    batches = f"{_SRT}sampling.sampling_batch_info.SamplingBatchInfo"
-    HookRegistry.register(f"{batches}.from_schedule_batch", _HOOKS.add_seeds, HookType.AFTER)
+    made = f"{_SRT}model_executor.forward_batch_info.ForwardBatch.init_new"
+    HookRegistry.register(made, _HOOKS.keep_requests, HookType.AFTER)
 
 
 _HOOKS = Hooks()

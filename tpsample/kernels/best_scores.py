@@ -55,7 +55,6 @@ def group_best_kernel(
     width,
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
-    ROUNDS: tl.constexpr,
 ):
     """The best score of each group of ids, the first order word of each block.
 
@@ -78,7 +77,7 @@ def group_best_kernel(
     tl.store(block_first, best_of_groups(logits, ids, mask, BLOCK))
     draw = load_draw(seed_ptr, position_ptr, temperature_ptr, row)
     for sample in range(num_samples):
-        scores = block_scores(logits, first_id, draw, sample, ROUNDS)
+        scores = block_scores(logits, first_id, draw, sample)
         best = best_of_groups(scores, ids, mask, GROUP)
         tl.store(rows_best + sample * groups + group, best, mask=group < groups)
 
@@ -109,7 +108,6 @@ def best_scores_kernel(
     GROUP: tl.constexpr,
     WORDS: tl.constexpr,  # >= num_groups · GROUP
     BLOCKS: tl.constexpr,  # >= blocks
-    ROUNDS: tl.constexpr,
 ):
     """The best scores of the best groups. Grid: (num_samples, F)."""
     sample, row = tl.program_id(0), tl.program_id(1)
@@ -128,7 +126,7 @@ def best_scores_kernel(
     address = logits_ptr + row.to(tl.int64) * stride_logits + columns
     logits = tl.load(address, mask=mask, other=float("-inf"))
     draw = load_draw(seed_ptr, position_ptr, temperature_ptr, row)
-    scores = token_scores(logits, ids, draw, sample, ROUNDS)
+    scores = token_scores(logits, ids, draw, sample)
     words = tl.where(mask, pack(scores, ids), 0)
     orders = pack(logits, ids)
     for c in tl.static_range(COUNT):

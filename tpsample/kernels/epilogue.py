@@ -118,14 +118,14 @@ def head_tile(product, offs_v, shard, head):
 
 
 @triton.jit
-def gained_noise(quads, rows, offs_slot, ROUNDS: tl.constexpr):
+def gained_noise(quads, rows, offs_slot):
     """-L of the ids of some quads, for one sample of each row; 0 for a greedy row."""
     stream = rows.stream_ptr + offs_slot
     r0 = tl.load(stream).to(tl.uint32, bitcast=True)
     r1 = tl.load(stream + rows.stride_stream).to(tl.uint32, bitcast=True)
     r2 = tl.load(stream + 2 * rows.stride_stream).to(tl.uint32, bitcast=True)
     gain = tl.load(stream + 3 * rows.stride_stream).to(tl.float32, bitcast=True)
-    return noise_tile(quads, r0, r1, r2, ROUNDS) * gain[None, :]
+    return noise_tile(quads, r0, r1, r2) * gain[None, :]
 
 
 @triton.jit
@@ -204,7 +204,6 @@ def store_candidates(
     outputs,
     first_row,
     GIVEN: tl.constexpr,  # whether they are logits of the caller
-    ROUNDS: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
     """Products of BLOCK_V ids and BLOCK_B rows to the maxima in memory, BLOCK_E rows at a time.
@@ -219,10 +218,10 @@ def store_candidates(
     if BLOCK_B > BLOCK_E:
         HALF: tl.constexpr = BLOCK_B // 2
         left, right = product.reshape((BLOCK_V, 2, HALF)).permute((0, 2, 1)).split()
-        store_candidates(left, scoring, outputs, first_row, GIVEN, ROUNDS, BLOCK_E)
+        store_candidates(left, scoring, outputs, first_row, GIVEN, BLOCK_E)
         # Rows past the last draw no noise.
         if first_row + HALF < rows.num_rows:
-            store_candidates(right, scoring, outputs, first_row + HALF, GIVEN, ROUNDS, BLOCK_E)
+            store_candidates(right, scoring, outputs, first_row + HALF, GIVEN, BLOCK_E)
     else:
         offs_v = token_ids(ids, shard.stop, BLOCK_V)
         offs_b = first_row + tl.arange(0, BLOCK_B)
@@ -246,7 +245,7 @@ def store_candidates(
         scale = tl.load(rows.scale_ptr + offs_b)
         for sample in range(1 if rows.num_samples is None else rows.num_samples):
             offs_slot = sample * rows.num_rows + offs_b
-            noise = gained_noise(quads(ids, shard.stop, BLOCK_V // 4), rows, offs_slot, ROUNDS)
+            noise = gained_noise(quads(ids, shard.stop, BLOCK_V // 4), rows, offs_slot)
             # log2 e / T and -L; a greedy row has the scale 1 and no noise.
             scores = fma(logits_tile, scale[None, :], noise)
             word = best_word(scores, offs_v)

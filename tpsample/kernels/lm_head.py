@@ -150,7 +150,6 @@ def lm_head_kernel(
     listed_ptr,  # [≥ num_groups] int32
     num_listed_ptr,  # [1] int32
     # blocks
-    ROUNDS: tl.constexpr,
     HIDDEN_SIZE: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_B: tl.constexpr,
@@ -216,7 +215,7 @@ def lm_head_kernel(
         # Epilogue: every row's best candidate of the tile, into the maximum over the rank's tiles.
         scoring = Scoring(ids, rows, shard, head, controls)
         given = weight_ptr is None
-        store_candidates(product, scoring, outputs, pid_b * BLOCK_B, given, ROUNDS, BLOCK_E)
+        store_candidates(product, scoring, outputs, pid_b * BLOCK_B, given, BLOCK_E)
 
     # Push: the words of a complete chunk, to every rank.
     if inboxes_ptr is not None:

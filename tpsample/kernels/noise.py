@@ -19,6 +19,7 @@ from tpsample.kernels import interpreter
 if interpreted():
     interpreter.repair()
 INTERPRET = tl.constexpr(interpreted())
+ROUNDS = tl.constexpr(noise.ROUNDS)
 DOMAIN_TOKEN = tl.constexpr(noise.DOMAIN_TOKEN)
 KEY0 = tl.constexpr(noise.ELEMENT_KEY[0])
 KEY1 = tl.constexpr(noise.ELEMENT_KEY[1])
@@ -90,7 +91,7 @@ def wide_product(a, b: tl.constexpr):
 
 
 @triton.jit
-def philox4x32(c0, c1, c2, c3, k0, k1, ROUNDS: tl.constexpr):
+def philox4x32(c0, c1, c2, c3, k0, k1):
     """Philox4x32 on uint32 tensors of one shape."""
     for _ in tl.static_range(ROUNDS):
         high0, low0 = wide_product(c0, 0xD2511F53)
@@ -127,7 +128,7 @@ def log2_exponential(word, base):
 
 
 @triton.jit
-def noise_tile(quads, r0, r1, r2, ROUNDS: tl.constexpr):
+def noise_tile(quads, r0, r1, r2):
     """L of the ids of some quads, int32 [N], for the rows of r0, r1 and r2, uint32 [BLOCK_B].
 
     The result is fp32 [4 N, BLOCK_B]. One Philox call gives the words of four ids, which are
@@ -140,7 +141,7 @@ def noise_tile(quads, r0, r1, r2, ROUNDS: tl.constexpr):
     k0 = tl.full((1, 1), KEY0, tl.uint32)
     k1 = tl.full((1, 1), KEY1, tl.uint32)
     w0, w1, w2, w3 = philox4x32(
-        quad, r0[None, :] + zero, r1[None, :] + zero, r2[None, :] + zero, k0, k1, ROUNDS
+        quad, r0[None, :] + zero, r1[None, :] + zero, r2[None, :] + zero, k0, k1
     )
     base = low_base(w0, w1, w2, w3)
     l0 = log2_exponential(w0, base)
@@ -193,7 +194,7 @@ def row_stream(seed, position, sample):
     position_low, position_high = low_high(position)
     number = tl.full(seed.shape, sample, tl.int32).to(tl.uint32)
     domain = tl.full(seed.shape, DOMAIN_TOKEN, tl.uint32)
-    r0, r1, r2, _ = philox4x32(position_low, position_high, number, domain, seed_low, seed_high, 10)
+    r0, r1, r2, _ = philox4x32(position_low, position_high, number, domain, seed_low, seed_high)
     return r0, r1, r2
 
 

@@ -99,25 +99,23 @@ def best_of_groups(values, ids, mask, GROUP: tl.constexpr):
 
 
 @triton.jit
-def block_scores(logits, first_id, draw, sample, ROUNDS: tl.constexpr):
+def block_scores(logits, first_id, draw, sample):
     """fp32 scores of a block of one row, whose first id is a multiple of 4."""
     scale, gain = row_scale(draw.temperature)
     r0, r1, r2 = row_stream(draw.seed, draw.position, sample)
     quads = first_id // 4 + tl.arange(0, logits.shape[0] // 4)
-    noise = noise_tile(quads, r0, r1, r2, ROUNDS).reshape(logits.shape)
+    noise = noise_tile(quads, r0, r1, r2).reshape(logits.shape)
     return fma(logits, scale, noise * gain)
 
 
 @triton.jit
-def token_scores(logits, ids, draw, sample, ROUNDS: tl.constexpr):
+def token_scores(logits, ids, draw, sample):
     """As `block_scores`, of any ids int32 [n]: each takes a Philox call, not four together."""
     scale, gain = row_scale(draw.temperature)
     r0, r1, r2 = row_stream(draw.seed, draw.position, sample)
     zero = tl.zeros(ids.shape, tl.uint32)
     k0, k1 = tl.full((1,), KEY0, tl.uint32), tl.full((1,), KEY1, tl.uint32)
-    w0, w1, w2, w3 = philox4x32(
-        (ids >> 2).to(tl.uint32), r0 + zero, r1 + zero, r2 + zero, k0, k1, ROUNDS
-    )
+    w0, w1, w2, w3 = philox4x32((ids >> 2).to(tl.uint32), r0 + zero, r1 + zero, r2 + zero, k0, k1)
     low, high = tl.where(ids & 1 == 0, w0, w1), tl.where(ids & 1 == 0, w2, w3)
     own = tl.where(ids & 2 == 0, low, high)
     noise = log2_exponential(own, low_base(w0, w1, w2, w3))

@@ -91,9 +91,7 @@ def head_interval(lower, upper, offs_v, shard, head):
 
 
 @triton.jit
-def store_intervals(
-    product, scoring, bounds, tops, first_row, ROUNDS: tl.constexpr, BLOCK_E: tl.constexpr
-):
+def store_intervals(product, scoring, bounds, tops, first_row, BLOCK_E: tl.constexpr):
     """Turn limb products [BLOCK_V, BLOCK_B] into the groups' tops and the rows' bars.
 
     It takes BLOCK_E rows at a time, as `tpsample.kernels.epilogue.store_candidates` does.
@@ -104,9 +102,9 @@ def store_intervals(
     if BLOCK_B > BLOCK_E:
         HALF: tl.constexpr = BLOCK_B // 2
         left, right = product.reshape((BLOCK_V, 2, HALF)).permute((0, 2, 1)).split()
-        store_intervals(left, scoring, bounds, tops, first_row, ROUNDS, BLOCK_E)
+        store_intervals(left, scoring, bounds, tops, first_row, BLOCK_E)
         if first_row + HALF < rows.num_rows:
-            store_intervals(right, scoring, bounds, tops, first_row + HALF, ROUNDS, BLOCK_E)
+            store_intervals(right, scoring, bounds, tops, first_row + HALF, BLOCK_E)
     else:
         GROUPS: tl.constexpr = BLOCK_V // GROUP
         offs_v = token_ids(ids, shard.stop, BLOCK_V)
@@ -127,7 +125,7 @@ def store_intervals(
         group = (ids.first - shard.start // 4 * 4) // GROUP + tl.arange(0, GROUPS)
         for sample in range(1 if rows.num_samples is None else rows.num_samples):
             offs_slot = sample * rows.num_rows + offs_b
-            noise = gained_noise(quads(ids, shard.stop, BLOCK_V // 4), rows, offs_slot, ROUNDS)
+            noise = gained_noise(quads(ids, shard.stop, BLOCK_V // 4), rows, offs_slot)
             bar = tl.max(fma(lower, scale[None, :], noise), axis=0)
             tl.atomic_max(tops.bar_ptr + offs_slot, bar, mask=is_row, sem="relaxed", scope="gpu")
             scores = fma(upper, scale[None, :], noise)
@@ -183,7 +181,6 @@ def screen_kernel(
     stride_upper,
     bar_ptr,  # [num_samples · num_rows] fp32, raised
     # blocks
-    ROUNDS: tl.constexpr,
     PADDED_SIZE: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_B: tl.constexpr,  # all rows
@@ -218,7 +215,7 @@ def screen_kernel(
     bounds = Bounds(unit_ptr, norm_ptr, error_ptr, copy_unit_ptr, residual_ptr, weight_norm_ptr)
     tops = Tops(upper_ptr, stride_upper, bar_ptr)
     scoring = Scoring(ids, rows, shard, head, controls)
-    store_intervals(product, scoring, bounds, tops, 0, ROUNDS, BLOCK_E)
+    store_intervals(product, scoring, bounds, tops, 0, BLOCK_E)
 
 
 @triton.jit(do_not_specialize=["groups", "num_slots", "first_id"])

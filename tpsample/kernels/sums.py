@@ -127,7 +127,6 @@ def best_kept_kernel(
     lead,
     width,
     BLOCK: tl.constexpr,
-    ROUNDS: tl.constexpr,
 ):
     """The best score of the tokens down to a word. Grid: (blocks, F)."""
     row = tl.program_id(1)
@@ -140,7 +139,7 @@ def best_kept_kernel(
     if tl.max(kept.to(tl.int32), axis=0) > 0:
         draw = load_draw(seed_ptr, position_ptr, temperature_ptr, row)
         for sample in range(num_samples):
-            scores = block_scores(logits, first_id, draw, sample, ROUNDS)
+            scores = block_scores(logits, first_id, draw, sample)
             best = tl.max(tl.where(kept, pack(scores, ids), 0), axis=0)
             tl.atomic_max(words_ptr + row * num_samples + sample, best, sem="relaxed")
 
@@ -165,7 +164,6 @@ def top_words_kernel(
     num_samples,
     count,
     BLOCK: tl.constexpr,  # >= count
-    ROUNDS: tl.constexpr,
 ):
     """The best score among the kept of a row's first tokens. Grid: (F,)."""
     row = tl.program_id(0)
@@ -187,7 +185,7 @@ def top_words_kernel(
     draw = load_draw(seed_ptr, position_ptr, temperature_ptr, row)
     is_nan = ((first >> TOKEN_BITS) & KEY_MASK) == KEY_NAN
     for sample in range(num_samples):
-        scores = token_scores(logits, ids, draw, sample, ROUNDS)
+        scores = token_scores(logits, ids, draw, sample)
         best = tl.max(tl.where(kept, pack(scores, ids), 0), axis=0)
         tl.store(words_ptr + row * num_samples + sample, tl.where(is_nan, nan_word(), best))
 

@@ -31,7 +31,7 @@ class Backend(ABC):
 
     def __init__(self, settings: Settings) -> None:
         self._weight, self._shard, self._bias = settings.weight, settings.shard, settings.bias
-        self._head, self._rounds = settings.head, settings.philox_rounds
+        self._head = settings.head
         self._num_ids = len(self._shard)
         self._scratch = Scratch(settings.device)
 
@@ -76,7 +76,7 @@ class Backend(ABC):
             logits = self._scratch.take(name, torch.float32, num_rows, self._num_ids)
             if local_logits is None:
                 found = self.memory_of_found(batch.plan, num_samples)
-        noise = RowNoise(batch.temperature, batch.seed, positions, num_samples, self._rounds)
+        noise = RowNoise(batch.temperature, batch.seed, positions, num_samples)
         return Step(hidden_states, batch, noise, controls, logits, out, local_logits, found)
 
     def memory_of_found(self, plan: BatchPlan, num_samples: int) -> Found | None:

@@ -111,7 +111,6 @@ class Screen:
             "vocab_start": shard.start,
             "vocab_stop": shard.stop,
             **head_arguments(settings.head, settings.bias),
-            "ROUNDS": settings.philox_rounds,
         }
 
     def takes(self, step: Step) -> bool:

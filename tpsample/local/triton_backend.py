@@ -157,7 +157,6 @@ class TritonBackend(Backend):
             "first_tile": first,
             "num_tiles": num_tiles,
             **head_arguments(head, None if given else self._bias),
-            "ROUNDS": self._rounds,
             "HIDDEN_SIZE": 0 if given else weight.shape[1],
             "BLOCK_V": tile.block_v,
             "BLOCK_B": tile.block_b,

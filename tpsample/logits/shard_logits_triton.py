@@ -79,7 +79,6 @@ class TritonShardLogits(ShardLogits):
             "position_ptr": self.noise.positions,
             "temperature_ptr": self.noise.temperature,
             "num_samples": self.noise.num_samples,
-            "ROUNDS": self.noise.rounds,
         }
 
     def first_words(self, count: int) -> Tensor:

@@ -39,7 +39,7 @@ HEAD = typeof(NativeHead())
 MEMORY = typeof(Memory(np.empty(0, np.int64)))
 _FLOATS, _INTS = np.empty(0, np.float32), np.empty(0, np.int64)
 COPY = typeof(Copy(np.empty(0, np.int8), *[_FLOATS] * 3))
-DRAWS = typeof(Draws(_FLOATS, _INTS, _INTS, 1, 1))
+DRAWS = typeof(Draws(_FLOATS, _INTS, _INTS, 1))
 LIMITS = typeof((_INTS, *[np.empty(0)] * 3))
 STORED = typeof(passes.Stored(np.empty((0, 0), np.float32), 0, _FLOATS, _INTS))
 

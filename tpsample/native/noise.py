@@ -41,6 +41,7 @@ ROUNDING = F32(2.0**-11)
 
 KEY_0, KEY_1 = (U32(key) for key in definition.ELEMENT_KEY)
 DOMAIN = U32(definition.DOMAIN_TOKEN)
+ROUNDS = definition.ROUNDS
 U_SCALE, LOW_SCALE = definition.U_SCALE, definition.LOW_SCALE
 LOW_HALF = definition.LOW_HALF
 P0, P1, P2, P3, P4 = definition.POLYNOMIAL
@@ -53,14 +54,12 @@ class Draws(NamedTuple):
         temperature: fp32 [B].
         seed, position: int64 [B].
         samples: draws per row.
-        rounds: of Philox.
     """
 
     temperature: np.ndarray
     seed: np.ndarray
     position: np.ndarray
     samples: int
-    rounds: int
 
 
 class Noise(NamedTuple):
@@ -70,13 +69,11 @@ class Noise(NamedTuple):
         scale: fp32 [R], log2 e / T, 1 in a greedy row.
         random: fp32 [R], 1, or 0 in a greedy row.
         streams: uint32 [R, samples, 3].
-        rounds: of Philox.
     """
 
     scale: np.ndarray
     random: np.ndarray
     streams: np.ndarray
-    rounds: int
 
 
 class Stream(NamedTuple):
@@ -87,20 +84,19 @@ class Stream(NamedTuple):
     r0: np.uint32
     r1: np.uint32
     r2: np.uint32
-    rounds: int
 
 
 def draws_of(noise: RowNoise) -> Draws:
     """Return what the kernels take of the noise of a step's rows."""
     tensors = noise.temperature, noise.seed, noise.positions
     arrays = (array_of(tensor.contiguous()) for tensor in tensors)
-    return Draws(*arrays, noise.num_samples, noise.rounds)
+    return Draws(*arrays, noise.num_samples)
 
 
 @jit()
-def philox(c0, c1, c2, c3, k0, k1, rounds):
+def philox(c0, c1, c2, c3, k0, k1):
     """Return the four words of Philox4x32."""
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         p0, p1 = U64(c0) * U64(0xD2511F53), U64(c2) * U64(0xCD9E8D57)
         c0, c1 = U32(U32(p1 >> U64(32)) ^ c1 ^ k0), U32(p1)
         c2, c3 = U32(U32(p0 >> U64(32)) ^ c3 ^ k1), U32(p0)
@@ -121,24 +117,24 @@ def noise_of(draws, index):
         key, place = U64(draws.seed[row]), U64(draws.position[row])
         for s in range(draws.samples):
             r = philox(
-                U32(place), U32(place >> U64(32)), U32(s), DOMAIN, U32(key), U32(key >> U64(32)), 10
+                U32(place), U32(place >> U64(32)), U32(s), DOMAIN, U32(key), U32(key >> U64(32))
             )
             streams[i, s, 0], streams[i, s, 1], streams[i, s, 2] = r[0], r[1], r[2]
-    return Noise(scale, random, streams, draws.rounds)
+    return Noise(scale, random, streams)
 
 
 @jit(inline=True)
 def stream_of(noise, i, s):
     """Return the noise of row i and sample s."""
     r0, r1, r2 = noise.streams[i, s]
-    return Stream(noise.scale[i], noise.random[i], r0, r1, r2, noise.rounds)
+    return Stream(noise.scale[i], noise.random[i], r0, r1, r2)
 
 
 @jit()
-def block_words(block, r0, r1, r2, rounds, out):
+def block_words(block, r0, r1, r2, out):
     """Find the words of a block's lanes for a stream, as fp32 [BLOCK]."""
     for q in range(BLOCK // 4):
-        w0, w1, w2, w3 = philox(U32((block.base >> 2) + q), r0, r1, r2, KEY_0, KEY_1, rounds)
+        w0, w1, w2, w3 = philox(U32((block.base >> 2) + q), r0, r1, r2, KEY_0, KEY_1)
         out[4 * q], out[4 * q + 1], out[4 * q + 2], out[4 * q + 3] = w0, w1, w2, w3
 
 
@@ -156,10 +152,7 @@ def upper_scores(logits, block, stream, upper):
             upper[j] = logits[j]
     else:
         r0, r1, r2, scale = stream.r0, stream.r1, stream.r2, stream.scale
-        if stream.rounds == 10:  # a number that the compiler knows
-            block_words(block, r0, r1, r2, 10, upper)
-        else:
-            block_words(block, r0, r1, r2, stream.rounds, upper)
+        block_words(block, r0, r1, r2, upper)
         for j in range(BLOCK):
             most = (NOISE_TOP + ROUNDING) - F32(F32(upper[j]).view(I32)) * BITS_SCALE
             upper[j] = up(logits[j] * scale) + most
@@ -172,10 +165,10 @@ def upper_scores(logits, block, stream, upper):
 
 
 @jit()
-def exact_noise(token_id, stream, rounds):
+def exact_noise(token_id, stream):
     """Return L of a token id, fp32, as `tpsample.noise.log2_exponential` has it."""
     r0, r1, r2 = stream
-    words = philox(U32(token_id >> 2), r0, r1, r2, KEY_0, KEY_1, rounds)
+    words = philox(U32(token_id >> 2), r0, r1, r2, KEY_0, KEY_1)
     word = words[token_id & 3]
     low = F64((words[0] ^ words[1] ^ words[2] ^ words[3] ^ word) & U32(0xFFFF)) * LOW_SCALE
     u = F64(F32(F64(F32(word)) * U_SCALE + (low + LOW_HALF)))
@@ -197,4 +190,4 @@ def exact_score(logit, token_id, stream):
     if stream.random == F32(0):
         return F32(product)
     words = stream.r0, stream.r1, stream.r2
-    return F32(product - F64(exact_noise(I64(token_id), words, stream.rounds)))
+    return F32(product - F64(exact_noise(I64(token_id), words)))

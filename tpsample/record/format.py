@@ -33,7 +33,7 @@ from tpsample.output import SampleOutput
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.as_json import from_json, to_json
 from tpsample.request.batch import SamplingBatch
-from tpsample.request.batch_checks import check_requests
+from tpsample.request.batch_checks import check_requests, request_list
 from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
 
@@ -55,7 +55,6 @@ _ENTRIES: dict[str, tuple[Callable[[Any], bool], object]] = {
         f"a list of 1 to {MAX_DRAWS} requests",
     ),
     "head": (lambda head: isinstance(head, dict) and set(head) == _HEAD, sorted(_HEAD)),
-    "philox_rounds": (lambda rounds: True, "what LMHeadSampler takes, which checks it"),
     "model": (
         lambda model: model is None or (isinstance(model, str) and len(model) <= _MAX_NAME),
         f"a name of up to {_MAX_NAME} characters, or null",
@@ -85,14 +84,13 @@ def write_record(
     path: str | Path,
     hidden_states: Tensor,
     lm_head_weight: Tensor | str,
-    params: SamplingParams | Sequence[SamplingParams],
+    params: Sequence[SamplingParams],
     positions: Tensor | int,
     output: SampleOutput,
     *,
     bias: Tensor | None = None,
     logit_scale: float = 1.0,
     logit_softcap: float | None = None,
-    philox_rounds: int = 10,
     prompt_token_ids: Sequence[Sequence[int]] | None = None,
     output_token_ids: Sequence[Sequence[int]] | None = None,
 ) -> None:
@@ -101,11 +99,10 @@ def write_record(
     Args:
         hidden_states: [B, D].
         lm_head_weight: [V, D], the rows of all ranks; or a model, as `tpsample generate` takes it.
-        params: one request per row, or one for all.
+        params: one request per row.
         positions: int64 [B] or one int.
         output: what the step returned; its `seeds` are the rows' seeds.
-        bias, logit_scale, logit_softcap, philox_rounds: as `LMHeadSampler` has them. A model
-            brings its own bias, scale and soft-cap.
+        bias, logit_scale, logit_softcap: as `LMHeadSampler` has them. A model brings its own.
         prompt_token_ids, output_token_ids: tokens so far per row, as `SamplingBatch.from_params`
             took them.
 
@@ -132,9 +129,8 @@ def write_record(
         for name, lists in zip(TOKENS_SO_FAR, (prompt_token_ids, output_token_ids), strict=True)
         if lists is not None
     }
-    requests = [params] * rows if isinstance(params, SamplingParams) else list(params)
     head = asdict(Head(logit_scale, logit_softcap))
-    Record(tensors, requests, tokens_so_far, head, philox_rounds, model).save(path)
+    Record(tensors, request_list(params), tokens_so_far, head, model).save(path)
 
 
 def read(path: str | Path) -> Record:
@@ -182,7 +178,6 @@ class Record:
     params: list[SamplingParams]
     tokens_so_far: dict[str, list[list[int]]]
     head: dict[str, Any]
-    philox_rounds: int = 10
     model: str | None = None
 
     def save(self, path: str | Path) -> None:
@@ -194,7 +189,6 @@ class Record:
             "layout": LAYOUT,
             "params": [to_json(request) for request in self.params],
             "head": self.head,
-            "philox_rounds": self.philox_rounds,
             "model": self.model,
             "tokens_so_far": self.tokens_so_far,
         }
@@ -236,7 +230,7 @@ class Record:
         so_far = what["tokens_so_far"]
         prompts, outputs = map(so_far.get, TOKENS_SO_FAR)
         check_requests(0, params, prompts, outputs, word.MAX_VOCAB_SIZE)
-        return Record(tensors, params, so_far, head, what["philox_rounds"], model)
+        return Record(tensors, params, so_far, head, model)
 
     @property
     def num_samples(self) -> int | None:
@@ -254,9 +248,8 @@ class Record:
                     "use `tpsample verify`, or pass load_head="
                 )
             weight, bias, head = load_head(self.model, self.tensors["hidden_states"].dtype)
-        options: dict[str, Any] = {"philox_rounds": self.philox_rounds, "backend": "torch", **head}
         # Checks the head as it does a caller's.
-        LMHeadSampler(weight, group=Ranks(), bias=bias, max_rows=1, **options).close()
+        LMHeadSampler(weight, group=Ranks(), bias=bias, max_rows=1, backend="torch", **head).close()
         hidden_states = self.tensors["hidden_states"]
         if (weight.dtype, weight.shape[1]) != (hidden_states.dtype, hidden_states.shape[1]):
             raise ValueError(

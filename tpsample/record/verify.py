@@ -98,15 +98,13 @@ def sampled_again(
         exact: no other token is confirmed, because the record is of the definition itself.
     """
     batch = record.batch(rows, logits.shape[1])
-    part, rounds = record.part(rows), record.philox_rounds
+    part = record.part(rows)
     positions, num_samples = part["positions"], record.num_samples
-    again = reference.sample(
-        logits, batch, positions, num_samples=num_samples, philox_rounds=rounds
-    )
+    again = reference.sample(logits, batch, positions, num_samples=num_samples)
 
     @lru_cache(maxsize=4)
     def scores(sample: int) -> Tensor:
-        found = reference.scores(logits, batch, positions, sample=sample, philox_rounds=rounds)
+        found = reference.scores(logits, batch, positions, sample=sample)
         return found.masked_fill(~reference.kept_mask(logits, batch), -torch.inf)
 
     def gap(row: int, sample: int, recorded: int, expected: int) -> float:

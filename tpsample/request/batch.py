@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ from tpsample.core.handles import handle_of
 from tpsample.core.row_noise import GREEDY_BELOW
 from tpsample.core.tensors import ordinary_tensors, readable, tensors_of
 from tpsample.errors import UnsupportedParameter
-from tpsample.request import engine_tensors
 from tpsample.request.batch_checks import (
     check_device,
     check_kept,
@@ -22,11 +21,12 @@ from tpsample.request.batch_checks import (
     request_list,
 )
 from tpsample.request.changing_rows import ChangingRows
-from tpsample.request.entries import NEEDS_APPEND, NO_REQUEST, WAITING, Entry
-from tpsample.request.params import SamplingParams
+from tpsample.request.entries import NEEDS_APPEND, NO_REQUEST, Entry
+from tpsample.request.params import FilterOrder, SamplingParams
 from tpsample.request.plan import BatchPlan, BatchView
 from tpsample.request.selection import Selection
 from tpsample.request.table import RequestTable
+from tpsample.request.tensor_columns import table_of
 
 
 class SamplingBatch(ChangingRows):
@@ -60,23 +60,26 @@ class SamplingBatch(ChangingRows):
     """
 
     def __init__(self, table: RequestTable, entries: Sequence[Entry] = (), **options: Any) -> None:
-        """Put requests into a new table. `from_params`, `of_slots` and `over` make batches."""
+        """Put requests into a new table. `from_params`, `from_tensors` and `of_slots` make
+        batches."""
         if not isinstance(table, RequestTable):
             raise TypeError(
                 f"SamplingBatch: is not built by its name, got {describe(table)}; call "
-                "SamplingBatch.from_params(params, vocab_size=…), of_slots or over"
+                "SamplingBatch.from_params(params, vocab_size=…), from_tensors or of_slots"
             )
         self._options = options  # kept_cap and fixed_rounds
-        self._repeated: dict[int, SamplingBatch] = {}  # of the single request, by number of rows
         self._selects = False
         self._plans: dict[int, BatchPlan] = {}  # by how often each row stands in a row
         self._handle = 0  # of the rows as they are, for `tpsample.compiled`
         super().__init__(table)
-        self._arrange(list(range(len(entries))), list(entries))
+        if table.entries:
+            self._changed()
+        else:
+            self._arrange(list(range(len(entries))), list(entries))
 
     @staticmethod
     def from_params(
-        params: SamplingParams | Sequence[SamplingParams],
+        params: Sequence[SamplingParams],
         *,
         vocab_size: int,
         device: torch.device | str | None = None,
@@ -92,11 +95,8 @@ class SamplingBatch(ChangingRows):
         random number that one rank draws.
 
         Args:
-            params: a list with one request per row, or one request that every row of a step
-                shares, whatever their number. A shared request gives each row its
-                seed, temperature, masks and tokens so far, or without a seed a seed of its own.
-                With one, random rows at equal positions draw the same, which a CPU refuses. Tokens
-                are appended separately for each number of rows.
+            params: one request per row, such as ``[params] * B``. Rows with one seed draw the same
+                at equal positions, so give each a seed of its own (`SamplingParams.fork`) or None.
             vocab_size: V; must match across ranks.
             device: where the hidden states are. Default: the CPU.
             prompt_token_ids, output_token_ids: the tokens so far of each row, which penalties,
@@ -112,7 +112,7 @@ class SamplingBatch(ChangingRows):
                 captured step does so anyway.
 
         Raises:
-            TypeError: params is not a SamplingParams or a sequence of them, or ids are not ints.
+            TypeError: params is not a sequence of SamplingParams, or ids are not ints.
             UnsupportedParameter: kept_cap, which the host counts, with fixed_rounds.
             ValueError: an output id or an id of a request outside [0, V), token lists that do not
                 match the rows, a size out of range, or a device that torch does not have.
@@ -123,10 +123,7 @@ class SamplingBatch(ChangingRows):
         check_kept(kept_cap, fixed_rounds)
         checked = check_requests(0, requests, prompt_token_ids, output_token_ids, vocab_size)
         table = RequestTable(slots, vocab_size, device)
-        batch = SamplingBatch(table, checked, kept_cap=kept_cap, fixed_rounds=fixed_rounds)
-        if isinstance(params, SamplingParams):
-            batch._single = checked[0]
-        return batch
+        return SamplingBatch(table, checked, kept_cap=kept_cap, fixed_rounds=fixed_rounds)
 
     @staticmethod
     def of_slots(
@@ -142,7 +139,49 @@ class SamplingBatch(ChangingRows):
         batch._ready_to_select()
         return batch
 
-    over = staticmethod(engine_tensors.over)
+    @staticmethod
+    def from_tensors(
+        *,
+        vocab_size: int,
+        temperature: Tensor,
+        seed: Tensor,
+        top_k: Tensor | None = None,
+        top_p: Tensor | None = None,
+        min_p: Tensor | None = None,
+        host: Mapping[str, Any] | None = None,
+        filter_order: FilterOrder = "sequential",
+        fixed_rounds: bool = False,
+    ) -> SamplingBatch:
+        """Build a batch from columns, as an engine has them that keeps its parameters in tensors.
+
+        The numbers are copied, so make another for each step. Any number has a meaning, see
+        `tpsample.request.tensor_columns`; on a CPU and with `host` a top_p or min_p out of range
+        is warned of. Penalties, biases and logprobs need requests. The `requests` of this batch
+        have the filters that the host knows; temperatures and seeds are those of the tensors.
+
+        On a CPU the host reads the filters. On a GPU it does not: without `host` every row is
+        treated as if each filter that is passed were on, so leave out those that no row has.
+
+        Args:
+            vocab_size: V; must match across ranks.
+            temperature, seed: fp32 and int64 [B].
+            top_k: int32 or int64 [B].
+            top_p, min_p: fp32 or float64 [B].
+            host: the numbers of each filter that is passed, by name, as the host has them: lists,
+                arrays, or tensors of a CPU. The filters are then taken of these numbers alone, and
+                a step launches what they need and no more. A CPU refuses others than the tensors'.
+            filter_order: of all rows, as in `SamplingParams`.
+            fixed_rounds: as in `from_params`.
+
+        Raises:
+            TypeError, ValueError: a tensor of another shape, dtype or device, or other numbers on
+                the host.
+        """
+        check_sizes(vocab_size, None, 0)
+        check_kept(None, fixed_rounds)
+        filters = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+        table = table_of(int(vocab_size), temperature, seed, filters, host, filter_order)
+        return SamplingBatch(table, kept_cap=None, fixed_rounds=fixed_rounds)
 
     def __len__(self) -> int:
         return self.rows
@@ -201,7 +240,6 @@ class SamplingBatch(ChangingRows):
             TypeError, ValueError: another shape, dtype or device, or another kind of `out`.
             UnsupportedParameter: (a ValueError) the batch has kept_cap, which the host counts.
         """
-        self._require_list("select")
         if self._options["kept_cap"] is not None:
             raise UnsupportedParameter("kept_cap: not with select; build the batch without it")
         with self._thread:
@@ -225,55 +263,22 @@ class SamplingBatch(ChangingRows):
         return self._table.launches
 
     def _for_rows(self, num_rows: int) -> SamplingBatch:
-        """Return this batch, or its one request repeated for so many rows.
+        """Return this batch.
 
         Raises:
-            ValueError: the batch was built from a list of another length, or has empty slots.
+            ValueError: it has another number of rows, or empty slots.
         """
         if self._table.empty:
             raise ValueError(
                 f"batch: slots {self._table.empty} have no request; name the slots of the step by "
                 "batch.select, or drop these"
             )
-        if num_rows == self.rows:
-            return self
-        single = self._single
-        if single is None:
+        if num_rows != self.rows:
             raise ValueError(
                 f"batch: expected {num_rows} rows, as hidden_states or logits have, got "
-                f"{self.rows}; pass one SamplingParams per row, or a single one for all"
+                f"{self.rows}; pass one SamplingParams per row"
             )
-        if num_rows not in self._repeated:
-            table = RequestTable(num_rows, self.vocab_size, self.device)
-            its = [single] * num_rows
-            self._repeated[num_rows] = SamplingBatch(table, its, **self._options)
-        repeated = self._repeated[num_rows]
-        # The caller may have written since.
-        with torch.inference_mode(False):
-            repeated.temperature.copy_(self.temperature.expand(num_rows))
-            # Without a seed each row has its own, unless the caller wrote one before the first.
-            seed = self.seed.expand(num_rows)
-            if single.params.seed is not None:
-                repeated.seed.copy_(seed)
-            elif self.unseeded:
-                repeated.seed.copy_(repeated.seed.where(seed == WAITING, seed))
-        for name in ("grammar_bitmask", "forced_token_ids"):
-            mask = self._masks().get(name)
-            if mask is not None and len(mask) == 1:
-                mask = mask.expand(num_rows, *mask.shape[1:]).contiguous()
-            setattr(repeated, name, mask)
-        return repeated
-
-    def _check_noise(self, positions: Tensor) -> None:
-        single = None if self._single is None else self._single.params
-        if single is None or single.seed is None or single.greedy or not readable(self.device):
-            return
-        if len(set(positions.tolist())) < len(positions):
-            raise ValueError(
-                f"batch: its one request has seed={single.seed}, with which rows at equal "
-                "positions draw the same noise; pass a list of requests with seeds of their own, "
-                f"such as params.fork({len(positions)}), or seed=None"
-            )
+        return self
 
     def _misread(self) -> Iterator[tuple[str, str]]:
         yield from super()._misread()
@@ -301,15 +306,12 @@ class SamplingBatch(ChangingRows):
         return self._stores_logits or controlled or bool(self._assigned)
 
     def _append(self, num_rows: int, token_ids: Tensor) -> None:
-        if num_rows != self.rows and self._single is None:
+        if num_rows != self.rows:
             raise ValueError(
                 f"token_ids: expected the tokens of {self.rows} rows, as the batch has, got "
                 f"{num_rows} rows"
             )
-        if num_rows == self.rows:
-            super()._append(num_rows, token_ids)
-        else:
-            self._for_rows(num_rows).append(token_ids)
+        super()._append(num_rows, token_ids)
 
     def _read(self, times: int = 1) -> BatchView:
         temperature, seed = self._table.row_temperature, self._table.row_seed

@@ -102,12 +102,15 @@ def _ids(name: str, ids: Any) -> tuple[int, ...]:
 
 
 def request_list(params: Any) -> list[Any]:
-    """Return the requests of a batch as a list; a single one may come by itself."""
+    """Return the requests of a batch as a list."""
     if isinstance(params, SamplingParams):
-        return [params]
+        raise TypeError(
+            "params: expected a list of SamplingParams, one per row, got a single one; pass "
+            "[params] * B, or params.fork(B) if it has a seed"
+        )
     if not is_listing(params):
         raise TypeError(
-            f"params: expected SamplingParams or a sequence of them, got {type(params).__name__}"
+            f"params: expected a list of SamplingParams, one per row, got {type(params).__name__}"
         )
     return list(params)
 

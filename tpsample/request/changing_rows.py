@@ -35,7 +35,6 @@ class ChangingRows(StepBatch):
     def __init__(self, table: RequestTable) -> None:
         super().__init__(table)
         self.max_rows = table.slots
-        self._single: Entry | None = None
         self._dropped, self._drop_told = (-1, 0), False  # the version after it, and its first row
 
     @property
@@ -65,7 +64,6 @@ class ChangingRows(StepBatch):
         Raises:
             TypeError, ValueError: as `from_params`; or all `max_rows` rows are taken.
         """
-        self._require_list("add")
         prompts = None if prompt_token_ids is None else [prompt_token_ids]
         tokens = prompts, [output_token_ids]
         checked = check_requests(self.rows, [params], *tokens, self.vocab_size)
@@ -82,7 +80,6 @@ class ChangingRows(StepBatch):
             TypeError, ValueError: a row that is not there.
         """
         gone = set(check_rows("drop", rows, self.rows))
-        self._require_list("drop")
         self._warn_of_moved(gone)
         self._arrange([row for row in range(self.rows) if row not in gone], [])
         self._dropped = self._table.version, min(gone, default=self.rows)
@@ -107,7 +104,6 @@ class ChangingRows(StepBatch):
         Raises:
             TypeError, ValueError: `order` is not a permutation of the rows.
         """
-        self._require_list("permute")
         self._arrange(check_order(order, self.rows), [])
 
     def arrange(
@@ -132,7 +128,6 @@ class ChangingRows(StepBatch):
             TypeError, ValueError: as `from_params`; a row named twice, or one that is not there;
                 or more than `max_rows` rows.
         """
-        self._require_list("arrange")
         tokens = prompt_token_ids, output_token_ids
         checked = check_requests(self.rows, joining, *tokens, self.vocab_size)
         self._arrange(check_arranged(order, self.rows, len(checked)), checked)
@@ -162,7 +157,6 @@ class ChangingRows(StepBatch):
                 f"update: expected a whole SamplingParams, got {got}; pass "
                 f"dataclasses.replace(batch.requests[{row}], {got})"
             )
-        self._require_list("update")
         if isinstance(params, SamplingParams) and params.reads_output and output_token_ids is None:
             raise ValueError(
                 f"output_token_ids: expected the tokens so far of row {row}, which penalties, "
@@ -192,9 +186,9 @@ class ChangingRows(StepBatch):
         Raises:
             TypeError, ValueError: as `from_params`; a slot named twice, or one that is not there.
         """
-        self._require_list("put")
         rows, tokens = check_rows("put", slots, self.rows), (prompt_token_ids, output_token_ids)
-        checked = check_requests(0, params, *tokens, self.vocab_size)
+        its = [params] if isinstance(params, SamplingParams) else params
+        checked = check_requests(0, its, *tokens, self.vocab_size)
         if len(rows) != len(checked) or len(set(rows)) < len(rows):
             raise ValueError(
                 f"put: expected as many requests as slots, each slot once, got {len(checked)} "
@@ -209,7 +203,6 @@ class ChangingRows(StepBatch):
         Raises:
             ValueError: a slot that is not there.
         """
-        self._require_list("free")
         rows = list(dict.fromkeys(check_rows("free", slots, self.rows)))
         self._load(rows, [Entry.of(NO_REQUEST, self.vocab_size)] * len(rows))
 
@@ -237,11 +230,3 @@ class ChangingRows(StepBatch):
     @abstractmethod
     def _changed(self) -> None:
         """Note what follows from the rows as they are now."""
-
-    def _require_list(self, method: str) -> None:
-        """Raise a ValueError if the rows share one request, so that none can change alone."""
-        if self._single is not None:
-            raise ValueError(
-                f"{method}: this batch was built from one request for all rows; build it from a "
-                "list of requests to change its rows"
-            )

@@ -17,9 +17,9 @@ state in the tables of controls, which a request does not write."""
 OPEN, SHUT = 2**62, -1
 """The gate of a slot that may be drawn, above the number of any row; and of one that may not."""
 
-FILTERED, ASKS_LOGPROBS, UNSEEDED, EMPTY, NEEDS_APPEND = (1 << bit for bit in range(5))
+FILTERED, ASKS_LOGPROBS, UNSEEDED, EMPTY, NEEDS_APPEND, UNKNOWN = (1 << bit for bit in range(6))
 """Bits of the flags of a slot: it has filters, it asks for logprobs, it waits for its seed, it has
-no request, its output changes its logits."""
+no request, its output changes its logits, its filters are on the device alone."""
 
 WAITING = 0x54505F5741495421
 """The seed of a row that waits for one, an arbitrary number that nobody else writes."""
@@ -33,8 +33,8 @@ class Entry(NamedTuple):
 
     Attributes:
         params: its request.
-        filters: of the request.
-        flags: FILTERED to NEEDS_APPEND.
+        filters: of the request; of an UNKNOWN row, those that may be on.
+        flags: FILTERED to UNKNOWN.
         top: how many of the most likely tokens it reports.
         packed: what the device reads: the numbers before STATE.
         prompt, output: the tokens so far, if the request looks at them. They are copies, because

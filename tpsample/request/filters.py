@@ -56,22 +56,6 @@ class RowFilter(NamedTuple):
         takes_some = found.takes_some(vocab_size) and not request.greedy
         return found if takes_some else keeps_all(vocab_size)
 
-    @staticmethod
-    def of_columns(columns: Tensor, vocab_size: int) -> list[RowFilter]:
-        """Return the filter of each row, from the numbers that a device reads of them.
-
-        Args:
-            columns: int64 [COLUMNS, F] on a CPU; column r has the numbers of `packed` of row r.
-        """
-        reals = columns[1:4].contiguous().view(torch.float64).tolist()
-        top_k, *_, keep_ties, joint = columns[:6].tolist()
-        found = []
-        for k, p, least, of_total, *bits in zip(top_k, *reals, keep_ties, joint, strict=True):
-            ties, of_all = map(bool, bits)
-            way = _way(k, p, ties, of_all, vocab_size)
-            found.append(RowFilter(k, p, least, of_total, ties, of_all, way))
-        return found
-
     def takes_some(self, vocab_size: int) -> bool:
         """Return whether top_k, top_p or min_p is on, so that the row may lose tokens."""
         return self.top_k < vocab_size or self.top_p < 1 or self.log_min_p > -math.inf

@@ -24,7 +24,6 @@ last slot, in which no request ever is.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
@@ -60,7 +59,7 @@ class Selection(HasViews, StepBatch):
     memory of its own, which `select` may be told to use again, so that such a step allocates none.
 
     Args:
-        batch: whose slots these are; a batch of all slots in order is a selection of itself.
+        batch: whose slots these are.
         table: of the batch.
         num_rows: B.
     """
@@ -69,8 +68,7 @@ class Selection(HasViews, StepBatch):
     def __init__(self, batch: StepBatch, table: RequestTable, num_rows: int) -> None:
         super().__init__(table)
         self._batch, self.rows, self._version = batch, num_rows, table.version
-        if batch is not self:
-            self._moving = batch._moving
+        self._moving = batch._moving
         self._has_stepped = self._taken_again = False
         self._scratch = Scratch(self.device)
         self._numbers = torch.arange(num_rows, device=self.device)
@@ -107,7 +105,7 @@ class Selection(HasViews, StepBatch):
             out = Selection(batch, batch._table, len(slots))
         elif not isinstance(out, Selection):
             raise TypeError(f"out: expected a Selection, got {type(out).__name__}")
-        elif out._batch is not batch or out is batch:
+        elif out._batch is not batch:
             raise ValueError(
                 "out: expected an earlier selection of this batch, got another batch's"
             )
@@ -166,19 +164,16 @@ class Selection(HasViews, StepBatch):
 
     def __copy__(self) -> Selection:
         """Return a selection of the same batch, with memory and masks of its own."""
-        shared = () if self._batch is self else (self._batch, self._table)
-        return copy.deepcopy(self, {id(each): each for each in shared})
+        return copy.deepcopy(self, {id(each): each for each in (self._batch, self._table)})
 
     @property
     def temperature(self) -> Tensor:
-        """fp32 [B], read of the batch. To change one, write to the batch or to its tensors."""
-        self._table.follow()
+        """fp32 [B], read of the batch. To change one, write to the batch."""
         return self._pick("temperature", self._table.temperature)
 
     @property
     def seed(self) -> Tensor:
         """int64 [B], 64 bits, read of the batch as `temperature` is."""
-        self._table.follow()
         return self._pick("seed", self._table.seed)
 
     @property
@@ -186,13 +181,9 @@ class Selection(HasViews, StepBatch):
         """The plan of the batch."""
         return self._batch.plan
 
-    def _misread(self) -> Iterator[tuple[str, str]]:
-        yield from super()._misread()
-        yield from self._table.outside(self._index[~self._undrawn.rows])
-
     @property
-    def _undrawn_rows(self) -> Undrawn | None:
-        return None if self._batch is self else self._undrawn
+    def _undrawn_rows(self) -> Undrawn:
+        return self._undrawn
 
     def _for_rows(self, num_rows: int) -> Selection:
         if num_rows != self.rows:
@@ -210,16 +201,11 @@ class Selection(HasViews, StepBatch):
     def _read(self, times: int = 1) -> BatchView:
         self._has_stepped, self._taken_again = True, False
         rows = self if times == 1 else self._repeated(times)
-        return rows._read_of(
-            self._controls(), None if self._undrawn_rows is None else rows._undrawn
-        )
+        return rows._read_of(self._controls())
 
-    def _read_of(self, controls: ControlRows | None, undrawn: Undrawn | None) -> BatchView:
-        table = self._table
-        table.follow()
-        temperature, seed = self._pick("temperature", table.temperature), table.seed
-        plan = self._plan_that_stores() if table.stores_logits else self._plain_plan
-        return BatchView(temperature, self._pick("seed", seed), plan, controls, undrawn)
+    def _read_of(self, controls: ControlRows | None) -> BatchView:
+        plan = self._plan_that_stores() if self._table.stores_logits else self._plain_plan
+        return BatchView(self.temperature, self.seed, plan, controls, self._undrawn)
 
     @cached_property
     def _plain_plan(self) -> BatchPlan:
@@ -229,7 +215,6 @@ class Selection(HasViews, StepBatch):
     def _plan_that_stores(self) -> BatchPlan:
         """Return the plan of rows that may have filters or logprobs."""
         table = self._table
-        table.follow_filters()
         if (slots := self._on_the_host()) is not None:
             entries = table.entries_of(slots)
             if self._planned is None or self._planned[0] != (table.version, entries):
@@ -294,8 +279,6 @@ class Selection(HasViews, StepBatch):
         """Return the masks of the batch, a row per slot, that no mask of these rows replaces. One
         without rows binds none."""
         its, own = self._batch._assigned, self._assigned
-        if not its or its is own:
-            return {}
         masks = {name: mask.tensor for name, mask in its.items() if name not in own}
         return {name: mask for name, mask in masks.items() if len(mask)}
 
@@ -316,14 +299,8 @@ class Selection(HasViews, StepBatch):
 
     def _state(self) -> dict[str, object]:
         undrawn, bad = self._undrawn
-        found = self._table.compared | super()._state()
-        for name, its in self._table.compared.items():
-            if isinstance(its, Tensor):
-                found[name] = self._pick_any(name, its).masked_fill_(undrawn, 0)
-        if self._batch is self:
-            return found
         # Of rows that are not drawn only the status counts.
-        return {"slots": self._index.where(~undrawn, -1 - bad.long()), **found}
+        return {"slots": self._index.where(~undrawn, -1 - bad.long()), **super()._state()}
 
 
 def _numbers_of(host: Any, slots: Tensor) -> list[int]:

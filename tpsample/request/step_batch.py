@@ -1,4 +1,4 @@
-"""The rows of a call: those of a batch, some slots of one, or the tensors of an engine."""
+"""The rows of a call: those of a batch, or some slots of one."""
 
 from __future__ import annotations
 
@@ -93,9 +93,6 @@ class StepBatch(Sealed, ABC):
     @abstractmethod
     def _for_rows(self, num_rows: int) -> StepBatch:
         """Return the batch of so many rows; a ValueError if this one has another number."""
-
-    def _check_noise(self, positions: Tensor) -> None:
-        """Raise a ValueError if one request, with its seed, draws for rows at equal positions."""
 
     def prepare(self, shard: VocabShard) -> None:
         """Make the state of a shard, for a sampler that comes after tokens have been appended.

@@ -13,7 +13,7 @@ reads the requests that are there when it is replayed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import compress
 from operator import itemgetter
 from typing import Any
@@ -44,17 +44,18 @@ from tpsample.request.entries import (
     SHUT,
     STATE,
     TOP,
+    UNKNOWN,
     UNSEEDED,
     WAITING,
     Entry,
 )
-from tpsample.request.filters import LogprobRows, RowFilter, RowFilters, Way
+from tpsample.request.filters import LogprobRows, RowFilter, RowFilters, Way, keeps_all
 from tpsample.request.plan import BatchPlan
 
-_HAS = [bytes(bool(flags & wanted) for flags in range(256)) for wanted in range(32)]
+_HAS = [bytes(bool(flags & wanted) for flags in range(256)) for wanted in range(64)]
 """By wanted flags, 0 or 1 for each value of an entry's flags: whether it has one of them."""
 
-_PARAMS, _FILTERS, _FLAGS = map(itemgetter, range(3))
+_PARAMS, _FILTERS, _FLAGS, _, _PACKED = map(itemgetter, range(5))
 """Of an entry, in a third of the time that attributes take."""
 
 
@@ -73,11 +74,9 @@ class RequestTable(HasViews):
         row_temperature, row_seed: of the slots in use.
         chosen: int64 [S + 1, C], the ids whose logprobs a slot wants, then -1.
         controls: penalties and constraints; None until a request or a mask needs them.
-        compared: what ranks compare beside, by name: tensors [S] and other values.
     """
 
     version = 0
-    compared: dict[str, object] = {}  # noqa: RUF012
     controls: ControlTables | None = None
     _found: tuple[set[RowFilter], int, bool] | None  # `asked`, until the entries change
 
@@ -122,6 +121,15 @@ class RequestTable(HasViews):
             self._move(order, list(joined))
         self.entries = list(map([*entries, *joining].__getitem__, order))
         self.load(list(joined), list(joined.values()))
+
+    @ordinary_tensors
+    def begin(self, entries: Sequence[Entry]) -> None:
+        """Take the first rows, whose requests have neither logprobs nor penalties."""
+        self.entries = list(entries)
+        packed = bytearray().join(map(_PACKED, entries)) or bytearray(8 * STATE)
+        columns = torch.frombuffer(packed, dtype=torch.int64).view(-1, STATE).T
+        self.numbers[:STATE, : len(entries)].copy_(columns[:, : len(entries)])
+        self._note()
 
     def _note(self) -> None:
         """Note what follows from the entries."""
@@ -230,7 +238,12 @@ class RequestTable(HasViews):
         flags = bytes(map(_FLAGS, entries)) if self.stores_logits else b""
         if rows := _flagged(flags, FILTERED):
             index, _, columns = self._columns(rows, slots)
-            filters = RowFilters(index, rows, columns, [_FILTERS(entries[row]) for row in rows])
+            known = not _flagged(flags, UNKNOWN)
+            kinds = [_FILTERS(entries[row]) for row in rows]
+            if not known:
+                kinds = [keeps_all(self.vocab_size), *set(kinds)]
+                options |= {"fixed_rounds": True, "stores_all": True}
+            filters = RowFilters(index, rows, columns, kinds, known)
         if rows := _flagged(flags, ASKS_LOGPROBS):
             index, of_slot, columns = self._columns(rows, slots)
             asking = [self.entries[slot].params for slot in self.flagged(ASKS_LOGPROBS)]
@@ -279,17 +292,6 @@ class RequestTable(HasViews):
             any(each.way is Way.THRESHOLD for each in filters),
             *(self._moves, self.make_controls().launches),
         )
-
-    def follow(self) -> None:
-        """Write temperatures and seeds that are another's as they are now. Here nothing is."""
-
-    def outside(self, slots: Tensor) -> Iterator[tuple[str, str]]:
-        """Yield a name and a warning for each filter that has a number out of its range, in one of
-        these slots. Those of requests were checked."""
-        return iter(())
-
-    def follow_filters(self) -> None:
-        """Write the filters that are another's as they are now."""
 
 
 def _flagged(flags: bytes, flag: int) -> list[int]:

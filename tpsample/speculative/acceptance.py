@@ -179,28 +179,25 @@ def verify_by_ratio(
         stop, coefficient = accept_tokenwise(laws.p, laws.q, u), torch.ones_like(u[:, 0])
 
     noise = row_stream(seed, positions + stop, stop, domain=DOMAIN_RECOVERY)
-    token = recovered(laws.at(stop), coefficient, noise, stored.noise.rounds, ranks)
+    token = recovered(laws.at(stop), coefficient, noise, ranks)
     verified = VerifyOutput.of(stop, emit(drafts, stop, token), laws.status, seed)
     if batch.plan.logprobs is not None:
         verified.logprobs = logprobs_of(stored, batch, ranks, verified.token_ids.flatten())
     return verified
 
 
-def recovered(
-    laws: Laws, coefficient: Tensor, stream: tuple[Tensor, ...], rounds: int, ranks: Ranks
-) -> Tensor:
+def recovered(laws: Laws, coefficient: Tensor, stream: tuple[Tensor, ...], ranks: Ranks) -> Tensor:
     """Return the tokens, int64 [B], -1 where the status is not OK. Collective: one gather.
 
     Args:
         laws: at one position of each row.
         coefficient: float64 [B].
         stream: row stream of each row, int64 [B] tensors.
-        rounds: Philox rounds.
     """
     best = torch.zeros_like(laws.drafts)
     streams = tuple(r.view(-1, 1, 1) for r in stream)
     for first_id, residual in laws.residual_tiles(coefficient.unsqueeze(1)):
-        noise = tile_noise(streams, first_id, residual.shape[2], rounds)
+        noise = tile_noise(streams, first_id, residual.shape[2])
         words = order_words(recovery_scores(residual, noise), first_id)
         best = best.maximum(words.amax(dim=2))
     token_ids, _ = word.decode(ranks.gather_integers(best).amax(dim=0))

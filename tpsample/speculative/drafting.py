@@ -106,9 +106,9 @@ def sample_draft(
     included.
 
     Args:
-        sampler: the target's, whose ranks, shard and Philox rounds are used.
+        sampler: the target's, whose ranks, and shard are used.
         draft_logits: [B, V_local], this rank's columns, before temperature.
-        batch: B rows, or one request for all rows; its filters, penalties and masks do not count.
+        batch: B rows; its filters, penalties and masks do not count.
         positions: int64 [B], or one int: absolute position of the token to be drafted.
         index: how many drafts of the same verification come before this one.
         method: the one that `verify` will be called with.
@@ -154,9 +154,9 @@ def sample_draft(
         streams = row_stream(settled.seed.unsqueeze(1), at.unsqueeze(1), place, domain=domain)
         best = torch.zeros_like(at)
         if draft_logits.shape[1]:
-            first_id, rounds = sampler.shard.start, sampler.philox_rounds
-            row_noise = RowNoise(settled.temperature, settled.seed, at, 1, rounds)
-            noise = tile_noise(streams, first_id, draft_logits.shape[1], rounds)
+            first_id = sampler.shard.start
+            row_noise = RowNoise(settled.temperature, settled.seed, at, 1)
+            noise = tile_noise(streams, first_id, draft_logits.shape[1])
             scores = score(draft_logits.detach().float(), noise, row_noise)
             best = order_words(scores, first_id).amax(dim=1)
         token_ids, _ = word.decode(sampler.ranks.gather_integers(best).amax(dim=0))

@@ -38,7 +38,6 @@ def verify(
     *,
     method: Method = "coupled",
     draft_logits: Tensor | None = None,
-    philox_rounds: int = 10,
 ) -> VerifyOutput:
     """Verify drafts as `tpsample.verify` does, on whole logits.
 
@@ -61,7 +60,7 @@ def verify(
     expanded = batch._with_drafts(drafts[:, :-1])
     flat, places = logits.float().flatten(0, 1), position_of_rows(positions, width)
     if method == "coupled":
-        plain = reference.sample(flat, expanded, places, philox_rounds=philox_rounds)
+        plain = reference.sample(flat, expanded, places)
         token_ids, status = (x.view(num_rows, width) for x in (plain.token_ids, plain.status))
         accepted = leading((drafts == token_ids) & (drafts >= 0))
         return VerifyOutput.of(accepted, token_ids, status, seed)
@@ -98,7 +97,7 @@ def verify(
     streams = tuple(
         r.unsqueeze(1) for r in row_stream(seed, positions + stop, stop, domain=DOMAIN_RECOVERY)
     )
-    noise = tile_noise(streams, 0, vocab_size, philox_rounds)
+    noise = tile_noise(streams, 0, vocab_size)
     token, _ = word.decode(order_words(recovery_scores(left, noise)).amax(dim=1))
     token = token.where(good[each, stop], word.NO_TOKEN)
     return VerifyOutput.of(stop, emit(drafts, stop, token), status, seed)

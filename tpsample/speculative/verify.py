@@ -63,7 +63,7 @@ def verify(
         draft_token_ids: int64 [B, K]. The first id outside the vocabulary, such as -1, ends the
             drafts of its row; hidden states after it may be anything. K may be 0. Or the K drafts
             that `sample_draft` returned, in order; they bring their logits.
-        batch: B rows, one request for all rows, or B slots (`SamplingBatch.select`).
+        batch: B rows, or B slots (`SamplingBatch.select`).
         positions: int64 [B], or one int: absolute position of the first token to be emitted.
         method: "coupled", "rejection" or "block".
         draft_logits: [B, K, V_local], the drafter's logits for this rank's shard, before
