@@ -269,6 +269,18 @@ class ProcessRanks(Ranks):
 def ranks_of(group: object) -> Ranks:
     """Return the ranks of the `group` argument of `LMHeadSampler`.
 
+    Raises:
+        TypeError, ValueError: as `process_group_of`.
+    """
+    if isinstance(group, Ranks):
+        return group
+    processes = process_group_of(group)
+    return Ranks() if processes is None else ProcessRanks(processes)
+
+
+def process_group_of(group: object) -> dist.ProcessGroup | None:
+    """Return the process group that an argument `group` stands for; None for one rank alone.
+
     None is the default process group if torch.distributed is initialised, else one rank; "alone" is
     one rank in either case.
 
@@ -277,14 +289,12 @@ def ranks_of(group: object) -> Ranks:
         ValueError: this process is not a member of the group, or is one of several that a launcher
             started and has no process group.
     """
-    if isinstance(group, Ranks):
-        return group
     if isinstance(group, str) and group == ALONE:
-        return Ranks()
+        return None
     if group is None:
         if not (dist.is_available() and dist.is_initialized()):
             _require_one_process()
-            return Ranks()
+            return None
         group = dist.group.WORLD
     if not dist.is_available() or not isinstance(group, dist.ProcessGroup):
         if group is dist.GroupMember.NON_GROUP_MEMBER:
@@ -294,7 +304,7 @@ def ranks_of(group: object) -> Ranks:
             f'group: expected a torch process group, None or "{ALONE}", got '
             f"{describe(group)}{way_out}"
         )
-    return ProcessRanks(group)
+    return group
 
 
 _WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")

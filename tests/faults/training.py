@@ -1,0 +1,45 @@
+"""Faults of the scores that a trainer takes."""
+
+from tests.faults.fault import faults
+
+FAULTS = faults(r"""
+tpsample/training/logprobs.py
+    the entropy's gradient forgets the entropy
+    - spread = torch.where(p > 0, p * (log_p + entropies[row]), 0.0)
+    + spread = torch.where(p > 0, p * log_p, 0.0)
+    > test_gradients_are_those_of_a_masked_softmax_in_float64[{}-False]
+    gradients of hidden states are this rank's alone
+    - to_hidden = ranks.sum(to_hidden).to(hidden_states.dtype)
+    + to_hidden = to_hidden.to(hidden_states.dtype)
+    > test_ranks_together_score_and_learn_as_one
+    the mass is that of the largest logit of this rank
+    - top[part] = scored.ranks.largest(_amax(tile))
+    + top[part] = _amax(tile)
+    > test_ranks_together_score_and_learn_as_one
+    masses are not rounded
+    - weights = _masses_and_moments if logits.dtype == torch.float32 else _smooth_masses
+    + weights = _smooth_masses
+    > test_values_are_bit_for_bit_those_of_the_step
+    the soft-cap has no slope
+    - return grads / temperature[row].double() * slopes(products, scored.head)
+    + return grads / temperature[row].double() * scored.head.logit_scale
+    > test_gradients_agree_with_small_differences
+tpsample/training/products.py
+    sums that are undecided are rounded as they come
+    - found[undecided] = exact_sums(products[undecided])
+    + pass
+    > test_products_of_pairs_are_exact
+tpsample/training/call.py
+    hidden states may differ between ranks
+    - "hidden_states": (tuple(hidden_states.shape), digest_bits(hidden_states)),
+    + "hidden_states": tuple(hidden_states.shape),
+    > test_every_rank_is_told_of_what_is_wrong_on_one
+    a token outside of its set is scored
+    - if missing:
+    + if False:
+    > test_one_rank_is_told
+    an id that is listed twice counts twice
+    - if len(twice):
+    + if False:
+    > test_one_rank_is_told
+""")

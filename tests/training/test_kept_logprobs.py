@@ -1,0 +1,214 @@
+"""Scores of a trainer: those of the step that drew the tokens, and gradients of float64."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tests.support.ranks import run_ranks
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard
+from tpsample.training import KeptLogprobs, KeptTokens, kept_logprobs
+from tpsample.training import logprobs as module
+from tpsample.training.products import pair_products
+
+V, D, ROWS = 331, 24, 24
+KINDS: tuple[dict[str, Any], ...] = (
+    {"top_p": 0.8},
+    {},
+    {"top_k": 1},
+    {"min_p": 0.05},
+    {"top_k": 20, "top_p": 0.9},
+    {"top_k": 5},
+)
+HEADS: tuple[dict[str, Any], ...] = (
+    {},
+    {"logit_scale": 0.7},
+    {"logit_softcap": 3.0, "logit_scale": 2.0},
+)
+Case = tuple[Tensor, Tensor, Tensor, KeptTokens, Tensor]
+
+
+def _numbers(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    states = torch.randn(ROWS, D, generator=generator)
+    return states.to(dtype), torch.randn(V, D, generator=generator).to(dtype)
+
+
+def _rollout(dtype: torch.dtype, **head: float) -> tuple[Case, Tensor, Tensor]:
+    """Return arguments of a score, and the values and entropies of the step that drew."""
+    states, weight = _numbers(dtype)
+    params = [
+        SamplingParams(
+            temperature=0.6 + 0.3 * (row % 4),
+            seed=row,
+            logprobs=0,
+            logprobs_mode="processed_logprobs",
+            **KINDS[row % len(KINDS)],
+        )
+        for row in range(ROWS)
+    ]
+    batch = SamplingBatch.from_params(params, vocab_size=V, kept_cap=V)
+    with LMHeadSampler(weight, group="alone", **head) as sampler:
+        out = sampler(states, batch, 5)
+    assert out.logprobs is not None
+    temperature = torch.tensor([each.temperature for each in params])
+    case = (states, weight, out.token_ids, KeptTokens.of_step(out.kept, ROWS), temperature)
+    return case, out.logprobs.values[:, 0], out.logprobs.entropies
+
+
+def _definition(case: Case, head: dict[str, float]) -> KeptLogprobs:
+    """Score by a softmax over all ids with the others masked, in the dtype of the weight."""
+    states, weight, token_ids, kept, temperature = case
+    logits = states @ weight.T * head.get("logit_scale", 1.0)
+    if (cap := head.get("logit_softcap")) is not None:
+        logits = cap * torch.tanh(logits / cap)
+    mask = kept.whole.unsqueeze(1).repeat(1, len(weight))
+    mask[torch.arange(len(kept)).repeat_interleave(kept.sizes), kept.token_ids] = True
+    logits = (logits / temperature.double().unsqueeze(1)).masked_fill(~mask, -torch.inf)
+    log_p = logits.log_softmax(dim=1)
+    entropies = -(log_p.exp() * log_p.masked_fill(~mask, 0)).sum(dim=1)
+    return KeptLogprobs(log_p.gather(1, token_ids.unsqueeze(1)).squeeze(1), entropies)
+
+
+def _gradients(scores: KeptLogprobs, *leaves: Tensor) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(8)
+    factors = torch.randn(2, len(scores.logprobs), generator=generator, dtype=torch.float64)
+    total = (scores.logprobs * factors[0]).sum() + (scores.entropies * factors[1]).sum()
+    return torch.autograd.grad(total, leaves)
+
+
+def _off(found: Tensor, expected: Tensor) -> float:
+    """Return the error of gradients relative to their size."""
+    return float((found.double() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("head", HEADS, ids=str)
+def test_values_are_bit_for_bit_those_of_the_step(head, dtype, monkeypatch):
+    monkeypatch.setattr(module, "AT_ONCE", 3 * V)  # several parts of rows that kept every id
+    case, values, entropies = _rollout(dtype, **head)
+    assert case[3].whole.any() and (case[3].sizes == 1).any() and (case[3].sizes > 20).any()
+    scores = kept_logprobs(*case, group="alone", **head)
+    assert torch.equal(scores.logprobs, values) and torch.equal(scores.entropies, entropies)
+    order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(1)).tolist()
+    states, weight, token_ids, kept, temperature = case
+    sets = kept.token_ids.split(kept.sizes.tolist())
+    others = [None if kept.whole[row] else sets[row].flip(0) for row in order]
+    again = kept_logprobs(
+        *(states[order], weight, token_ids[order], KeptTokens.from_lists(others)),
+        temperature[order],
+        group="alone",
+        **head,
+    )
+    assert torch.equal(again.logprobs, values[order]), "another order of rows and ids"
+
+
+def test_products_of_pairs_are_exact():
+    """Sums whose terms cancel, as float64 in any order does not have them."""
+    states = torch.tensor([[2.0**60, 1.0, -(2.0**60), 2.0**-30]]).repeat(2, 1)
+    weight = torch.tensor([[2.0**60, 1.0, 2.0**60, 1.0], [1.0, 1.0, 1.0, 3.0]])
+    rows = torch.arange(2)
+    found = pair_products(states, rows, weight, rows)
+    assert found.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("head", HEADS, ids=str)
+def test_gradients_are_those_of_a_masked_softmax_in_float64(head, sparse):
+    case, _, _ = _rollout(torch.float32, **head)
+    states, weight, token_ids, kept, temperature = case
+    if sparse:
+        rows = (~kept.whole).nonzero().flatten()
+        sets = kept.token_ids.split(kept.sizes.tolist())
+        kept = KeptTokens.from_lists([sets[row] for row in rows.tolist()])
+        states, token_ids, temperature = states[rows], token_ids[rows], temperature[rows]
+    leaves = [each.clone().requires_grad_() for each in (states, weight)]
+    scores = kept_logprobs(
+        *leaves, token_ids, kept, temperature, group="alone", sparse=sparse, **head
+    )
+    found = _gradients(scores, *leaves)
+    doubles = [each.double().requires_grad_() for each in (states, weight)]
+    truth = _definition((*doubles, token_ids, kept, temperature), head)
+    expected = _gradients(truth, *doubles)
+    assert (scores.logprobs - truth.logprobs).abs().max() < 3e-6
+    assert found[1].is_sparse == sparse
+    listed = kept.token_ids.unique()
+    if sparse:
+        assert torch.equal(found[1].indices()[0], listed)
+    assert _off(found[0], expected[0]) < 1e-6
+    assert _off(found[1].to_dense() if sparse else found[1], expected[1]) < 1e-6
+
+
+@pytest.mark.parametrize("head", HEADS, ids=str)
+def test_gradients_agree_with_small_differences(head):
+    states, weight = (each[:9].double().requires_grad_() for each in _numbers())
+    kept = KeptTokens.from_lists([[3, 5, 8], None, [1]] * 3)
+    score = functools.partial(kept_logprobs, group="alone", **head)
+    token_ids = torch.tensor([5, 2, 1] * 3)
+    assert torch.autograd.gradcheck(
+        lambda *leaves: score(*leaves, token_ids, kept, 0.8), (states, weight)
+    )
+
+
+def _on_shards(case: Case, shards: list[VocabShard]) -> tuple[Tensor, ...]:
+    states, weight, *rest = case
+    shard = shards[dist.get_rank()]
+    padded = torch.cat([weight[shard.start : shard.stop], torch.ones(2, D)])
+    leaves = states.clone().requires_grad_(), padded.requires_grad_()
+    scores = kept_logprobs(*leaves, *rest, shard=shard)
+    return *map(torch.Tensor.detach, scores), *_gradients(scores, *leaves)
+
+
+@pytest.mark.parametrize("bounds", [(0, 170, V), (0, 5, 5, V)], ids=["two", "an empty one"])
+def test_ranks_together_score_and_learn_as_one(bounds):
+    case, values, entropies = _rollout(torch.float32)
+    alone = [each.clone().requires_grad_() for each in case[:2]]
+    scores = kept_logprobs(*alone, *case[2:], group="alone")
+    of_states, of_weight = _gradients(scores, *alone)
+    shards = [VocabShard(*each) for each in itertools.pairwise(bounds)]
+    for shard, found in zip(shards, run_ranks(len(shards), _on_shards, case, shards), strict=True):
+        assert torch.equal(found[0], values) and torch.equal(found[1], entropies)
+        torch.testing.assert_close(found[2], of_states, rtol=1e-6, atol=1e-6)
+        assert torch.equal(found[3][: len(shard)], of_weight[shard.start : shard.stop])
+        assert not found[3][len(shard) :].any(), "padding has no gradient"
+
+
+def _with_dtensor(case: Case) -> tuple[Tensor, ...]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    weight = torch.nn.Parameter(distribute_tensor(case[1], mesh, [Shard(0)]))
+    states = case[0].clone().requires_grad_()
+    scores = kept_logprobs(states, weight, *case[2:])
+    of_states, of_weight = _gradients(scores, states, weight)
+    with pytest.raises(ValueError, match="rank 0: sparse: a DTensor has a dense gradient"):
+        kept_logprobs(states, weight, *case[2:], sparse=True)
+    whole: Tensor = of_weight.full_tensor()  # type: ignore[attr-defined]
+    return scores.logprobs.detach(), of_states, whole
+
+
+def test_a_dtensor_names_group_and_shard_and_has_its_gradient():
+    case, values, _ = _rollout(torch.float32)
+    alone = [each.clone().requires_grad_() for each in case[:2]]
+    expected = _gradients(kept_logprobs(*alone, *case[2:], group="alone"), *alone)
+    for found in run_ranks(2, _with_dtensor, case):
+        assert torch.equal(found[0], values)
+        torch.testing.assert_close(found[1:], expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_row_with_a_logit_that_is_no_number_has_no_score():
+    states, weight = _numbers()
+    states[1, 0] = torch.inf
+    kept = KeptTokens.from_lists([[3, 5], [3, 5], None])
+    scores = kept_logprobs(
+        states[:3], weight, torch.tensor([3, 3, 3]), kept, torch.ones(3), group="alone"
+    )
+    assert scores.logprobs.isnan().tolist() == [False, True, False]
+    assert scores.entropies.isnan().tolist() == [False, True, False]

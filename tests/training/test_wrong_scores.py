@@ -1,0 +1,158 @@
+"""What a trainer passes wrongly is refused by name; on several ranks every rank refuses it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tests.support.ranks import run_ranks
+from tpsample import RankMismatch, VocabShard
+from tpsample.output import KeptSets
+from tpsample.training import KeptTokens, kept_logprobs
+
+V, D = 20, 4
+SETS = [[3, 5], None, [19, 0, 7]]
+
+
+def _arguments() -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "hidden_states": torch.randn(3, D, generator=generator),
+        "lm_head_weight": torch.randn(V, D, generator=generator),
+        "token_ids": torch.tensor([5, 2, 0]),
+        "kept": KeptTokens.from_lists(SETS),
+        "temperature": torch.full((3,), 0.7),
+    }
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"hidden_states": torch.zeros(3, D + 1)}, r"hidden_states: expected a tensor \[N, 4\]"),
+    ({"hidden_states": torch.zeros(3, D).double()}, "hidden_states: expected .* float32"),
+    ({"lm_head_weight": torch.nn.Linear(D, V)}, "lm_head_weight: .* pass the parameter"),
+    ({"token_ids": torch.tensor([5, 2])}, r"token_ids: expected a tensor \[3\]"),
+    ({"token_ids": torch.tensor([5, -1, 0])}, r"token_ids: expected ids in \[0, 20\), got -1"),
+    ({"token_ids": torch.tensor([4, 2, 0])}, "token_ids: row 0 drew id 4, which is not in its set"),
+    ({"kept": [[3], None, [0]]}, "kept: expected KeptTokens, .* KeptTokens.from_lists"),
+    ({"kept": KeptTokens.from_lists([[5], None])}, r"kept.offsets: expected a tensor \[4\]"),
+    (
+        {"kept": KeptTokens.from_lists([[5], None, [0, 20]])},
+        r"kept.token_ids: expected ids in \[0, 20\), got 20; pass sets of this vocabulary",
+    ),
+    ({"kept": KeptTokens.from_lists([[5, 3, 5], None, [0]])}, "kept: row 0 lists id 5 twice"),
+    ({"temperature": 0.0}, "temperature: .* got 0.0 in row 0; a greedy token has no distribution"),
+    ({"temperature": torch.tensor([1.0, torch.nan, 1.0])}, "temperature: .* got nan in row 1"),
+    ({"temperature": torch.ones(2)}, r"temperature: expected a tensor \[3\]"),
+    ({"logit_scale": -1.0}, "logit_scale: expected a finite number above 0, got -1.0"),
+    ({"logit_softcap": 0}, "logit_softcap: expected a finite number above 0, got 0"),
+    ({"sparse": True}, "sparse: a row that kept every id has a dense gradient; pass sparse=False"),
+    ({"shard": VocabShard(0, V + 1)}, "lm_head_weight: rank 0 needs 21 rows"),
+    ({"shard": range(3)}, "shard: expected a VocabShard, got range"),
+    ({"group": 3}, "group: expected a torch process group"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "told"), WRONG, ids=lambda value: str(value)[:40])
+def test_one_rank_is_told(wrong, told):
+    with pytest.raises((TypeError, ValueError), match=told):
+        kept_logprobs(**{"group": "alone"} | _arguments() | wrong)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (([1, 2], [1, 2], [False]), "kept.offsets: expected numbers that never fall, from 0 to"),
+        (([0, 2, 1], [1], [False, False]), "kept.offsets: expected numbers that never fall"),
+        (([0, 1], [1], [True]), "kept: row 0 has 1 ids and whole is True"),
+        (([0, 0], [], [False]), "kept: row 0 has 0 ids and whole is False"),
+        (([0, 1], [1], [True, False]), r"kept.whole: expected a tensor \[1\]"),
+    ],
+)
+def test_sets_that_do_not_fit_together_are_refused(arguments, told):
+    offsets, ids, whole = arguments
+    with pytest.raises(ValueError, match=told):
+        KeptTokens(
+            torch.tensor(offsets, dtype=torch.int64),
+            torch.tensor(ids, dtype=torch.int64),
+            torch.tensor(whole, dtype=torch.bool),
+        )
+
+
+def test_a_set_that_the_cap_left_out_is_refused():
+    numbers = torch.tensor([0])
+    kept = KeptSets(
+        rows=numbers,
+        offsets=torch.tensor([0, 0]),
+        token_ids=numbers[:0],
+        log_masses=torch.empty(0),
+        sizes=torch.tensor([9]),
+        overflow=torch.tensor([True]),
+    )
+    with pytest.raises(ValueError, match=r"rows \[0\] kept up to 9 ids.* with kept_cap=9 or more"):
+        KeptTokens.of_step(kept, 2)
+    assert KeptTokens.of_step(None, 2).whole.tolist() == [True, True]
+
+
+def _each_wrong(cases: list[tuple[dict[str, Any], str]]) -> list[str]:
+    """Score with one argument that differs on rank 1; return what this rank was told."""
+    rank, texts = dist.get_rank(), []
+    shard = VocabShard.even(V, rank, 2)
+    for wrong, _ in cases:
+        given = _arguments() | {"shard": shard}
+        given["lm_head_weight"] = given["lm_head_weight"][shard.start : shard.stop]
+        with pytest.raises((RankMismatch, ValueError)) as told:
+            kept_logprobs(**given | (wrong if rank == 1 else {}))
+        texts.append(str(told.value))
+    scores = kept_logprobs(**_right(shard))
+    assert scores.logprobs.isfinite().all(), "the next call is right"
+    return texts
+
+
+def _right(shard: VocabShard) -> dict[str, Any]:
+    given = _arguments() | {"shard": shard}
+    return given | {"lm_head_weight": given["lm_head_weight"][shard.start : shard.stop]}
+
+
+ON_ONE_RANK: list[tuple[dict[str, Any], str]] = [
+    ({"hidden_states": torch.ones(3, D)}, "hidden_states: must be the same on every rank"),
+    ({"hidden_states": torch.ones(2, D)}, "rank 1: token_ids: expected a tensor [2]"),
+    ({"token_ids": torch.tensor([3, 2, 0])}, "token_ids: must be the same on every rank"),
+    ({"kept": KeptTokens.from_lists([[3, 5], None, [0]])}, "kept: must be the same"),
+    ({"temperature": 0.8}, "temperature: must be the same on every rank"),
+    ({"logit_scale": 2.0}, "logit_scale: must be the same on every rank"),
+    ({"logit_softcap": 2.0}, "logit_softcap: must be the same on every rank"),
+    ({"shard": None}, "rank 1: shard: expected a VocabShard on each of several ranks"),
+    ({"shard": VocabShard(0, 10)}, "shard: the ranks' shards must tile"),
+    ({"lm_head_weight": None}, "rank 1: lm_head_weight: expected a floating tensor"),
+]
+
+
+def test_every_rank_is_told_of_what_is_wrong_on_one():
+    for texts in run_ranks(2, _each_wrong, ON_ONE_RANK):
+        for text, (_, told) in zip(texts, ON_ONE_RANK, strict=True):
+            assert told in text
+
+
+def _whole_weight(given: dict[str, Any]) -> str:
+    with pytest.raises(RankMismatch) as told:
+        kept_logprobs(**given, shard=VocabShard.even(V, dist.get_rank(), 2))
+    return str(told.value)
+
+
+def test_a_whole_weight_on_every_rank_is_refused():
+    for text in run_ranks(2, _whole_weight, _arguments()):
+        assert "rank 0 and rank 1 hold the same 20 rows" in text
+
+
+def test_a_dtensor_of_hidden_states_is_refused():
+    from torch.distributed.tensor import DTensor
+
+    class Given(DTensor):
+        pass
+
+    states: Tensor = torch.Tensor._make_subclass(Given, torch.zeros(3, D))  # type: ignore
+    with pytest.raises(TypeError, match=r"pass hidden_states.full_tensor\(\)"):
+        kept_logprobs(**_arguments() | {"hidden_states": states, "group": "alone"})

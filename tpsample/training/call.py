@@ -1,0 +1,207 @@
+"""The public function: it checks this rank's arguments, lets the ranks compare them, and scores."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tpsample.agreement.caller_tensors import is_dtensor, local_arguments
+from tpsample.core.checks import check_tensor, describe
+from tpsample.core.digest import digest_bits
+from tpsample.core.row_noise import GREEDY_BELOW, HOTTEST
+from tpsample.core.score import Head
+from tpsample.core.vocab_shard import VocabShard
+from tpsample.ranks.process import process_group_of
+from tpsample.training.kept_tokens import KeptTokens
+from tpsample.training.logprobs import KeptLogprobs, KeptLogprobsFunction, Scored
+from tpsample.training.shards import HeadRanks, agreed
+
+
+def kept_logprobs(
+    hidden_states: Tensor,
+    lm_head_weight: Tensor,
+    token_ids: Tensor,
+    kept: KeptTokens,
+    temperature: Tensor | float,
+    *,
+    group: dist.ProcessGroup | str | None = None,
+    shard: VocabShard | None = None,
+    logit_scale: float = 1.0,
+    logit_softcap: float | None = None,
+    sparse: bool = False,
+) -> KeptLogprobs:
+    """Score drawn tokens over the sets that they were drawn from, with gradients. Collective.
+
+        logprob = y_v - ln Σ e^(y_u),   y_u = (x_u - max x) / T,   u over the set of the row
+
+    For equal hidden states and weights the values are bit for bit the `processed_logprobs` of the
+    step that drew the tokens, without penalties, biases and masks, on any number of ranks. Time and
+    memory grow with the listed ids, O(T · D). Rows that kept every id cost a product with the whole
+    shard, forwards and backwards, a few rows at a time. The host waits for the device.
+
+    Args:
+        hidden_states: [N, D], those that the tokens were drawn from, whole on each rank.
+        lm_head_weight: [V_local, D], this rank's rows, of the dtype of hidden_states, or a DTensor
+            with ``Shard(0)`` on one axis of its mesh, from which group and shard follow.
+        token_ids: int64 [N], the drawn tokens.
+        kept: the N sets.
+        temperature: of each row, fp32 [N], or one number for all; from 1e-5 to 2^100.
+        group: the ranks that hold the rows of the LM head, as `LMHeadSampler` takes it.
+        shard: the ids of this rank's rows; needed on several ranks, unless the weight is a DTensor.
+            Rows behind them are padding.
+        logit_scale, logit_softcap: as `LMHeadSampler` takes them.
+        sparse: give lm_head_weight a sparse gradient, of listed ids alone, as
+            `torch.nn.functional.embedding` does. Not with rows that kept every id, nor a DTensor.
+
+    Everything but the weight's rows must be equal on every rank. The gradient of hidden_states is
+    that of all ranks together, and equal on each.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong, on one rank. A drawn token that is not in its
+            set, an id that is listed twice, or one outside of the vocabulary.
+        RankMismatch: an argument is wrong or differs on one of several ranks; all raise it.
+    """
+    is_tensor = isinstance(lm_head_weight, Tensor)
+    owners, given, error = local_arguments(
+        group,
+        {
+            "weight": lm_head_weight if is_tensor else None,
+            "shard": shard,
+            "vocab_size": None,
+            "bias": None,
+            "head": Head(logit_scale, logit_softcap),
+        },
+    )
+    of_ranks = process_group_of(owners)
+    weight, same = None, {}
+    try:
+        if error is not None:
+            raise error
+        _check_weight(lm_head_weight, given["shard"], of_ranks)
+        weight = given["weight"]
+        temperatures = _checked(hidden_states, weight, token_ids, kept, temperature)
+        _check_options(logit_scale, logit_softcap, sparse, kept, lm_head_weight)
+        same = {
+            "hidden_states": (tuple(hidden_states.shape), digest_bits(hidden_states)),
+            "token_ids": digest_bits(token_ids),
+            "kept": [digest_bits(each) for each in (kept.offsets, kept.token_ids, kept.whole)],
+            "temperature": digest_bits(temperatures),
+            "logit_scale": logit_scale,
+            "logit_softcap": logit_softcap,
+            "sparse": sparse,
+        }
+    except (TypeError, ValueError) as wrong:
+        error = wrong
+    ranks = agreed(of_ranks, given["shard"], weight, same, error)
+    scored = Scored(ranks, given["head"], token_ids, kept, temperatures, sparse)
+    _check_sets(scored, ranks)
+    local: Any = lm_head_weight
+    if is_dtensor(local):
+        local = local.to_local()
+    return KeptLogprobs(*KeptLogprobsFunction.apply(hidden_states, local, scored))
+
+
+def _check_weight(
+    weight: object, shard: VocabShard | None, group: dist.ProcessGroup | None
+) -> None:
+    if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
+        raise TypeError(
+            "lm_head_weight: expected a floating tensor [V_local, D], got "
+            f"{describe(weight)}; pass the parameter of the LM head"
+        )
+    if shard is None and group is not None and group.size() > 1:
+        raise ValueError(
+            "shard: expected a VocabShard on each of several ranks, got None; pass "
+            "VocabShard.even(vocab_size, rank, world_size), or the rows that the rank has"
+        )
+    if shard is not None and not isinstance(shard, VocabShard):
+        raise TypeError(f"shard: expected a VocabShard, got {describe(shard)}")
+
+
+def _checked(
+    hidden_states: object,
+    weight: Tensor,
+    token_ids: object,
+    kept: object,
+    temperature: Tensor | float,
+) -> Tensor:
+    """Check what stands in rows, and return the temperature of each, fp32 [N]."""
+    if is_dtensor(hidden_states):
+        raise TypeError(
+            "hidden_states: expected a plain tensor, got a DTensor; pass "
+            "hidden_states.full_tensor(), which all ranks call together"
+        )
+    device, size = weight.device, weight.shape[1]
+    meaning = ", as lm_head_weight is"
+    check_tensor("hidden_states", hidden_states, (weight.dtype,), ("N", size), device, meaning)
+    assert isinstance(hidden_states, Tensor)
+    rows = len(hidden_states)
+    of_each = ", one of each row of hidden_states"
+    check_tensor("token_ids", token_ids, (torch.int64,), (rows,), device, of_each)
+    if not isinstance(kept, KeptTokens):
+        raise TypeError(
+            f"kept: expected KeptTokens, got {describe(kept)}; make them by KeptTokens.of_step or "
+            "KeptTokens.from_lists"
+        )
+    check_tensor("kept.offsets", kept.offsets, (torch.int64,), (rows + 1,), device, of_each)
+    if isinstance(temperature, Tensor) and temperature.ndim:
+        check_tensor("temperature", temperature, (torch.float32,), (rows,), device, of_each)
+        found = temperature.detach()
+    else:
+        found = torch.full((rows,), float(temperature), dtype=torch.float32, device=device)
+    wrong = (~((found >= GREEDY_BELOW) & (found <= HOTTEST))).nonzero().flatten().tolist()
+    if wrong:
+        raise ValueError(
+            f"temperature: expected {GREEDY_BELOW} to {HOTTEST:.3g}, got {float(found[wrong[0]])} "
+            f"in row {wrong[0]}; a greedy token has no distribution, so leave its row out"
+        )
+    return found
+
+
+def _check_options(
+    logit_scale: Any, logit_softcap: Any, sparse: object, kept: KeptTokens, weight: object
+) -> None:
+    for name, value in (("logit_scale", logit_scale), ("logit_softcap", logit_softcap)):
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        off = name == "logit_softcap" and value is None
+        if not off and not (number and 0 < value < math.inf):
+            raise ValueError(f"{name}: expected a finite number above 0, got {describe(value)}")
+    if not isinstance(sparse, bool):
+        raise TypeError(f"sparse: expected a bool, got {describe(sparse)}")
+    if sparse and (bool(kept.whole.any()) or is_dtensor(weight)):
+        what = "a DTensor" if is_dtensor(weight) else "a row that kept every id"
+        raise ValueError(f"sparse: {what} has a dense gradient; pass sparse=False")
+
+
+def _check_sets(scored: Scored, ranks: HeadRanks) -> None:
+    """Check ids against the vocabulary, and each drawn token against its set.
+
+    Raises:
+        ValueError: on every rank, because all of them have the same ids.
+    """
+    vocab_size, kept, drawn = ranks.vocab_size, scored.kept, scored.token_ids
+    for name, ids in (("token_ids", drawn), ("kept.token_ids", kept.token_ids)):
+        outside = ids[(ids < 0) | (ids >= vocab_size)]
+        if len(outside):
+            raise ValueError(
+                f"{name}: expected ids in [0, {vocab_size}), got {int(outside[0])}; pass sets "
+                "of this vocabulary, and leave rows without a token out"
+            )
+    row_of = scored.row_of()
+    keys = (row_of * vocab_size + kept.token_ids).sort().values
+    twice = keys[1:][keys[1:] == keys[:-1]]
+    if len(twice):
+        row, token_id = divmod(int(twice[0]), vocab_size)
+        raise ValueError(f"kept: row {row} lists id {token_id} twice; list each id once")
+    found = kept.whole.clone()
+    found[row_of[kept.token_ids == drawn[row_of]]] = True
+    missing = (~found).nonzero().flatten().tolist()
+    if missing:
+        raise ValueError(
+            f"token_ids: row {missing[0]} drew id {int(drawn[missing[0]])}, which is not in its "
+            "set; pass token and set of the same step and row"
+        )

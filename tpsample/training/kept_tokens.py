@@ -1,0 +1,112 @@
+"""The set of ids that each of N tokens was drawn from, one after the other in one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tpsample.core.checks import check_tensor, describe
+from tpsample.output import KeptSets
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTokens:
+    """Row n was drawn from ``token_ids[offsets[n] : offsets[n + 1]]``, or from all ids.
+
+    The ids of a set may stand in any order. Every set is checked against the token that was drawn
+    from it when it is used.
+
+    Attributes:
+        offsets: int64 [N + 1], from 0, never falling.
+        token_ids: int64 [offsets[N]], global ids.
+        whole: bool [N], the rows that kept every id and list none.
+
+    Raises:
+        ValueError: another shape or dtype, offsets that fall or do not end at the last id, or a row
+            that lists ids and kept all, or does neither.
+    """
+
+    offsets: Tensor
+    token_ids: Tensor
+    whole: Tensor
+
+    def __post_init__(self) -> None:
+        device = self.offsets.device if isinstance(self.offsets, Tensor) else _CPU
+        check_tensor("kept.offsets", self.offsets, (torch.int64,), ("N + 1",), device)
+        check_tensor("kept.token_ids", self.token_ids, (torch.int64,), ("T",), device)
+        rows = (len(self.offsets) - 1,)
+        check_tensor("kept.whole", self.whole, (torch.bool,), rows, device, ", one of each row")
+        sizes = self.sizes
+        ends = [*self.offsets[:1].tolist(), *self.offsets[-1:].tolist()]
+        if ends != [0, len(self.token_ids)] or bool((sizes < 0).any()):
+            raise ValueError(
+                "kept.offsets: expected numbers that never fall, from 0 to the "
+                f"{len(self.token_ids)} of kept.token_ids, got {describe(self.offsets.tolist())}"
+            )
+        wrong = ((sizes > 0) == self.whole).nonzero().flatten().tolist()
+        if wrong:
+            n = wrong[0]
+            raise ValueError(
+                f"kept: row {n} has {int(sizes[n])} ids and whole is {bool(self.whole[n])}; a row "
+                "lists the ids that it kept, or lists none and has whole=True if it kept all"
+            )
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> Tensor:
+        """Return int64 [N], how many ids each row lists."""
+        return self.offsets.diff()
+
+    @classmethod
+    def from_lists(
+        cls, sets: Sequence[Sequence[int] | Tensor | None], device: torch.device | str = "cpu"
+    ) -> KeptTokens:
+        """Return the sets of N rows; None stands for all ids.
+
+        >>> KeptTokens.from_lists([[7, 3], None]).offsets.tolist()
+        [0, 2, 2]
+
+        Raises:
+            TypeError, ValueError: no sequence of ids; an empty one.
+        """
+        each = [
+            torch.as_tensor(() if ids is None else ids, dtype=torch.int64).flatten() for ids in sets
+        ]
+        sizes = torch.tensor([0, *map(len, each)], dtype=torch.int64)
+        whole = torch.tensor([ids is None for ids in sets], dtype=torch.bool)
+        listed = torch.cat([sizes.new_empty(0), *(ids.cpu() for ids in each)])
+        return cls(sizes.cumsum(0).to(device), listed.to(device), whole.to(device))
+
+    @classmethod
+    def of_step(cls, kept: KeptSets | None, num_rows: int) -> KeptTokens:
+        """Return the sets of a step of `num_rows` rows, from `SampleOutput.kept`.
+
+        A row that no filter touched kept all ids.
+
+        Args:
+            kept: None if no row of the step had a filter.
+
+        Raises:
+            ValueError: a row kept more ids than the batch's `kept_cap`, so its set is not known.
+        """
+        if kept is None:
+            offsets = torch.zeros(num_rows + 1, dtype=torch.int64)
+            return cls(offsets, offsets[:0], torch.ones(num_rows, dtype=torch.bool))
+        if bool(kept.overflow.any()):
+            rows = kept.rows[kept.overflow].tolist()
+            largest = int(kept.sizes.max())
+            raise ValueError(
+                f"kept: rows {describe(rows)} kept up to {largest} ids, more than the batch's "
+                f"kept_cap; build the batch with kept_cap={largest} or more"
+            )
+        sizes = kept.offsets.new_zeros(num_rows)
+        sizes[kept.rows] = kept.offsets.diff()
+        offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        return cls(offsets, kept.token_ids, sizes == 0)

@@ -1,0 +1,222 @@
+"""Log-probability and entropy of drawn tokens over their kept sets, with gradients.
+
+    x_u      logit of id u: soft-cap(scale · h · w_u)
+    y_u      (x_u - max x) / T, the maximum over the row's set S
+    q_u      rint(2^40 · e^(y_u)), Z = Σ q_u over S            the masses of `tpsample.core.order`
+    logprob  y_v - ln(Z / 2^40)                                v the drawn token
+    entropy  ln(Z / 2^40) - Σ q_u y_u / Z
+
+    ∂ logprob / ∂ x_u = (1[u = v] - p_u) / T                   p_u = e^(y_u) · 2^40 / Z
+    ∂ entropy / ∂ x_u = -p_u (ln p_u + entropy) / T
+
+These are `processed_logprobs` of a step: equal hidden states and weights give equal bits, whatever
+the number of ranks here or there. Each rank computes the logits of the ids that it holds. Rows that
+kept every id are taken some at a time, and none of their logits is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from tpsample.core.order import TOP_MASS, below_top, masses
+from tpsample.core.score import Head
+from tpsample.training.kept_tokens import KeptTokens
+from tpsample.training.products import (
+    add_gradients,
+    logits_of,
+    pair_products,
+    slopes,
+    tile_products,
+)
+from tpsample.training.shards import HeadRanks
+
+AT_ONCE = 2**22
+"""Logits that a rank has at once of rows that kept every id: 32 MB of float64."""
+
+
+class KeptLogprobs(NamedTuple):
+    """What `kept_logprobs` returns, the same on every rank.
+
+    Attributes:
+        logprobs: float64 [N], of the drawn tokens; NaN where a logit of the row is no number.
+        entropies: float64 [N], of the distributions over the sets.
+    """
+
+    logprobs: Tensor
+    entropies: Tensor
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What is scored, apart from what has gradients.
+
+    Attributes:
+        ranks: who holds the rows of the LM head.
+        head: from products to logits.
+        token_ids: int64 [N].
+        kept: the sets.
+        temperature: fp32 [N].
+        sparse: whether the weight's gradient has the rows of listed ids alone.
+    """
+
+    ranks: HeadRanks
+    head: Head
+    token_ids: Tensor
+    kept: KeptTokens
+    temperature: Tensor
+    sparse: bool
+
+    def row_of(self) -> Tensor:
+        """Return int64 [T], the row of each listed id."""
+        rows = torch.arange(len(self.token_ids), device=self.token_ids.device)
+        return rows.repeat_interleave(self.kept.sizes)
+
+    def owned(self) -> tuple[Tensor, Tensor]:
+        """Return which listed ids this rank holds, as indices, and their rows of its weight."""
+        own = self.ranks.owns(self.kept.token_ids).nonzero().flatten()
+        return own, self.kept.token_ids[own] - self.ranks.shard.start
+
+    def whole_parts(self) -> tuple[Tensor, ...]:
+        """Return the rows that kept every id, in parts that are the same on every rank."""
+        world = 1 if self.ranks.group is None else self.ranks.group.size()
+        of_rank = -(-self.ranks.vocab_size // world)
+        rows = self.kept.whole.nonzero().flatten()
+        return rows.split(max(1, AT_ONCE // of_rank)) if len(rows) else ()
+
+
+class KeptLogprobsFunction(torch.autograd.Function):
+    """Scores with gradients for hidden states [N, D] and this rank's weight [V_local, D]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_states: Tensor, weight: Tensor, scored: Scored
+    ) -> tuple[Tensor, Tensor]:
+        """Return logprobs and entropies, float64 [N]."""
+        row_of, ids = scored.row_of(), scored.kept.token_ids
+        own, weight_rows = scored.owned()
+        products = pair_products(hidden_states, row_of[own], weight, weight_rows)
+        found = logits_of(products, scored.head)
+        logits = _from_owner(found, own, len(ids), scored.ranks)
+        rows = hidden_states.new_empty(len(hidden_states), dtype=torch.float64)
+        top = torch.full_like(rows, -torch.inf, dtype=logits.dtype)
+        top.scatter_reduce_(0, row_of, logits, "amax")
+        temperature = scored.temperature
+        below = below_top(logits, top[row_of], temperature[row_of])
+        weights = _masses_and_moments if logits.dtype == torch.float32 else _smooth_masses
+        listed = weights(below)
+        sums = listed.new_zeros(len(rows), 2).index_add_(0, row_of, listed)
+        drawn = torch.zeros_like(rows)
+        is_drawn = ids == scored.token_ids[row_of]
+        drawn[row_of[is_drawn]] = below[is_drawn]
+        for part in scored.whole_parts():
+            tile = tile_products(hidden_states[part], weight[: len(scored.ranks.shard)])
+            tile = logits_of(tile, scored.head)
+            top[part] = scored.ranks.largest(_amax(tile))
+            under = below_top(tile, top[part, None], temperature[part, None])
+            sums[part] = scored.ranks.sum(weights(under).sum(dim=1))
+            own, column = _owned_tokens(scored, part)
+            each = _from_owner(tile[own, column], own, len(part), scored.ranks)
+            drawn[part] = below_top(each, top[part], temperature[part])
+        total = sums.double()
+        log_total = (total[:, 0] / TOP_MASS).log()
+        is_number = top.isfinite()
+        values = (drawn - log_total).where(is_number, torch.nan)
+        entropies = (log_total + total[:, 1] / total[:, 0]).where(is_number, torch.nan)
+        ctx.save_for_backward(hidden_states, weight, products, top, log_total, entropies)
+        ctx.scored = scored
+        return values, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_values: Tensor, of_entropies: Tensor) -> tuple[Any, ...]:
+        """Return the gradients of hidden states, summed over ranks, and of this rank's weight."""
+        hidden_states, weight, products, top, log_total, entropies = ctx.saved_tensors
+        scored: Scored = ctx.scored
+        for_hidden, for_weight, _ = ctx.needs_input_grad
+        temperature, ranks = scored.temperature, scored.ranks
+
+        def of_products(products: Tensor, row: Tensor, is_drawn: Tensor) -> Tensor:
+            """Return the gradients of products, whose rows `row` names."""
+            logits = logits_of(products, scored.head)
+            log_p = below_top(logits, top[row], temperature[row]) - log_total[row]
+            p = log_p.exp()
+            spread = torch.where(p > 0, p * (log_p + entropies[row]), 0.0)
+            grads = of_values[row] * (is_drawn.double() - p) - of_entropies[row] * spread
+            return grads / temperature[row].double() * slopes(products, scored.head)
+
+        row_of, ids = scored.row_of(), scored.kept.token_ids
+        own, weight_rows = scored.owned()
+        is_drawn = ids[own] == scored.token_ids[row_of[own]]
+        grads = of_products(products, row_of[own], is_drawn)
+        places = weight_rows
+        if scored.sparse and for_weight:
+            weight_rows_once, places = weight_rows.unique(return_inverse=True)
+            num_places = len(weight_rows_once)
+        else:
+            num_places = len(weight)
+        to_hidden = torch.zeros_like(hidden_states, dtype=torch.float64) if for_hidden else None
+        to_weight = None
+        if for_weight:
+            to_weight = weight.new_zeros(num_places, weight.shape[1], dtype=torch.float64)
+        add_gradients(
+            grads, hidden_states, row_of[own], weight, weight_rows, to_hidden, to_weight, places
+        )
+        for part in scored.whole_parts():
+            rows = weight[: len(ranks.shard)]
+            tile = tile_products(hidden_states[part], rows)
+            is_drawn = torch.zeros_like(tile, dtype=torch.bool)
+            is_drawn[_owned_tokens(scored, part)] = True
+            grads = of_products(tile, part.unsqueeze(1), is_drawn)
+            if to_hidden is not None:
+                to_hidden[part] += grads @ rows.double()
+            if to_weight is not None:
+                to_weight[: len(rows)] += grads.T @ hidden_states[part].double()
+        if to_hidden is not None:
+            to_hidden = ranks.sum(to_hidden).to(hidden_states.dtype)
+        if to_weight is not None:
+            to_weight = to_weight.to(weight.dtype)
+            if scored.sparse:
+                places = weight_rows_once.unsqueeze(0)
+                to_weight = torch.sparse_coo_tensor(
+                    places, to_weight, weight.shape, is_coalesced=True, check_invariants=False
+                )
+        return to_hidden, to_weight, None
+
+
+def _from_owner(own: Tensor, places: Tensor, count: int, ranks: HeadRanks) -> Tensor:
+    """Return [count] numbers, each of which one rank has, bit for bit. Collective."""
+    kind = torch.int32 if own.dtype == torch.float32 else torch.int64
+    bits = torch.zeros(count, dtype=torch.int64, device=own.device)
+    bits[places] = own.view(kind).long()
+    return ranks.sum(bits).to(kind).view(own.dtype)
+
+
+def _owned_tokens(scored: Scored, part: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which drawn tokens of some rows this rank holds, as indices, and their columns."""
+    token_ids = scored.token_ids[part]
+    own = scored.ranks.owns(token_ids).nonzero().flatten()
+    return own, token_ids[own] - scored.ranks.shard.start
+
+
+def _amax(tile: Tensor) -> Tensor:
+    """Return the largest logit of each row; of a rank without rows -inf."""
+    lowest = tile.new_full((len(tile), 1), -torch.inf)
+    return torch.cat([lowest, tile], dim=1).amax(dim=1)
+
+
+def _masses_and_moments(below: Tensor) -> Tensor:
+    """Return int64 [..., 2], q and rint(-q y) of y <= 0, as a step sums them."""
+    mass = masses(below)
+    moment = torch.where(mass > 0, -mass.double() * below, 0.0).round_().to(torch.int64)
+    return torch.stack([mass, moment], dim=-1)
+
+
+def _smooth_masses(below: Tensor) -> Tensor:
+    """Return what `_masses_and_moments` rounds, float64, for gradients by small differences."""
+    mass = below.exp() * TOP_MASS
+    return torch.stack([mass, (-mass * below).where(mass > 0, 0.0)], dim=-1)

@@ -1,0 +1,93 @@
+"""The ranks that share an LM head in a trainer: what they must agree on, and their sums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tpsample.agreement.held_rows import HeldRows, check_sliced, resolve_shards
+from tpsample.core.vocab_shard import VocabShard
+from tpsample.errors import RankMismatch
+from tpsample.ranks.ranks import require_equal
+
+
+@dataclass(frozen=True)
+class HeadRanks:
+    """The ranks that hold the rows of an LM head, each its shard.
+
+    Attributes:
+        group: None for one rank alone.
+        shard: the rows of this rank.
+        vocab_size: of all ranks together.
+    """
+
+    group: dist.ProcessGroup | None
+    shard: VocabShard
+    vocab_size: int
+
+    def sum(self, own: Tensor) -> Tensor:
+        """Return the sum of every rank's tensor. Collective; `own` may be overwritten."""
+        if self.group is not None:
+            dist.all_reduce(own, group=self.group)
+        return own
+
+    def largest(self, own: Tensor) -> Tensor:
+        """Return the largest number of each place over all ranks; NaN wins. Collective."""
+        if self.group is None:
+            return own
+        nan = self.sum(own.isnan().int()) > 0
+        dist.all_reduce(own, dist.ReduceOp.MAX, group=self.group)
+        return own.masked_fill(nan, torch.nan)
+
+    def owns(self, token_ids: Tensor) -> Tensor:
+        """Return which ids are rows of this rank."""
+        return (token_ids >= self.shard.start) & (token_ids < self.shard.stop)
+
+
+def agreed(
+    group: dist.ProcessGroup | None,
+    shard: VocabShard | None,
+    weight: Tensor | None,
+    same: dict[str, Any],
+    error: Exception | None,
+) -> HeadRanks:
+    """Compare what the ranks were given, and return who holds which rows. Collective.
+
+    Args:
+        group: None for one rank alone.
+        shard: the rows that this rank was said to hold; None where nobody says it.
+        weight: [V_local, D]; None with an error.
+        same: what must be equal on every rank, by argument.
+        error: what is wrong on this rank.
+
+    Raises:
+        ValueError, TypeError: something is wrong, on one rank.
+        RankMismatch: something is wrong or differs on one of several ranks; all raise it.
+    """
+    if group is None:
+        if error is not None:
+            raise error
+        assert weight is not None
+        vocab_size, (own,) = resolve_shards(None, [shard], [len(weight)])
+        return HeadRanks(None, own, vocab_size)
+    record = {
+        "error": None if error is None else str(error),
+        "same": same,
+        "shard": None if shard is None else (shard.start, shard.stop),
+        "held": None if weight is None else vars(HeldRows.of(weight)),
+    }
+    records: list[Any] = [None] * group.size()
+    dist.all_gather_object(records, record, group=group)
+    wrong = [f"rank {r}: {each['error']}" for r, each in enumerate(records) if each["error"]]
+    if wrong:
+        raise RankMismatch("; ".join(wrong)) from error
+    require_equal([each["same"] for each in records])
+    shards = [None if each["shard"] is None else VocabShard(*each["shard"]) for each in records]
+    held = [HeldRows(**each["held"]) for each in records]
+    check_sliced(None, shards, held)
+    vocab_size, found = resolve_shards(None, shards, [each.rows for each in held])
+    return HeadRanks(group, found[group.rank()], vocab_size)
