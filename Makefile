@@ -15,6 +15,8 @@ PYTHON ?= python3
 C ?= constraints/default.txt
 EXTRAS ?= cpu,hf,mpi,bench,test,docs,dev
 export NPROC PROMPT MODEL
+# Modules are compiled once, not by each of the processes that tests start.
+export PYTHONDONTWRITEBYTECODE :=
 
 # One stamp per choice of versions and extras: another choice installs again.
 INSTALLED := .venv/installed-$(notdir $(C))-$(EXTRAS)
@@ -31,7 +33,7 @@ test: $(INSTALLED)
 	@echo "ok: lint and tests passed"
 
 pytest: $(INSTALLED)
-	.venv/bin/pytest -n 3 --dist worksteal
+	.venv/bin/pytest -n 4 --dist worksteal
 
 mutants: $(INSTALLED)
 	.venv/bin/python -m tests.mutants --workers 2

@@ -1,4 +1,4 @@
-"""What a trainer passes wrongly is refused by name; on several ranks every rank refuses it."""
+"""Wrong arguments of a score are refused by name; on several ranks every rank refuses them."""
 
 from __future__ import annotations
 

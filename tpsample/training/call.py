@@ -96,13 +96,17 @@ def kept_logprobs(
         }
     except (TypeError, ValueError) as wrong:
         error = wrong
-    ranks = agreed(of_ranks, given["shard"], weight, same, error)
+    ranks = agreed(of_ranks, given["shard"], weight, same, error, _device_of(lm_head_weight))
     scored = Scored(ranks, given["head"], token_ids, kept, temperatures, sparse)
     _check_sets(scored, ranks)
     local: Any = lm_head_weight
     if is_dtensor(local):
         local = local.to_local()
     return KeptLogprobs(*KeptLogprobsFunction.apply(hidden_states, local, scored))
+
+
+def _device_of(weight: object) -> torch.device:
+    return weight.device if isinstance(weight, Tensor) else torch.device("cpu")
 
 
 def _check_weight(

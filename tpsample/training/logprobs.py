@@ -40,7 +40,7 @@ AT_ONCE = 2**22
 
 
 class KeptLogprobs(NamedTuple):
-    """What `kept_logprobs` returns, the same on every rank.
+    """The scores of N drawn tokens, the same on every rank.
 
     Attributes:
         logprobs: float64 [N], of the drawn tokens; NaN where a logit of the row is no number.
@@ -53,7 +53,7 @@ class KeptLogprobs(NamedTuple):
 
 @dataclass(frozen=True)
 class Scored:
-    """What is scored, apart from what has gradients.
+    """All of a score but hidden states and weight, which have gradients.
 
     Attributes:
         ranks: who holds the rows of the LM head.
@@ -189,7 +189,7 @@ class KeptLogprobsFunction(torch.autograd.Function):
 
 
 def _from_owner(own: Tensor, places: Tensor, count: int, ranks: HeadRanks) -> Tensor:
-    """Return [count] numbers, each of which one rank has, bit for bit. Collective."""
+    """Return [count] numbers, bit for bit. One rank has each of them. Collective."""
     kind = torch.int32 if own.dtype == torch.float32 else torch.int64
     bits = torch.zeros(count, dtype=torch.int64, device=own.device)
     bits[places] = own.view(kind).long()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +55,7 @@ def agreed(
     weight: Tensor | None,
     same: dict[str, Any],
     error: Exception | None,
+    device: torch.device,
 ) -> HeadRanks:
     """Compare what the ranks were given, and return who holds which rows. Collective.
 
@@ -63,6 +65,7 @@ def agreed(
         weight: [V_local, D]; None with an error.
         same: what must be equal on every rank, by argument.
         error: what is wrong on this rank.
+        device: where tensors of this rank are, which NCCL needs.
 
     Raises:
         ValueError, TypeError: something is wrong, on one rank.
@@ -80,8 +83,7 @@ def agreed(
         "shard": None if shard is None else (shard.start, shard.stop),
         "held": None if weight is None else vars(HeldRows.of(weight)),
     }
-    records: list[Any] = [None] * group.size()
-    dist.all_gather_object(records, record, group=group)
+    records = _gathered(record, group, device)
     wrong = [f"rank {r}: {each['error']}" for r, each in enumerate(records) if each["error"]]
     if wrong:
         raise RankMismatch("; ".join(wrong)) from error
@@ -91,3 +93,18 @@ def agreed(
     check_sliced(None, shards, held)
     vocab_size, found = resolve_shards(None, shards, [each.rows for each in held])
     return HeadRanks(group, found[group.rank()], vocab_size)
+
+
+def _gathered(
+    record: dict[str, Any], group: dist.ProcessGroup, device: torch.device
+) -> list[dict[str, Any]]:
+    """Return every rank's record, as JSON text. Collective."""
+    text = torch.frombuffer(bytearray(json.dumps(record).encode()), dtype=torch.uint8).to(device)
+    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(group.size())]
+    dist.all_gather(sizes, torch.tensor([len(text)], device=device), group=group)
+    longest = int(torch.cat(sizes).max())
+    padded = torch.full((longest,), ord(" "), dtype=torch.uint8, device=device)
+    padded[: len(text)] = text
+    texts = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(texts, padded, group=group)
+    return [json.loads(bytes(each.tolist())) for each in texts]
