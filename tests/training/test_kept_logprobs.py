@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -31,7 +32,15 @@ HEADS: tuple[dict[str, Any], ...] = (
     {"logit_scale": 0.7},
     {"logit_softcap": 3.0, "logit_scale": 2.0},
 )
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 Case = tuple[Tensor, Tensor, Tensor, KeptTokens, Tensor]
+
+
+def _pairs(firsts: Sequence[Any], seconds: Sequence[Any]) -> Iterator[Any]:
+    """Yield all pairs; those in which each value of the longer list stands once are not long."""
+    for (row, first), (column, second) in itertools.product(enumerate(firsts), enumerate(seconds)):
+        marks = () if row % len(seconds) == column else pytest.mark.long
+        yield pytest.param(first, second, id=f"{first}-{second}", marks=marks)
 
 
 def _numbers(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -88,8 +97,7 @@ def _off(found: Tensor, expected: Tensor) -> float:
     return float((found.double() - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("head", HEADS, ids=str)
+@pytest.mark.parametrize(("head", "dtype"), _pairs(HEADS, DTYPES))
 def test_values_are_bit_for_bit_those_of_the_step(head, dtype, monkeypatch):
     monkeypatch.setattr(module, "AT_ONCE", 3 * V)  # several parts of rows that kept every id
     case, values, entropies = _rollout(dtype, **head)
@@ -118,8 +126,7 @@ def test_products_of_pairs_are_exact():
     assert found.tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize("head", HEADS, ids=str)
+@pytest.mark.parametrize(("head", "sparse"), _pairs(HEADS, [False, True]))
 def test_gradients_are_those_of_a_masked_softmax_in_float64(head, sparse):
     case, _, _ = _rollout(torch.float32, **head)
     states, weight, token_ids, kept, temperature = case
