@@ -65,25 +65,27 @@ class Logprobs:
 
 @dataclass(slots=True)
 class KeptSets:
-    """The tokens that the filters of a step left to be drawn: one set per filtered row.
+    """The tokens that each row of a step could have drawn: what masks and filters left of it.
 
-    Set i is ``token_ids[offsets[i] : offsets[i + 1]]``. It is empty if the row kept more tokens
-    than `kept_cap`, or has no token.
+    Set i is ``token_ids[offsets[i] : offsets[i + 1]]``. It lists nothing if the row kept all V ids,
+    kept more than `kept_cap`, has no token, or was not drawn. A greedy row keeps its argmax.
 
     Attributes:
-        rows: int64 [F], the filtered rows, as indices in the batch.
-        offsets: int64 [F + 1].
-        token_ids: int64 [offsets[F]], by logit descending, equal logits by id ascending.
-        log_masses: float64, the same shape: ln of the token's probability within its set.
-        sizes: int64 [F], how many tokens the row kept, whether they fit or not.
-        overflow: bool [F], whether they are more than the cap.
+        offsets: int64 [R + 1], R = B, or B · (K + 1) for `verify`, whose row r · (K + 1) + i is
+            position i of row r.
+        token_ids: int64 [T], by logit descending, equal logits by id ascending. T is offsets[R], or
+            R · min(cap, V) where the host may not wait for the device; the rest is -1.
+        log_masses: float64 [T]: ln of the token's probability within its set; the rest is NaN.
+        sizes: int64 [R], how many tokens the row kept, whether they are listed or not.
+        whole: bool [R], whether the row kept all V ids.
+        overflow: bool [R], whether they are more than the cap, and not all.
     """
 
-    rows: Tensor
     offsets: Tensor
     token_ids: Tensor
     log_masses: Tensor
     sizes: Tensor
+    whole: Tensor
     overflow: Tensor
 
 
@@ -98,7 +100,7 @@ class SampleOutput:
         status: int32 [B], values of `tpsample.Status`, the worst over a row's samples.
         seeds: int64 [B], a copy of each seed, drawn or given; those from 2^63 on are negative.
         logprobs: `Logprobs`; None if no row of the batch asks for any.
-        kept: `KeptSets`; None if the batch has no `kept_cap` or no filtered row.
+        kept: `KeptSets`; None if the batch has no `kept_cap` or no row.
     """
 
     token_ids: Tensor
@@ -155,6 +157,8 @@ class VerifyOutput:
         seeds: int64 [B], as in `SampleOutput`.
         logprobs: of every emitted token, as in `SampleOutput` for B · (K + 1) rows, where row
             r · (K + 1) + i is position i of row r; None if no row of the batch asks for any.
+        kept: `KeptSets` of the same rows, those of positions that emitted no token without any;
+            None if the batch has no `kept_cap` or no row.
     """
 
     num_accepted: Tensor
@@ -162,6 +166,7 @@ class VerifyOutput:
     status: Tensor
     seeds: Tensor
     logprobs: Logprobs | None = None
+    kept: KeptSets | None = None
 
     @staticmethod
     def of(num_accepted: Tensor, token_ids: Tensor, status: Tensor, seeds: Tensor) -> VerifyOutput:

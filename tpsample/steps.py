@@ -25,7 +25,7 @@ from tpsample.core.word import NO_TOKEN, warn_of_failed
 from tpsample.errors import PeerLost
 from tpsample.exchange import make_exchange
 from tpsample.local import make_backend
-from tpsample.logits.finish import candidates_of, finish_logits, shard_logits
+from tpsample.logits.finish import candidates_of, finish_logits, kept_sets_of, shard_logits
 from tpsample.logits.shard_logits import ShardLogits
 from tpsample.output import SampleOutput, VerifyOutput
 from tpsample.request.moving_on import REBUILT, Rebuilt
@@ -133,7 +133,11 @@ class Steps(Sealed):
 
     def _finish(self, step: Step) -> SampleOutput:
         """Do the second half of a step: wait for every rank's words, and return the tokens."""
-        return self._counted(self._end(step))
+        out = self._end(step)
+        if out.token_ids.numel() and step.batch.plan.kept_cap is not None:
+            with range_of("filters"):
+                out.kept = kept_sets_of(self._stored(step), step.batch, self.ranks)
+        return self._counted(out)
 
     def _counted(self, out: Output) -> Output:
         """Return the output of a call, which names the token of failed rows as `on_failed` has it.

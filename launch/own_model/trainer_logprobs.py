@@ -5,6 +5,7 @@ from torch import nn
 
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams
 from tpsample.distributed import Job, join
+from tpsample.training import KeptTokens, kept_logprobs
 
 V, D, B, T = 1000, 64, 4, 0.8
 
@@ -20,14 +21,11 @@ def main(job: Job) -> tuple[list[float], list[float]]:
         out = sampler(hidden_states, batch, 17)
 
     # log p = logit / T - logsumexp of logit / T over the kept set; T and the set have no gradient.
-    logits, kept = lm_head(hidden_states) / T, out.kept
-    found = []
-    for row, start, stop in zip(kept.rows, kept.offsets[:-1], kept.offsets[1:], strict=True):
-        total = logits[row, kept.token_ids[start:stop]].logsumexp(dim=0)
-        found.append(logits[row, out.token_ids[row]] - total)
-    torch.stack(found).sum().backward()  # the policy's gradient
+    kept = KeptTokens.of_step(out.kept)
+    scores = kept_logprobs(hidden_states, lm_head.weight, out.token_ids, kept, T, group="alone")
+    scores.logprobs.sum().backward()  # the policy's gradient
     assert hidden_states.grad is not None and lm_head.weight.grad is not None
-    return torch.stack(found).tolist(), out.logprobs.values[:, 0].tolist()
+    return scores.logprobs.tolist(), out.logprobs.values[:, 0].tolist()
 
 
 if __name__ == "__main__":

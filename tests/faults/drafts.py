@@ -108,7 +108,7 @@ tpsample/speculative/verify.py
     + place <= lengths.unsqueeze(1)
     > test_lengths_end_the_drafts_of_each_row[coupled]
     a draft equal to the token of failed rows is accepted
-    - sampler._end(sampler._begin(
-    + sampler._finish(sampler._begin(
+    - sampler._end(step)
+    + sampler._finish(step)
     > test_a_verification_stops_at_a_failed_position_even_if_its_draft_is_that_token
 """)

@@ -65,9 +65,21 @@ tpsample/logits/kept_sets.py
     + total_cut = top_k_cut
     > test_sampling_by_an_explicit_threshold_is_the_same[zipf]
     a kept set at its cap overflows
-    - fits = sizes <= cap
-    + fits = sizes < cap
+    - listed = (sizes <= cap) & ~whole
+    + listed = (sizes < cap) & ~whole
     > test_by_hand
+    a greedy row keeps what its masks left
+    - cut.maximum(top_word))
+    + cut)
+    > test_sets_are_those_of_the_definition[batch-1]
+    padding and drafts that were not emitted have kept sets
+    - counts = counts * drawn
+    + pass
+    > test_sets_are_those_of_the_definition[slots-1]
+    kept sets in fixed rounds are cut off at the first of their rank
+    - width = longest = min(cap, rows.vocab_size)
+    + width = longest = min(cap // 2, rows.vocab_size)
+    > test_sets_are_those_of_the_definition[fixed rounds-1]
 tpsample/logits/shard_logits_triton.py
     an empty shard has a group that nobody writes
     - // size) if width else 0
@@ -129,7 +141,9 @@ tpsample/core/ranges.py
 tpsample/steps.py
     filters are a part of the head in a profile
     - with range_of("filters"):
+    -                     finish_logits(
     + with range_of("head"):
+    +                     finish_logits(
     > test_a_profile_shows_the_parts_of_a_step
 tpsample/logits/logprobs.py
     a rank counts no ties

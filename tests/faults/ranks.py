@@ -341,7 +341,7 @@ launch/own_model/sequence_parallel.py
     > test_its_tokens_are_those_of_the_definition[sequence_parallel-2]
 launch/own_model/trainer_logprobs.py
     a trainer forgets the temperature
-    - lm_head(hidden_states) / T, out.kept
-    + lm_head(hidden_states), out.kept
+    - kept, T, group="alone")
+    + kept, 1.0, group="alone")
     > test_its_tokens_are_those_of_the_definition[trainer_logprobs-2]
 """)

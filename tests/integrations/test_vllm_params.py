@@ -96,7 +96,6 @@ REFUSED_MODES: list[tuple[str, dict[str, Any]]] = [
     ("--logits-processors", {"model_config.logits_processors": ["own.Processor"]}),
     ("--enable-lora", {"vllm_config.lora_config": object()}),
     ("--watermark-config", {"vllm_config.watermark_config": object()}),
-    ("--return-sampling-mask", {"model_config.return_sampling_mask": True}),
     ("--enable-trace-replay", {"model_config.enable_trace_replay": True}),
     ("--enable-prompt-embeds", {"model_config.enable_prompt_embeds": True}),
     (

@@ -16,6 +16,7 @@ from tests.support.vllm_fakes import EOS, D, Request, V
 from tests.support.vllm_steps import (
     B_ENDS,
     ORDERS,
+    PROMPTS,
     REQUESTS,
     STEPS,
     WEIGHT,
@@ -26,7 +27,7 @@ from tests.support.vllm_steps import (
     v1,
     v2,
 )
-from tpsample import SamplingParams, Status, VocabShard, reference
+from tpsample import SamplingBatch, SamplingParams, Status, VocabShard, reference
 from tpsample.integrations.vllm_params import to_params
 from tpsample.integrations.vllm_steps import Failures
 
@@ -67,6 +68,29 @@ def test_logprobs_stand_where_vllm_reads_them(runner):
     ids = found.logprob_token_ids[1, :4].long()
     assert torch.allclose(found.logprobs[1, :4], logprobs[1, ids].float(), atol=1e-5)
     assert (found.logprob_token_ids >= 0).all() and not found.logprobs.isnan().any()
+
+
+def test_sampling_masks_are_the_kept_sets_of_the_tokens():
+    """Row c has top_p and penalties, b is greedy, a and d could have drawn any id."""
+    runner, names = v2(return_sampling_mask=True), ["c", "b", "a", "d"]
+    fakes.v2_request(runner, "e", 5, Request(top_k=3, seed=8, allowed_token_ids=[4, 9]), [1, 1])
+    runner.sampler.req_states.prefill_len.gpu[runner.sampler.req_states.req_id_to_index["a"]] = 9
+    names.append("e")
+    hidden = rows_of(names[:4])
+    out = step_v2(runner, names, torch.cat([hidden, hidden[:1]]))
+    lists = out.sampling_mask_tensors.to_cpu_nonblocking().tolists(out.num_sampled.numpy())
+    found = np.split(lists.token_ids, lists.offsets[1:-1])
+    params = to_params(REQUESTS["c"], V, "raw_logprobs")
+    batch = SamplingBatch.from_params(
+        [params], vocab_size=V, prompt_token_ids=[PROMPTS["c"]], output_token_ids=[[]]
+    )
+    mask = reference.kept_mask(reference.logits(hidden[:1], WEIGHT), batch)
+    assert found[0].tolist() == mask[0].nonzero().flatten().tolist()
+    assert found[1].tolist() == out.sampled_token_ids[1].tolist()
+    assert found[2].tolist() == [], "its prompt goes on"
+    assert found[3].tolist() == list(range(V)) and found[3].dtype == np.int32
+    assert found[4].tolist() == [4, 9] and lists.cu_num_generated_tokens is None
+    assert step_v2(v2(), names[:4], hidden).sampling_mask_tensors is None
 
 
 @pytest.mark.parametrize("runner", STEPS)

@@ -10,7 +10,7 @@ from tests.support.filtered import Rows, V, assert_same, grid, kinds_of_logits, 
 from tests.support.ranks import run_ranks
 from tests.support.stored import on_virtual_ranks
 from tests.support.tiers import long
-from tpsample import SampleOutput, SamplingBatch, SamplingParams, UnsupportedParameter
+from tpsample import SampleOutput, SamplingBatch, SamplingParams
 from tpsample.core import score
 from tpsample.logits import finish as stored_plan
 from tpsample.logits.shard_logits import ShardLogits
@@ -143,8 +143,11 @@ def test_a_captured_step_takes_fixed_rounds_by_itself(monkeypatch):
     assert_same(out, oracle)
 
     rows.options = {"kept_cap": 4}
-    with pytest.raises(UnsupportedParameter, match="kept_cap: not in a captured graph"):
-        rows.step()
+    sampler, given = rows.sampler(), (rows.hidden_states, rows.batch, rows.positions)
+    with host_reads.refused():
+        out = sampler(*given)
+    assert torch.equal(out.token_ids, oracle.token_ids)
+    assert len(out.kept.token_ids) == 4 * len(rows.params)
 
 
 # -- rows that a rejection decides beside rows that it leaves to the threshold ------------------

@@ -22,18 +22,20 @@ def _assert_is_the_oracles(got: KeptSets, rows: Rows, cap: int) -> None:
     batch = rows.batch
     temperatures = batch.temperature.tolist()
     mask, order = rows.kept_mask(), order_words(rows.logits).argsort(dim=1, descending=True)
-    assert got.rows.tolist() == batch.plan.filters.row_list
     assert len(got.token_ids) == len(got.log_masses) == got.offsets[-1]
-    for i, row in enumerate(got.rows.tolist()):
+    for row in range(batch.rows):
         expected = order[row][mask[row][order[row]]]
-        assert got.sizes[i] == len(expected)
-        assert got.overflow[i].item() == (len(expected) > cap)
-        part = slice(got.offsets[i], got.offsets[i + 1])
+        if temperatures[row] == 0:
+            expected = expected[:1]
+        assert got.sizes[row] == len(expected)
+        assert got.whole[row].item() == (len(expected) == V)
+        assert got.overflow[row].item() == (cap < len(expected) < V)
+        part = slice(got.offsets[row], got.offsets[row + 1])
         if len(expected) > cap:
             assert part.start == part.stop
             continue
         assert torch.equal(got.token_ids[part], expected), rows.params[row]
-        exact = (rows.logits[row, expected].double() / temperatures[row]).log_softmax(0)
+        exact = (rows.logits[row, expected].double() / (temperatures[row] or 1)).log_softmax(0)
         assert torch.allclose(got.log_masses[part], exact, rtol=0, atol=2e-6)
 
 
@@ -60,7 +62,7 @@ def test_sets_are_the_oracles_and_the_same_everywhere(world_sizes):
 
 
 def test_by_hand():
-    """0.4 and both 0.2 before the mass reaches 0.75; equal ones by id; none of a greedy row."""
+    """0.4 and both 0.2 before the mass reaches 0.75; equal ones by id; all five of a plain row."""
     logits = torch.tensor([math.log(p) for p in (0.1, 0.2, 0.4, 0.2, 0.1)])
     params = [
         SamplingParams(temperature=0.0, top_p=0.75),
@@ -69,13 +71,14 @@ def test_by_hand():
         SamplingParams(seed=3, top_k=1),
     ]
     out = Rows([logits], params, kept_cap=3).step()
-    assert out.kept.rows.tolist() == [1, 3]
-    assert out.kept.offsets.tolist() == [0, 3, 4]
-    assert out.kept.token_ids.tolist() == [2, 1, 3, 2]
-    assert out.kept.log_masses.exp().tolist() == pytest.approx([0.5, 0.25, 0.25, 1.0])
+    assert out.kept.offsets.tolist() == [0, 1, 4, 4, 5]
+    assert out.kept.token_ids.tolist() == [2, 2, 1, 3, 2]
+    assert out.kept.log_masses.exp().tolist() == pytest.approx([1.0, 0.5, 0.25, 0.25, 1.0])
+    assert out.kept.whole.tolist() == [False, False, True, False]
     out = Rows([logits], params, kept_cap=2).step()
-    assert out.kept.offsets.tolist() == [0, 0, 1]
-    assert out.kept.sizes.tolist() == [3, 1] and out.kept.overflow.tolist() == [True, False]
+    assert out.kept.offsets.tolist() == [0, 1, 1, 1, 2]
+    assert out.kept.sizes.tolist() == [1, 3, 5, 1]
+    assert out.kept.overflow.tolist() == [False, True, False, False]
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
@@ -125,8 +128,7 @@ def test_bytes_and_memory_follow_the_sizes_that_fit():
         assert elements <= 1.1 * count * max(map(len, shards))
 
 
-def test_no_cap_and_no_filters_report_nothing():
-    assert Rows([KINDS["normal"]], [SamplingParams(seed=1)] * 2, kept_cap=5).step().kept is None
+def test_no_cap_reports_nothing():
     one = SamplingBatch.from_params(
         [SamplingParams(top_k=2, logprobs=1)] * 3, vocab_size=V, kept_cap=5
     )

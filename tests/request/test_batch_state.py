@@ -50,7 +50,7 @@ def test_moving_many_rows_takes_one_pass():
     assert batch.seed.tolist() == list(range(rows - 2, -1, -2))
 
 
-def test_a_row_made_greedy_by_its_temperature_keeps_every_token():
+def test_a_row_made_greedy_by_its_temperature_keeps_its_argmax():
     hidden_states, weight = head(4)
     params = [
         SamplingParams(seed=1, top_k=2),
@@ -62,7 +62,8 @@ def test_a_row_made_greedy_by_its_temperature_keeps_every_token():
     batch.temperature[:3] = 0.0
     sizes = LMHeadSampler(weight, backend="torch")(hidden_states, batch, 0).kept.sizes.tolist()
     mask = reference.kept_mask(reference.logits(hidden_states, weight), batch)
-    assert sizes == mask.sum(dim=1).tolist() and sizes[:3] == [V, 16, V]
+    assert sizes == [1, 1, 1, int(mask[3].sum())]
+    assert mask.sum(dim=1).tolist()[:3] == [V, 16, V], "the processed logprobs are over these"
 
 
 @pytest.mark.parametrize(

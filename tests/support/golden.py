@@ -44,7 +44,7 @@ def _told(found: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(found, VerifyOutput):
             yield ": accepted", found.num_accepted.tolist()
         elif found.kept is not None:
-            for name in ("rows", "offsets", "token_ids", "sizes", "overflow"):
+            for name in ("offsets", "token_ids", "sizes", "whole", "overflow"):
                 yield f": kept {name}", getattr(found.kept, name).tolist()
             yield ": kept log_masses", _exactly(found.kept.log_masses)
         found = found.logprobs

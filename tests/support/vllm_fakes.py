@@ -124,7 +124,7 @@ def runner(
         get_hidden_size=lambda: D,
         logprobs_mode=config.pop("logprobs_mode", "raw_logprobs"),
         logits_processors=None,
-        return_sampling_mask=False,
+        return_sampling_mask=config.pop("return_sampling_mask", False),
         enable_trace_replay=False,
         enable_prompt_embeds=False,
     )
@@ -151,6 +151,13 @@ class Output(NamedTuple):
     num_nans: Any = None
     num_sampled: Any = None
     num_rejected: Any = None
+    sampling_mask_tensors: Any = None
+
+
+class SamplingMaskLists(NamedTuple):
+    token_ids: Any
+    offsets: Any
+    cu_num_generated_tokens: Any
 
 
 class LogprobsTensors(NamedTuple):
@@ -209,8 +216,9 @@ class _Slots:
 class _OwnSampler:
     """The states of vLLM's sampler."""
 
-    def __init__(self, rows: int, logprobs_mode: str) -> None:
-        self.logprobs_mode = logprobs_mode
+    def __init__(self, rows: int, asked: Any) -> None:
+        self.logprobs_mode = asked.logprobs_mode
+        self.return_sampling_mask = asked.return_sampling_mask
         self.added: list[int] = []
         self.req_states = SimpleNamespace(
             req_id_to_index={},
@@ -227,7 +235,7 @@ class _OwnSampler:
 def v2_runner(**config: Any) -> Any:
     """Runner V2, without requests."""
     each = runner(**config)
-    each.sampler = _OwnSampler(each.max_num_reqs, each.model_config.logprobs_mode)
+    each.sampler = _OwnSampler(each.max_num_reqs, each.model_config)
     each.prompt_logprobs_worker = None
     each.structured_outputs_worker = SimpleNamespace(apply_grammar_bitmask=None)
     return each

@@ -37,8 +37,8 @@ def v1(depth: int = 1, group="alone", **config):
 
 def v2(**config):
     runner = fakes.v2_runner(**config)
-    kinds = Output, LogprobsTensors
-    vllm_v2.attach(runner, fakes.head_of(runner), *kinds, fakes.count_sampled)
+    kinds = Output, LogprobsTensors, fakes.SamplingMaskLists, fakes.count_sampled
+    vllm_v2.attach(runner, fakes.head_of(runner), vllm_v2.Kinds(*kinds))
     for slot, (name, request) in enumerate(REQUESTS.items(), 1):
         fakes.v2_request(runner, name, slot, request, PROMPTS[name])
     return runner

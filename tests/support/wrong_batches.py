@@ -213,14 +213,6 @@ BATCHES: dict[str, tuple[Callable[[], object], str]] = {
         "min_tokens=2 has no effect without the ids it holds back; give them in stop_token_ids, "
         "the end-of-sequence id among them",
     ),
-    "a kept set of a selection": (
-        lambda: batch_of(cap=4).select(torch.tensor([0])),
-        "kept_cap: not with select; build the batch without it",
-    ),
-    "a kept set in fixed rounds": (
-        lambda: batch_of(cap=4, fixed_rounds=True),
-        "kept_cap: not with fixed_rounds; leave one of them off",
-    ),
     "slots without a request": (
         lambda: sampler_over()(HIDDEN, slots_of(), 0),
         "batch: slots [1] have no request; name the slots of the step by batch.select, or drop "

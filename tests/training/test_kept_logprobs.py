@@ -67,7 +67,7 @@ def _rollout(dtype: torch.dtype, **head: float) -> tuple[Case, Tensor, Tensor]:
         out = sampler(states, batch, 5)
     assert out.logprobs is not None
     temperature = torch.tensor([each.temperature for each in params])
-    case = (states, weight, out.token_ids, KeptTokens.of_step(out.kept, ROWS), temperature)
+    case = (states, weight, out.token_ids, KeptTokens.of_step(out.kept), temperature)
     return case, out.logprobs.values[:, 0], out.logprobs.entropies
 
 

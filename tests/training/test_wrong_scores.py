@@ -81,19 +81,24 @@ def test_sets_that_do_not_fit_together_are_refused(arguments, told):
         )
 
 
-def test_a_set_that_the_cap_left_out_is_refused():
-    numbers = torch.tensor([0])
+@pytest.mark.parametrize(
+    ("size", "told"),
+    [
+        (9, r"rows \[0\] kept up to 9 ids.* with kept_cap=9 or more"),
+        (0, r"rows \[0\] have no token to score; leave them out"),
+    ],
+)
+def test_a_row_without_a_set_is_refused(size, told):
     kept = KeptSets(
-        rows=numbers,
         offsets=torch.tensor([0, 0]),
-        token_ids=numbers[:0],
+        token_ids=torch.empty(0, dtype=torch.int64),
         log_masses=torch.empty(0),
-        sizes=torch.tensor([9]),
-        overflow=torch.tensor([True]),
+        sizes=torch.tensor([size]),
+        whole=torch.tensor([False]),
+        overflow=torch.tensor([size > 0]),
     )
-    with pytest.raises(ValueError, match=r"rows \[0\] kept up to 9 ids.* with kept_cap=9 or more"):
-        KeptTokens.of_step(kept, 2)
-    assert KeptTokens.of_step(None, 2).whole.tolist() == [True, True]
+    with pytest.raises(ValueError, match=told):
+        KeptTokens.of_step(kept)
 
 
 def _each_wrong(cases: list[tuple[dict[str, Any], str]]) -> list[str]:

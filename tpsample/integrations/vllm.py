@@ -21,7 +21,7 @@ check_version("vllm", vllm.__version__)
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group  # noqa: E402
 from vllm.model_executor.layers.logits_processor import LogitsProcessor  # noqa: E402
 from vllm.platforms import current_platform  # noqa: E402
-from vllm.v1.outputs import LogprobsTensors  # noqa: E402
+from vllm.v1.outputs import LogprobsTensors, SamplingMaskLists  # noqa: E402
 
 from tpsample.integrations import vllm_v1, vllm_v2  # noqa: E402
 from tpsample.integrations.vllm_head import VllmHead, only_processor  # noqa: E402
@@ -78,7 +78,8 @@ def attach(runner: Any) -> VllmHead:
         )
     if runner.vllm_config.use_v2_model_runner:
         count = get_num_sampled_and_rejected
-        vllm_v2.attach(runner, head, SamplerOutput, LogprobsTensors, count)
+        kinds = vllm_v2.Kinds(SamplerOutput, LogprobsTensors, SamplingMaskLists, count)
+        vllm_v2.attach(runner, head, kinds)
     else:
         vllm_v1.attach(runner, head, SamplerOutput, LogprobsTensors)
     return head

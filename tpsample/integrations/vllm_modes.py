@@ -39,10 +39,6 @@ REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
         lambda r: r.vllm_config.parallel_config.enable_batch_sharded_sampling,
         "it sends logits to be sampled elsewhere; with tpsample none are sent",
     ),
-    "--return-sampling-mask": (
-        lambda r: r.model_config.return_sampling_mask,
-        "the kept set of a row is not listed",
-    ),
     "--enable-trace-replay": (
         lambda r: r.model_config.enable_trace_replay,
         "no tokens are replayed",

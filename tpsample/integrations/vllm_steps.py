@@ -17,7 +17,7 @@ from tpsample.core.word import Status
 from tpsample.integrations.engine_rows import EngineRequest, StepRows
 from tpsample.integrations.vllm_head import VllmHead
 from tpsample.integrations.vllm_params import admit, end_of
-from tpsample.output import Logprobs
+from tpsample.output import KeptSets, Logprobs
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import LogprobsMode, SamplingParams
 
@@ -54,8 +54,9 @@ class EngineSteps(Sealed):
 
     def sample(
         self, kept: Tensor, rows: StepRows, positions: Tensor, unfinished: Tensor
-    ) -> tuple[Tensor, Any]:
-        """Return the tokens of a step, int64 [B], and logprobs if a row asks. Collective.
+    ) -> tuple[Tensor, Any, KeptSets | None]:
+        """Return the tokens of a step, int64 [B], logprobs if a row asks, and kept sets of a batch
+        with a `kept_cap`. Collective.
 
         Args:
             kept: what the head was given, a row each.
@@ -66,7 +67,7 @@ class EngineSteps(Sealed):
         out = self.head.sample(kept, rows.batch, positions.to(torch.int64))
         rows.batch.append(out.token_ids.masked_fill(unfinished, -1))
         token_ids = self.ended(rows, out.token_ids, out.status, unfinished)
-        return token_ids, self.tables(rows, out.logprobs, token_ids)
+        return token_ids, self.tables(rows, out.logprobs, token_ids), out.kept
 
     def ended(
         self, rows: StepRows, token_ids: Tensor, status: Tensor, unfinished: Tensor

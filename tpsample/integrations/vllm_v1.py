@@ -50,7 +50,7 @@ class V1Sampler(nn.Module):
         rows = self.rows()
         count = len(rows.names)
         positions = self.runner.seq_lens[:count]
-        token_ids, tables = self.steps.sample(kept, rows, positions, self.unfinished(count))
+        token_ids, tables, _sets = self.steps.sample(kept, rows, positions, self.unfinished(count))
         return self.output(
             sampled_token_ids=token_ids.to(torch.int32).unsqueeze(1),
             logprobs_tensors=tables,

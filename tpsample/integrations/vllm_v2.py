@@ -13,9 +13,11 @@ sits a step out keeps its state.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,18 +25,31 @@ from tpsample.core.sealed import Sealed
 from tpsample.integrations.engine_rows import EngineRequest, StepRows
 from tpsample.integrations.vllm_head import VllmHead
 from tpsample.integrations.vllm_steps import EngineSteps
+from tpsample.output import KeptSets
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.selection import Selection
 
-Kind = Callable[..., Any]
-Count = Callable[..., tuple[Tensor, Tensor]]
-"""vLLM's `get_num_sampled_and_rejected`."""
+
+class Kinds(NamedTuple):
+    """What of vLLM a step's results are made of.
+
+    Attributes:
+        output: its `SamplerOutput`.
+        logprobs: its `LogprobsTensors`.
+        masks: its `SamplingMaskLists`.
+        count_sampled: its `get_num_sampled_and_rejected`.
+    """
+
+    output: Callable[..., Any]
+    logprobs: Callable[..., Any]
+    masks: Callable[..., Any]
+    count_sampled: Callable[..., tuple[Tensor, Tensor]]
 
 
-def attach(runner: Any, head: VllmHead, output: Kind, logprobs: Kind, count_sampled: Count) -> None:
+def attach(runner: Any, head: VllmHead, kinds: Kinds) -> None:
     """Let a runner sample with tpsample, and hand its tokens on in these classes of vLLM."""
-    steps = EngineSteps(head, runner.sampler.logprobs_mode, logprobs)
-    sampler = V2Sampler(runner.sampler, runner.max_num_reqs, steps, output, count_sampled)
+    steps = EngineSteps(head, runner.sampler.logprobs_mode, kinds.logprobs)
+    sampler = V2Sampler(runner.sampler, runner.max_num_reqs, steps, kinds)
     runner.sampler = sampler
     runner.prompt_logprobs_worker = PromptLogprobs(steps)
     runner.structured_outputs_worker.apply_grammar_bitmask = sampler.keep_grammar
@@ -43,13 +58,13 @@ def attach(runner: Any, head: VllmHead, output: Kind, logprobs: Kind, count_samp
 class V2Sampler:
     """Stands where vLLM's `Sampler` stands, whose states others read."""
 
-    def __init__(
-        self, own: Any, max_rows: int, steps: EngineSteps, output: Kind, count_sampled: Count
-    ) -> None:
-        self._own, self._output, self._count_sampled = own, output, count_sampled
-        self.steps = steps
+    def __init__(self, own: Any, max_rows: int, steps: EngineSteps, kinds: Kinds) -> None:
+        self._own, self._kinds, self.steps = own, kinds, steps
         self.batch = SamplingBatch.of_slots(
-            max_rows, vocab_size=self.steps.vocab_size, device=self.steps.device
+            max_rows,
+            vocab_size=steps.vocab_size,
+            device=steps.device,
+            kept_cap=steps.vocab_size if own.return_sampling_mask else None,
         )
         self._selected: dict[int, Selection] = {}  # by the number of their rows
         self._joining: dict[int, Any] = {}
@@ -73,7 +88,7 @@ class V2Sampler:
     def __call__(self, logits: Tensor, input_batch: Any) -> Any:
         """Sample the rows of a step. The logits are the [rows, 0] of the head."""
         kept, states = self.steps.head.take(logits), self.req_states
-        num_sampled, num_rejected = self._count_sampled(
+        num_sampled, num_rejected = self._kinds.count_sampled(
             input_batch.seq_lens.new_ones(input_batch.num_reqs),
             input_batch.seq_lens,
             input_batch.cu_num_logits,
@@ -83,7 +98,7 @@ class V2Sampler:
         known = states.req_id_to_index
         if not known.keys() >= set(input_batch.req_ids):  # a step that warms up
             ids = torch.zeros(len(logits), 1, dtype=torch.int64, device=logits.device)
-            return self._output(ids, None, None, num_sampled, num_rejected)
+            return self._kinds.output(ids, None, None, num_sampled, num_rejected)
         if self._joining:
             self._join({known[name]: name for name in known})
         slots = input_batch.idx_mapping
@@ -93,14 +108,10 @@ class V2Sampler:
         self._selected[len(slots)] = selected
         rows = StepRows(selected, input_batch.req_ids, self._slots.ids[slots])
         positions = input_batch.positions[input_batch.logits_indices] + 1
-        token_ids, tables = self.steps.sample(kept, rows, positions, num_sampled == 0)
-        return self._output(
-            token_ids.view(-1, 1),
-            tables,
-            None,
-            num_sampled,
-            num_rejected,
-        )
+        token_ids, tables, sets = self.steps.sample(kept, rows, positions, num_sampled == 0)
+        masks = None if sets is None else SamplingMasks(sets, self._kinds.masks)
+        its = token_ids.view(-1, 1), tables, None, num_sampled, num_rejected
+        return self._kinds.output(*its, masks)
 
     def _join(self, names: Mapping[int, str]) -> None:
         """Put requests that joined into their slots, now that the runner has staged their tokens.
@@ -128,6 +139,38 @@ class V2Sampler:
         prompt, total = int(states.prompt_len.np[slot]), int(states.total_len.gpu[slot])
         ids = states.all_token_ids.gpu[slot, :total].tolist()
         return ids[:prompt], ids[prompt:]
+
+
+class SamplingMasks(Sealed):
+    """Stands where vLLM's `SamplingMaskTensors` stands: the ids that each row could have drawn."""
+
+    def __init__(self, kept: KeptSets, kind: Callable[..., Any]) -> None:
+        self._kept, self._kind = kept, kind
+
+    def to_cpu_nonblocking(self) -> SamplingMasks:
+        """Return them on the host, once the stream is done."""
+        names = [field.name for field in fields(self._kept)]
+        its = {name: getattr(self._kept, name).to("cpu", non_blocking=True) for name in names}
+        return SamplingMasks(KeptSets(**its), self._kind)
+
+    def tolists(self, num_sampled_tokens: Any = None) -> Any:
+        """Return each row's ids, ascending, one row after the other.
+
+        Args:
+            num_sampled_tokens: int [B] or [B, 1]; a row with 0, whose prompt goes on, has no ids.
+        """
+        kept = self._kept
+        whole, counts = kept.whole.numpy(), kept.offsets.diff().numpy()
+        ids, sizes = kept.token_ids[: int(kept.offsets[-1])].numpy(), kept.sizes.numpy()
+        row = np.repeat(np.arange(len(counts)), counts)
+        parts = np.split(ids[np.lexsort((ids, row))].astype(np.int32), np.cumsum(counts)[:-1])
+        for index in np.flatnonzero(whole):
+            parts[index] = np.arange(sizes[index], dtype=np.int32)
+        if num_sampled_tokens is not None:
+            for index in np.flatnonzero(np.asarray(num_sampled_tokens).reshape(-1) == 0):
+                parts[index] = parts[index][:0]
+        offsets = np.cumsum([0, *map(len, parts)])
+        return self._kind(np.concatenate([np.empty(0, np.int32), *parts]), offsets, None)
 
 
 class PromptLogprobs(Sealed):

@@ -9,13 +9,12 @@ from torch import Tensor
 from tpsample.core import word
 from tpsample.core.tensors import capturing
 from tpsample.core.vocab_shard import VocabShard
-from tpsample.errors import UnsupportedParameter
 from tpsample.local.backend import Backend
 from tpsample.logits.filters import own_candidates, sample_filtered
 from tpsample.logits.kept_sets import find_kept_sets
 from tpsample.logits.logprobs import find_logprobs
 from tpsample.logits.shard_logits import ShardLogits
-from tpsample.output import Logprobs
+from tpsample.output import KeptSets, Logprobs
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
@@ -53,7 +52,7 @@ def candidates_of(rows: ShardLogits, step: Step) -> list[Tensor]:
 def finish_logits(
     rows: ShardLogits, step: Step, ranks: Ranks, gathered: list[Tensor] | None = None
 ) -> None:
-    """Replace the unfiltered draws of filtered rows; add kept sets and logprobs. Collective.
+    """Replace the unfiltered draws of filtered rows; add logprobs. Collective.
 
     Args:
         rows: the logits of the rows that `step.batch.plan` stores.
@@ -65,18 +64,34 @@ def finish_logits(
     filters = batch.plan.filters
     if filters is not None:
         filtered = rows.select(slice(0, len(filters.row_list)))
-        fixed_rounds = batch.plan.fixed_rounds or capturing(batch.device)
-        if fixed_rounds and batch.plan.kept_cap is not None:
-            raise UnsupportedParameter(
-                "kept_cap: not in a captured graph; capture a batch without it"
-            )
-        may_read = not fixed_rounds
+        may_read = _may_read(batch)
         words = sample_filtered(filtered, filters, ranks, may_read=may_read, gathered=gathered)
         filtered.write_tokens(words, filters.row_index, out)
-        if batch.plan.kept_cap is not None:
-            out.kept = find_kept_sets(filtered, filters, batch.plan.kept_cap, ranks)
     if batch.plan.logprobs is not None:
         out.logprobs = logprobs_of(rows, batch, ranks, out.token_ids)
+
+
+def _may_read(batch: BatchView) -> bool:
+    """Return whether the host may read from the device what a step of these rows has found."""
+    return not (batch.plan.fixed_rounds or capturing(batch.device))
+
+
+def kept_sets_of(
+    rows: ShardLogits, batch: BatchView, ranks: Ranks, drawn: Tensor | None = None
+) -> KeptSets | None:
+    """Return the kept sets of all rows, None without `kept_cap` or rows. Collective.
+
+    Args:
+        rows: the logits of all rows.
+        drawn: bool [R], the rows that drew a token; None for all. Padding never does.
+    """
+    cap, filters = batch.plan.kept_cap, batch.plan.filters
+    if cap is None or filters is None:
+        return None
+    if batch.undrawn is not None:
+        there = ~batch.undrawn.rows
+        drawn = there if drawn is None else drawn & there
+    return find_kept_sets(rows, filters, cap, ranks, drawn=drawn, may_read=_may_read(batch))
 
 
 def logprobs_of(rows: ShardLogits, batch: BatchView, ranks: Ranks, token_ids: Tensor) -> Logprobs:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tpsample.core import word
@@ -84,45 +85,67 @@ def _weighted_cut(
     return torch.where(filters.keep_ties, cut & ~word.TOKEN_MASK, cut)
 
 
-def find_kept_sets(rows: ShardLogits, filters: RowFilters, cap: int, ranks: Ranks) -> KeptSets:
-    """Return the tokens of every filtered row that could have been drawn, for training.
+def find_kept_sets(
+    rows: ShardLogits,
+    filters: RowFilters,
+    cap: int,
+    ranks: Ranks,
+    *,
+    drawn: Tensor | None = None,
+    may_read: bool = True,
+) -> KeptSets:
+    """Return the tokens of every row that could have been drawn, for training.
 
-    Collective; waits for the GPU. A kept set is a prefix of the total order, so each rank's part
-    of it is the first words of its own order. Beside the search for the cut, a row costs every
-    rank 8 (W - 1) bytes for the sizes and 8 (W - 1) · n bytes for the words, where n is the most
-    words that one rank has of a row that fits. A row over the cap sends no words, because it is
-    reported as an overflow and never cut short.
+    Collective. A kept set is a prefix of the total order, so each rank's part of it is the first
+    words of its own order. Beside the search for the cut, a row costs every rank 8 (W - 1) bytes
+    for the sizes and 8 (W - 1) · n bytes for the words, where n is the most words that one rank has
+    of a row that is listed. A row over the cap sends no words, because it is reported as an
+    overflow and never cut short. Nor does a row that kept all ids.
 
     Args:
-        rows: the logits of the filtered rows on this rank.
+        rows: the logits of all rows of the step on this rank.
         cap: most tokens that are reported of a row.
+        drawn: bool [R], the rows that drew a token; None for all.
+        may_read: whether the host may read from the device how many words there are. If not, n is
+            min(cap, V), and the sets lie in memory for as many ids of every row.
     """
     top_word = ranks.gather_integers(rows.first_words(1)).amax(dim=0).squeeze(1)
     top = word.value_of(top_word)
     rows = replace(rows, top=top)
     cut = find_cut(rows, filters, ranks)
+    # The cut of a row without a token lies above every word, so it stays.
+    cut = torch.where(rows.noise.random.squeeze(1), cut, cut.maximum(top_word))
     mass = ranks.sum_integers(rows.mass_from(cut)[:, 0])
     cut = cut.unsqueeze(1)
 
-    counts = ranks.gather_integers(rows.count_from(cut)).squeeze(2)  # [W, F]
+    counts = ranks.gather_integers(rows.count_from(cut)).squeeze(2)  # [W, R]
+    if drawn is not None:
+        counts = counts * drawn
     sizes = counts.sum(dim=0)
-    fits = sizes <= cap
-    # How wide the exchange has to be, the host reads; the same on every rank.
-    width, longest = torch.stack([(counts * fits).max(), (sizes * fits).max()]).tolist()
+    whole = sizes == rows.vocab_size
+    listed = (sizes <= cap) & ~whole
+    listed_sizes = sizes * listed
+    width = longest = min(cap, rows.vocab_size)
+    total = len(sizes) * longest
+    if may_read and total:
+        needed = (counts * listed).max(), listed_sizes.max(), listed_sizes.sum()
+        width, longest, total = torch.stack(needed).tolist()
     words = rows.first_words(width)
-    gathered = ranks.gather_integers(words * (words >= cut) * fits.unsqueeze(1))
+    gathered = ranks.gather_integers(words * (words >= cut) * listed.unsqueeze(1))
     first = gathered.transpose(0, 1).flatten(1).topk(longest, dim=1).values
 
-    kept = first > 0
     below = below_top(word.value_of(first), top.unsqueeze(1), rows.temperature.unsqueeze(1))
     log_masses = below - (mass.double() / TOP_MASS).log().unsqueeze(1)
-    offsets = torch.zeros(len(filters) + 1, dtype=torch.int64, device=sizes.device)
-    offsets[1:] = (sizes * fits).cumsum(dim=0)
+    offsets = F.pad(listed_sizes.cumsum(dim=0), (1, 0))
+    place = offsets[:-1, None] + torch.arange(longest, device=first.device)
+    place = place.where(first > 0, total).flatten()  # behind the last set, where there is no word
+    ids = first.new_full((total + 1,), word.NO_TOKEN)
+    masses = log_masses.new_full((total + 1,), torch.nan)
     return KeptSets(
-        rows=filters.row_index,
         offsets=offsets,
-        token_ids=word.token_of(first[kept]),
-        log_masses=log_masses[kept],
+        token_ids=ids.scatter_(0, place, word.token_of(first).flatten())[:-1],
+        log_masses=masses.scatter_(0, place, log_masses.flatten())[:-1],
         sizes=sizes,
-        overflow=~fits,
+        whole=whole,
+        overflow=~(listed | whole),
     )

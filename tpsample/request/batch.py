@@ -12,10 +12,9 @@ from tpsample.core.checks import describe
 from tpsample.core.handles import handle_of
 from tpsample.core.row_noise import GREEDY_BELOW
 from tpsample.core.tensors import ordinary_tensors, readable, tensors_of
-from tpsample.errors import UnsupportedParameter
 from tpsample.request.batch_checks import (
     check_device,
-    check_kept,
+    check_options,
     check_requests,
     check_sizes,
     request_list,
@@ -105,7 +104,7 @@ class SamplingBatch(ChangingRows):
                 so far; a warning says so if a repetition penalty counts prompts. Prompt ids outside
                 [0, V), such as the placeholders of an image, are ignored.
             max_rows: how many rows `add` can fill. Default: the rows given.
-            kept_cap: report the tokens that each filtered row's filters left
+            kept_cap: report the tokens that masks and filters left of each row
                 (`SampleOutput.kept`), up to this many per row. Default: report none.
             fixed_rounds: draw filtered rows in a fixed number of exchanges, so that a step never
                 waits for the device (`tpsample.logits.filters`). The tokens are the same. A
@@ -113,29 +112,36 @@ class SamplingBatch(ChangingRows):
 
         Raises:
             TypeError: params is not a sequence of SamplingParams, or ids are not ints.
-            UnsupportedParameter: kept_cap, which the host counts, with fixed_rounds.
             ValueError: an output id or an id of a request outside [0, V), token lists that do not
                 match the rows, a size out of range, or a device that torch does not have.
         """
         requests = request_list(params)
         check_device(device)
         slots, vocab_size = check_sizes(vocab_size, max_rows, len(requests)), int(vocab_size)
-        check_kept(kept_cap, fixed_rounds)
+        check_options(kept_cap, fixed_rounds)
         checked = check_requests(0, requests, prompt_token_ids, output_token_ids, vocab_size)
         table = RequestTable(slots, vocab_size, device)
         return SamplingBatch(table, checked, kept_cap=kept_cap, fixed_rounds=fixed_rounds)
 
     @staticmethod
     def of_slots(
-        slots: int, *, vocab_size: int, device: torch.device | str | None = None
+        slots: int,
+        *,
+        vocab_size: int,
+        device: torch.device | str | None = None,
+        kept_cap: int | None = None,
     ) -> SamplingBatch:
         """Build a batch of so many slots without a request.
+
+        Args:
+            vocab_size, device, kept_cap: as in `from_params`.
 
         Raises:
             ValueError: a size out of range.
         """
         none = [NO_REQUEST] * slots
-        batch = SamplingBatch.from_params(none, vocab_size=vocab_size, device=device)
+        how: dict[str, Any] = {"vocab_size": vocab_size, "device": device, "kept_cap": kept_cap}
+        batch = SamplingBatch.from_params(none, **how)
         batch._ready_to_select()
         return batch
 
@@ -150,6 +156,7 @@ class SamplingBatch(ChangingRows):
         min_p: Tensor | None = None,
         host: Mapping[str, Any] | None = None,
         filter_order: FilterOrder = "sequential",
+        kept_cap: int | None = None,
         fixed_rounds: bool = False,
     ) -> SamplingBatch:
         """Build a batch from columns, as an engine has them that keeps its parameters in tensors.
@@ -171,17 +178,17 @@ class SamplingBatch(ChangingRows):
                 arrays, or tensors of a CPU. The filters are then taken of these numbers alone, and
                 a step launches what they need and no more. A CPU refuses others than the tensors'.
             filter_order: of all rows, as in `SamplingParams`.
-            fixed_rounds: as in `from_params`.
+            kept_cap, fixed_rounds: as in `from_params`.
 
         Raises:
             TypeError, ValueError: a tensor of another shape, dtype or device, or other numbers on
                 the host.
         """
         check_sizes(vocab_size, None, 0)
-        check_kept(None, fixed_rounds)
+        check_options(kept_cap, fixed_rounds)
         filters = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
         table = table_of(int(vocab_size), temperature, seed, filters, host, filter_order)
-        return SamplingBatch(table, kept_cap=None, fixed_rounds=fixed_rounds)
+        return SamplingBatch(table, kept_cap=kept_cap, fixed_rounds=fixed_rounds)
 
     def __len__(self) -> int:
         return self.rows
@@ -217,7 +224,7 @@ class SamplingBatch(ChangingRows):
         in place of the batch, and its `append` the tokens.
 
         Without `host` a GPU's step does all that any slot of the batch may need: with filters in
-        one of them, the logits of all rows are stored. Kept sets are not reported.
+        one of them, the logits of all rows are stored.
 
         A CUDA graph may be captured from here to `append`; it serves any slots and any requests
         while `capture_key` is what it was. Draw the seeds of requests without one before a replay
@@ -238,14 +245,15 @@ class SamplingBatch(ChangingRows):
 
         Raises:
             TypeError, ValueError: another shape, dtype or device, or another kind of `out`.
-            UnsupportedParameter: (a ValueError) the batch has kept_cap, which the host counts.
         """
-        if self._options["kept_cap"] is not None:
-            raise UnsupportedParameter("kept_cap: not with select; build the batch without it")
         with self._thread:
             if not self._selects:
                 self._ready_to_select()
             return Selection.of(self, slots, out, host)
+
+    @property
+    def _kept_cap(self) -> Any:
+        return self._options["kept_cap"]
 
     @property
     def _never_waits(self) -> bool:
@@ -317,10 +325,10 @@ class SamplingBatch(ChangingRows):
         temperature, seed = self._table.row_temperature, self._table.row_seed
         if times == 1:
             return BatchView(temperature, seed, self.plan, self._controls())
-        if times not in self._plans:  # kept sets are those of a step
+        if times not in self._plans:
             slots = [slot for slot in range(self.rows) for _ in range(times)]
-            rows = slots, self._table.entries_of(slots)
-            self._plans[times] = self._table.plan(*rows, **self._options | {"kept_cap": None})
+            entries = self._table.entries_of(slots)
+            self._plans[times] = self._table.plan(slots, entries, **self._options)
         temperature, seed = (x.repeat_interleave(times) for x in (temperature, seed))
         return BatchView(temperature, seed, self._plans[times], self._controls())
 

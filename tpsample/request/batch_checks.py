@@ -11,7 +11,6 @@ from torch import Tensor
 
 from tpsample.core.checks import check_int, describe, is_integer, is_listing, shorten
 from tpsample.core.word import MAX_VOCAB_SIZE
-from tpsample.errors import UnsupportedParameter
 from tpsample.request.entries import Entry
 from tpsample.request.params import SamplingParams
 
@@ -144,14 +143,12 @@ def check_device(device: Any) -> None:
         ) from error
 
 
-def check_kept(kept_cap: Any, fixed_rounds: Any) -> None:
-    """Check two options that exclude each other, because the host reads the kept sets' sizes."""
+def check_options(kept_cap: Any, fixed_rounds: Any) -> None:
+    """Check what a step of the batch reports, and whether it may wait."""
     if kept_cap is not None:
         check_int("kept_cap", kept_cap, 1, 2**63 - 1)
     if not isinstance(fixed_rounds, bool):
         raise TypeError(f"fixed_rounds: expected a bool, got {describe(fixed_rounds)}")
-    if kept_cap is not None and fixed_rounds:
-        raise UnsupportedParameter("kept_cap: not with fixed_rounds; leave one of them off")
 
 
 def check_rows(name: str, rows: Any, count: int) -> list[int]:

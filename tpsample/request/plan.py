@@ -66,7 +66,8 @@ class BatchPlan:
         num_rows: B.
         vocab_size: V.
         device: of the batch.
-        filters: the rows with top_k, top_p or min_p; None if there are none.
+        filters: the rows with top_k, top_p or min_p, all rows with `kept_cap`; None if there are
+            none.
         logprobs: the rows that ask for logprobs, found among the others; None if there are none.
         requests: of every row that is no draft; none if the host does not know the rows.
         kept_cap: most tokens of a kept set that a step reports; None reports none.

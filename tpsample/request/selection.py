@@ -185,6 +185,10 @@ class Selection(HasViews, StepBatch):
     def _undrawn_rows(self) -> Undrawn:
         return self._undrawn
 
+    @property
+    def _kept_cap(self) -> int | None:
+        return self._batch._kept_cap
+
     def _for_rows(self, num_rows: int) -> Selection:
         if num_rows != self.rows:
             raise ValueError(
@@ -204,7 +208,7 @@ class Selection(HasViews, StepBatch):
         return rows._read_of(self._controls())
 
     def _read_of(self, controls: ControlRows | None) -> BatchView:
-        plan = self._plan_that_stores() if self._table.stores_logits else self._plain_plan
+        plan = self._plan_that_stores() if self._stores_logits else self._plain_plan
         return BatchView(self.temperature, self.seed, plan, controls, self._undrawn)
 
     @cached_property
@@ -219,7 +223,7 @@ class Selection(HasViews, StepBatch):
             entries = table.entries_of(slots)
             if self._planned is None or self._planned[0] != (table.version, entries):
                 fixed = self._batch._never_waits and not readable(self.device)
-                plan = table.plan(slots, entries, fixed_rounds=fixed)
+                plan = table.plan(slots, entries, kept_cap=self._kept_cap, fixed_rounds=fixed)
                 self._planned = (table.version, entries), plan
             return self._planned[1]
         return BatchPlan(
@@ -227,6 +231,7 @@ class Selection(HasViews, StepBatch):
             self.vocab_size,
             self.device,
             *self._filtered(),
+            kept_cap=self._kept_cap,
             fixed_rounds=True,
             stores_all=True,
             numbers=(self._numbers, self._stored_numbers),
@@ -243,7 +248,7 @@ class Selection(HasViews, StepBatch):
         table, filters, rows = self._table, None, self._numbers
         (asked, top, in_processed_mode), every = table.asked, list(range(self.rows))
         numbers = self._scratch.pick("numbers", table.numbers, self._padded, dim=1)
-        if asked:
+        if asked or self._kept_cap is not None:
             kinds = [keeps_all(self.vocab_size), *asked]
             filters = RowFilters(rows, every, numbers, kinds, known=False)
         if top < 0:

@@ -78,7 +78,12 @@ class StepBatch(Sealed, ABC):
     @property
     def _stores_logits(self) -> bool:
         """Whether a step keeps logits of some of these rows on their ranks."""
-        return self._table.stores_logits
+        return self._table.stores_logits or self._kept_cap is not None
+
+    @property
+    def _kept_cap(self) -> int | None:
+        """Most tokens of a kept set that a step reports; None reports none."""
+        return None
 
     @property
     def _never_waits(self) -> bool:

@@ -235,8 +235,10 @@ class RequestTable(HasViews):
             options: kept_cap and fixed_rounds of `BatchPlan`.
         """
         filters = logprobs = None
-        flags = bytes(map(_FLAGS, entries)) if self.stores_logits else b""
-        if rows := _flagged(flags, FILTERED):
+        keeps = options.get("kept_cap") is not None
+        flags = bytes(map(_FLAGS, entries)) if self.stores_logits or keeps else b""
+        # Only by its logits is it known whether a row without filters kept all ids.
+        if rows := list(range(len(entries))) if keeps else _flagged(flags, FILTERED):
             index, _, columns = self._columns(rows, slots)
             known = not _flagged(flags, UNKNOWN)
             kinds = [_FILTERS(entries[row]) for row in rows]

@@ -35,9 +35,9 @@ from torch import Tensor
 
 from tpsample.core import word
 from tpsample.core.order import order_words
-from tpsample.logits.finish import logprobs_of, shard_logits
+from tpsample.logits.finish import kept_sets_of, logprobs_of, shard_logits
 from tpsample.noise import row_stream, tile_noise
-from tpsample.output import SampleOutput, VerifyOutput
+from tpsample.output import SampleOutput, VerifyOutput, reached
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.plan import BatchView
 from tpsample.request.step import Inputs
@@ -183,6 +183,7 @@ def verify_by_ratio(
     verified = VerifyOutput.of(stop, emit(drafts, stop, token), laws.status, seed)
     if batch.plan.logprobs is not None:
         verified.logprobs = logprobs_of(stored, batch, ranks, verified.token_ids.flatten())
+    verified.kept = kept_sets_of(stored, batch, ranks, reached(stop, width).flatten())
     return verified
 
 

@@ -16,6 +16,7 @@ from tpsample.compiled import outside
 from tpsample.core import word
 from tpsample.core.checks import INDICES, check_tensor, positions_tensor
 from tpsample.core.ranges import range_of
+from tpsample.logits.finish import kept_sets_of
 from tpsample.output import Logprobs, SampleOutput, VerifyOutput, reached
 from tpsample.request.plan import BatchView
 from tpsample.request.step import Inputs
@@ -254,12 +255,16 @@ def _verify_coupled(
     """
     num_rows, width = drafts.shape
     out, at = SampleOutput.empty(batch.seed, None), position_of_rows(positions, width)
-    sampler._end(sampler._begin(inputs, batch, at, out))
+    step = sampler._begin(inputs, batch, at, out)
+    sampler._end(step)
     token_ids, status = out.token_ids.view(num_rows, width), out.status.view(num_rows, width)
     num_accepted = leading((drafts == token_ids) & (drafts >= 0))
     verified = VerifyOutput.of(num_accepted, token_ids, status, out.seeds[::width].contiguous())
+    emitted = reached(num_accepted, width).flatten()
     if out.logprobs is not None:
-        verified.logprobs = _emitted(out.logprobs, reached(num_accepted, width).flatten())
+        verified.logprobs = _emitted(out.logprobs, emitted)
+    if batch.plan.kept_cap is not None:
+        verified.kept = kept_sets_of(sampler._stored(step), batch, sampler.ranks, emitted)
     return verified
 
 

@@ -85,28 +85,23 @@ class KeptTokens:
         return cls(sizes.cumsum(0).to(device), listed.to(device), whole.to(device))
 
     @classmethod
-    def of_step(cls, kept: KeptSets | None, num_rows: int) -> KeptTokens:
-        """Return the sets of a step of `num_rows` rows, from `SampleOutput.kept`.
-
-        A row that no filter touched kept all ids.
-
-        Args:
-            kept: None if no row of the step had a filter.
+    def of_step(cls, kept: KeptSets) -> KeptTokens:
+        """Return the sets of the rows of a step, from `SampleOutput.kept`.
 
         Raises:
-            ValueError: a row kept more ids than the batch's `kept_cap`, so its set is not known.
+            ValueError: a row kept more ids than the batch's `kept_cap`, so its set is not known; or
+                it has no token, so there is nothing to score.
         """
-        if kept is None:
-            offsets = torch.zeros(num_rows + 1, dtype=torch.int64)
-            return cls(offsets, offsets[:0], torch.ones(num_rows, dtype=torch.bool))
         if bool(kept.overflow.any()):
-            rows = kept.rows[kept.overflow].tolist()
-            largest = int(kept.sizes.max())
+            rows = kept.overflow.nonzero().flatten().tolist()
+            largest = int(kept.sizes[kept.overflow].max())
             raise ValueError(
                 f"kept: rows {describe(rows)} kept up to {largest} ids, more than the batch's "
                 f"kept_cap; build the batch with kept_cap={largest} or more"
             )
-        sizes = kept.offsets.new_zeros(num_rows)
-        sizes[kept.rows] = kept.offsets.diff()
-        offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-        return cls(offsets, kept.token_ids, sizes == 0)
+        if rows := (kept.sizes == 0).nonzero().flatten().tolist():
+            raise ValueError(
+                f"kept: rows {describe(rows)} have no token to score; leave them out, and pass the "
+                "sets of the others by KeptTokens.from_lists"
+            )
+        return cls(kept.offsets, kept.token_ids[: kept.offsets[-1]], kept.whole)

@@ -1,0 +1,142 @@
+"""Kept sets wherever rows come from: a batch, fixed rounds, slots, drafts; all, one or none."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.request.test_host_slots import GPU
+from tests.support import host_reads
+from tests.support.filtered import Rows, V, grid, kinds_of_logits
+from tests.support.ranks import run_ranks
+from tests.support.tiers import long
+from tpsample import KeptSets, SamplingBatch, SamplingParams, reference, verify
+from tpsample.core.order import order_words
+
+KINDS, CAP, K = kinds_of_logits(), 60, 2
+MODES = ("batch", "fixed rounds", "slots", "unknown slots", "coupled", "rejection", "block")
+Found = list[tuple[int, bool, bool, list[int], list[float]]]
+"""Of each row: its size, whether it is whole, whether it overflows, its ids and log-masses."""
+
+
+def _rows(**options: Any) -> Rows:
+    """Filtered rows, plain and greedy ones, and rows of which masks leave few ids or most."""
+    others: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0.0},
+        {"temperature": 0.0, "top_p": 0.5},
+        {"allowed_token_ids": [7, 3, 1100]},
+        {"allowed_token_ids": [7, 3, 1100], "top_k": 2},
+        {"bad_words": [[9]]},
+        {"top_k": 1},
+    ]
+    params = [SamplingParams(**({"temperature": 0.8} | each), seed=i) for i, each in
+              enumerate(others)]  # fmt: skip
+    kinds = [KINDS[name] for name in ("zipf", "two-valued", "spike")]
+    return Rows(kinds, [*params, *grid()[::61]], **options)
+
+
+def _expected(rows: Rows) -> Found:
+    batch = rows.batch
+    logits = reference.processed_logits(rows.logits, batch)
+    order, mask = order_words(logits).argsort(dim=1, descending=True), rows.kept_mask()
+    found: Found = []
+    for row, params in enumerate(rows.params):
+        ids = order[row][mask[row][order[row]]]
+        if params.greedy:
+            ids = order[row][:1]
+        masses = (logits[row, ids].double() / max(params.temperature, 1e-5)).log_softmax(0)
+        whole, overflow = len(ids) == V, CAP < len(ids) < V
+        listed = slice(0 if whole or overflow else None)
+        found.append((len(ids), whole, overflow, ids[listed].tolist(), masses[listed].tolist()))
+    return found
+
+
+def _told(kept: KeptSets) -> Found:
+    ends = kept.offsets.tolist()
+    parts = [slice(*each) for each in itertools.pairwise(ends)]
+    bits = kept.sizes.tolist(), kept.whole.tolist(), kept.overflow.tolist()
+    listed = [(kept.token_ids[part].tolist(), kept.log_masses[part].tolist()) for part in parts]
+    assert (kept.token_ids[ends[-1] :] == -1).all() and kept.log_masses[ends[-1] :].isnan().all()
+    return [(*row, *its) for *row, its in zip(*bits, listed, strict=True)]  # type: ignore[misc]
+
+
+def _slots_of(rows: Rows) -> tuple[SamplingBatch, Tensor]:
+    """Return the requests in slots, in another order and beside others, and the rows' slots."""
+    count = len(rows.params)
+    batch = SamplingBatch.of_slots(count + 2, vocab_size=V, kept_cap=CAP)
+    batch.put(list(range(count, -1, -1)), [*rows.params, SamplingParams(seed=4, top_p=0.2)])
+    return batch, torch.arange(count, 0, -1)
+
+
+def _emptied(found: Found, emitted: list[bool]) -> Found:
+    none: Any = (0, False, False, [], [])
+    return [its if drew else none for its, drew in zip(found, emitted, strict=True)]
+
+
+def _step(mode: str) -> tuple[Found, Found]:
+    """Return what this rank finds in a mode, and what it should."""
+    if mode == "fixed rounds":
+        host_reads.meet_on_devices()
+    rows = _rows(kept_cap=CAP, fixed_rounds=mode == "fixed rounds")
+    sampler, given, expected = rows.sampler(), rows.hidden_states, _expected(rows)
+    if mode == "batch":
+        return _told(sampler(given, rows.batch, rows.positions).kept), expected
+    if mode == "fixed rounds":
+        batch = rows.batch
+        sampler(given, batch, 0)  # the first one compares hidden states
+        with host_reads.refused():
+            out = sampler(given, batch, rows.positions)
+        assert len(out.kept.token_ids) == CAP * len(rows.params), "the size follows from the batch"
+        return _told(out.kept), expected
+    if mode in ("slots", "unknown slots"):
+        batch, slots = _slots_of(rows)
+        slots[1::4] = -1
+        there = (slots >= 0).tolist()
+        if mode == "slots":
+            out = sampler(given, batch.select(slots), rows.positions)
+        else:
+            with GPU:
+                out = sampler(given, batch.select(slots), rows.positions)
+        return _told(out.kept), _emptied(expected, there)
+    batch = rows.batch
+    drawn = sampler(given, batch, rows.positions).token_ids
+    drafts = torch.stack([drawn, torch.full_like(drawn, 11)], dim=1)
+    states = given.unsqueeze(1).repeat(1, K + 1, 1)
+    verified = verify(sampler, states, drafts, batch, rows.positions, method=mode)  # type: ignore[arg-type]
+    emitted = torch.arange(K + 1) <= verified.num_accepted.unsqueeze(1)
+    assert emitted.any(dim=0).sum() > 1 and not emitted.all(), "some drafts are accepted, not all"
+    every = [its for its in expected for _ in range(K + 1)]
+    return _told(verified.kept), _emptied(every, emitted.flatten().tolist())
+
+
+@pytest.mark.parametrize("world_size", [1, 2, *long(3)])
+@pytest.mark.parametrize("mode", MODES)
+def test_sets_are_those_of_the_definition(mode, world_size):
+    for found, expected in run_ranks(world_size, _step, mode):
+        for row, (its, right) in enumerate(zip(found, expected, strict=True)):
+            assert its[:4] == right[:4], f"row {row}"
+            assert its[4] == pytest.approx(right[4], abs=2e-6), f"row {row}"
+        assert {its[1:3] for its in found} == {(True, False), (False, True), (False, False)}
+
+
+def test_a_grammar_leaves_an_unfiltered_row_less_than_all():
+    rows = Rows([KINDS["normal"]], [SamplingParams(seed=1)] * 2, kept_cap=CAP)
+    batch = rows.batch
+    bits = torch.full((2, -(-V // 32)), -1, dtype=torch.int32)
+    bits[1] = 0
+    bits[1, 2] = 0b101
+    batch.grammar_bitmask = bits
+    kept = rows.sampler()(rows.hidden_states, batch, rows.positions + torch.arange(2)).kept
+    assert kept.whole.tolist() == [True, False] and kept.sizes.tolist() == [V, 2]
+    assert sorted(kept.token_ids.tolist()) == [64, 66]
+
+
+def test_a_step_without_rows_has_no_sets():
+    rows = Rows([KINDS["normal"]], [SamplingParams(seed=1)], kept_cap=CAP)
+    none = SamplingBatch.from_params([], vocab_size=V, kept_cap=CAP)
+    assert rows.sampler()(rows.hidden_states[:0], none, 0).kept is None
