@@ -93,6 +93,24 @@ SIXTEEN: dict[str, Asked] = {
 }
 """Sixteen at once, of one prompt."""
 
+_FILTERS: dict[str, Asked] = {
+    "top_k": {"temperature": 1.0, "top_k": 20},
+    "top_k, top_p": {"temperature": 0.8, "top_k": 50, "top_p": 0.9},
+    "large top_k, top_p": {"temperature": 1.0, "top_k": 5000, "top_p": 0.95},
+    "min_p, penalty": {"top_k": 40000, "min_p": 0.001, "repetition_penalty": 1.3},
+    "allowed ids": {"top_k": 4, "allowed_token_ids": [300, 310, 320, 330, 340, 350]},
+    "all ids": {"top_k": 49152},
+}
+MASKED: dict[str, Asked] = {
+    f"{name}, prompt {number}": {
+        "token_ids": [(7919 * (number + 1) * (i + 3)) % 40000 + 500 for i in range(9 + number)],
+        "sampling_params": {**filters, "seed": 31 * number + place, "max_tokens": 4},
+    }
+    for place, (name, filters) in enumerate(_FILTERS.items())
+    for number in range(4)
+}
+"""Requests of token ids, whose answers say from which ids each token was drawn."""
+
 HUGGING_FACE: dict[str, dict[str, Any]] = {
     "greedy": {},
     "temperature": {"temperature": 0.8, "seed": 1},

@@ -3,7 +3,8 @@
     python -m tests.engines.client URL OUT.json PART…
 
 It runs in vLLM's environment. Parts: kinds, greedy, drafted, sixteen, more (stream, n, stop,
-logprobs of a prompt, a refused field), failing (one row has NaN), lost (a stream during which a
+logprobs of a prompt, a refused field), masks (the ids that each token could have been), first masks
+(those of the first token, without seeds), failing (one row has NaN), lost (a stream during which a
 worker is killed), fields (of vLLM's requests, without asking).
 """
 
@@ -12,6 +13,10 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import urllib.error
+import urllib.request
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +28,7 @@ from tests.engines.asked import (
     FAILING_SEED,
     GREEDY,
     KINDS,
+    MASKED,
     NOTHING_LEFT,
     OPENAI,
     SIXTEEN,
@@ -128,6 +134,35 @@ async def failing(client: AsyncOpenAI) -> dict[str, Answer]:
     return {**found, "after": await ask(client, KINDS["temperature"])}
 
 
+async def masks(client: AsyncOpenAI, *, first: bool = False) -> dict[str, Answer]:
+    """Ask by token ids, four at a time, for the ids that each token could have been.
+
+    Args:
+        first: of the first token, without seeds: on a CPU vLLM's own server ends with them.
+    """
+    url = f"{str(client.base_url).removesuffix('/v1/')}/inference/v1/generate"
+
+    def ask_one(asked: Asked) -> Answer:
+        its = {**asked["sampling_params"], "logprobs": 0}
+        if first:
+            its = {name: its[name] for name in its if name != "seed"} | {"max_tokens": 1}
+        body = json.dumps({**asked, "sampling_params": its}).encode()
+        request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=300) as answer:
+                choice = json.load(answer)["choices"][0]
+        except urllib.error.HTTPError as error:
+            return {"error": error.read().decode()[:300]}
+        return {"tokens": choice["token_ids"], "masks": choice["sampling_mask"]}
+
+    found: dict[str, Answer] = {}
+    for start in range(0, len(MASKED), 4):
+        names = list(MASKED)[start : start + 4]
+        answers = (asyncio.to_thread(ask_one, MASKED[name]) for name in names)
+        found |= zip(names, await asyncio.gather(*answers), strict=True)
+    return found
+
+
 async def lost(client: AsyncOpenAI) -> dict[str, Answer]:
     """Start a stream that is not over when a worker is killed."""
     return {
@@ -145,13 +180,15 @@ async def fields(client: AsyncOpenAI) -> dict[str, Any]:
     return {"count": len(found), "unknown": sorted(found ^ known)}
 
 
-PARTS = {
+PARTS: dict[str, Callable[[AsyncOpenAI], Awaitable[Any]]] = {
     "kinds": lambda client: together(client, KINDS),
     "greedy": lambda client: together(client, GREEDY),
     "drafted": lambda client: together(client, DRAFTED),
     "sixteen": lambda client: together(client, SIXTEEN),
     "more": more,
     "failing": failing,
+    "masks": masks,
+    "first masks": partial(masks, first=True),
     "fields": fields,
     "lost": lost,
 }

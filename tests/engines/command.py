@@ -23,6 +23,7 @@ from benchmarks.lab import machine
 from benchmarks.lab.machine import ROOT
 from tests.engines import page
 from tests.engines.comparison import (
+    DRAFTS,
     ENGINES,
     HF,
     PARTS,
@@ -97,7 +98,7 @@ class Run:
                 },
                 "answers": self._ask(server, PARTS[kind]),
             }
-            if kind.arguments:
+            if kind.arguments == DRAFTS:
                 part["answers"]["counts"] = {
                     "drafted": server.count("vllm:spec_decode_num_draft_tokens_total"),
                     "accepted": server.count("vllm:spec_decode_num_accepted_tokens_total"),

@@ -36,6 +36,10 @@ DRAFTS_TP2 = Kind("V1 with drafts, 2 ranks", 2, WATCHED, DRAFTS)
 DRAFTS_TP1 = Kind("V1 with drafts, 1 rank", 1, WATCHED, DRAFTS)
 V2_TP2 = Kind("V2, 2 ranks", 2, WATCHED, variables=V2_ON_CPU)
 V2_TP1 = Kind("V2, 1 rank", 1, WATCHED, variables=V2_ON_CPU)
+WITH_MASKS = ("--return-sampling-mask", "--logprobs-mode", "processed_logprobs")
+MASKS_TP2 = Kind("V2 with masks, 2 ranks", 2, WATCHED, WITH_MASKS, V2_ON_CPU)
+MASKS_TP1 = Kind("V2 with masks, 1 rank", 1, WATCHED, WITH_MASKS, V2_ON_CPU)
+PLAIN_MASKS = Kind("vLLM itself with masks, 2 ranks", 2, WATCHED_PLAIN, WITH_MASKS, V2_ON_CPU)
 HF = "transformers"
 ENGINES = {HF: 1, "SGLang, 1 rank": 1, "SGLang, 2 ranks": 2}
 """Other engines that are asked the same, and their ranks."""
@@ -49,6 +53,9 @@ PARTS = {
     V2_TP1: ("kinds",),
     DRAFTS_TP2: ("drafted",),
     DRAFTS_TP1: ("drafted",),
+    MASKS_TP2: ("masks", "first masks"),
+    MASKS_TP1: ("masks",),
+    PLAIN_MASKS: ("first masks",),
 }
 """Parts of the requests that each server gets."""
 VOCAB_SIZE = 49152
@@ -66,10 +73,10 @@ def compare(answers: Answers, seen: dict[str, list[dict[str, Any]]]) -> list[Ver
         answers: by server and part; those of other engines by their names.
         seen: what the workers of each server saw.
     """
-    main = answers.get(V1_TP2.name)
+    found, main = _masks(answers, seen), answers.get(V1_TP2.name)
     if main is None:
-        return [Verdict("a server with tpsample on 2 ranks", None, "it did not answer")]
-    found, kinds = [], main["kinds"]
+        return [*found, Verdict("a server with tpsample on 2 ranks", None, "it did not answer")]
+    kinds = main["kinds"]
 
     def same(other: str, tokens: Answers | None, names: Any, own: Answers = kinds) -> None:
         what = f"{V1_TP2.name} and {other}: the same tokens"
@@ -113,7 +120,7 @@ def compare(answers: Answers, seen: dict[str, list[dict[str, Any]]]) -> list[Ver
         ]:
             found.append(Verdict(f"V2: {verdict.what}", verdict.held, verdict.found))
     for kind in PARTS:
-        if kind.name in seen and watched(kind) and not kind.arguments:
+        if kind.name in seen and watched(kind) and kind.arguments != DRAFTS:
             found.append(verdicts.oracle(kind.name, seen[kind.name]))
         if kind.name in seen and kind.world_size > 1:
             shard = VOCAB_SIZE // kind.world_size
@@ -122,12 +129,24 @@ def compare(answers: Answers, seen: dict[str, list[dict[str, Any]]]) -> list[Ver
     return found
 
 
+def _masks(answers: Answers, seen: dict[str, list[dict[str, Any]]]) -> list[Verdict]:
+    """Compare the sets of ids that servers say their tokens were drawn from."""
+    found, its = [], answers.get(MASKS_TP2.name, {})
+    for part, other in (("masks", MASKS_TP1), ("first masks", PLAIN_MASKS)):
+        what = f"{MASKS_TP2.name} and {other.name}: the same sets"
+        others = answers.get(other.name, {}).get(part)
+        found.append(verdicts.equal_masks(what, its.get(part), others))
+    if MASKS_TP2.name in seen:
+        found.append(verdicts.sets_of_the_definition(MASKS_TP2.name, seen[MASKS_TP2.name]))
+    return found
+
+
 def texts(answers: Answers) -> dict[str, dict[str, str]]:
     """Return the text of some requests by engine, where they are of one seed."""
     found: dict[str, dict[str, str]] = {}
     for name in ("temperature", "top_p"):
         for kind in PARTS:
-            if watched(kind) and kind.name in answers:
+            if watched(kind) and kind.name in answers and kind.arguments != WITH_MASKS:
                 part = "drafted" if kind.arguments else "kinds"
                 text = answers[kind.name][part][name].get("text", "an error")
                 found.setdefault(name, {})[f"vLLM {kind.name}"] = text

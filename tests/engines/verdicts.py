@@ -51,6 +51,30 @@ def equal_logprobs(what: str, first: Answers, second: Answers) -> Verdict:
     return Verdict(what, largest < 1e-3 and count > 0, f"{count} logprobs within {largest:.1e}")
 
 
+def equal_masks(what: str, first: Answers | None, second: Answers | None) -> Verdict:
+    """Compare the sets of ids that two servers say each token was drawn from."""
+    if first is None or second is None:
+        return Verdict(what, None, "it was not run")
+    unequal, count, ids = [], 0, 0
+    for name, one in first.items():
+        sets = one.get("masks"), second[name].get("masks")
+        if not sets[0] or sets[0] != sets[1]:
+            unequal.append(f"{name}: {one.get('error', '') or second[name].get('error', '')}")
+        count, ids = count + len(sets[0] or ()), ids + sum(map(len, sets[0] or ()))
+    found = f"{count} sets of {ids} ids, unequal in {len(unequal)} of {len(first)} requests"
+    return Verdict(what, not unequal and count > 0, "; ".join([found, *unequal]))
+
+
+def sets_of_the_definition(name: str, seen: list[dict[str, Any]]) -> Verdict:
+    """Look at the sets that rank 0 held against the definition."""
+    sets, unequal = seen[0]["sets"], seen[0]["unequal_sets"]
+    return Verdict(
+        f"every set of {name} is the definition's, from the hidden states of its step",
+        bool(sets and not unequal),
+        f"{sets - unequal} of {sets} sets",
+    )
+
+
 def known_fields(fields: dict[str, Any]) -> Verdict:
     """Say whether the adapter knows every field of vLLM's requests."""
     return Verdict(

@@ -22,7 +22,7 @@ from tests.engines.asked import FAILING_SEED, FAILING_STEP
 from tests.engines.traffic import Traffic
 from tpsample import reference
 from tpsample.integrations.vllm import Worker
-from tpsample.output import SampleOutput
+from tpsample.output import KeptSets, SampleOutput
 from tpsample.request.batch import SamplingBatch
 
 FOLDER = Path(os.environ["TPSAMPLE_WATCH"])
@@ -85,6 +85,7 @@ class Watcher:
     def __init__(self, rank: int, sample: Any, model: str) -> None:
         self.rank, self._sample = rank, sample
         self.rows = self.unequal = self.steps = self.failed = 0
+        self.sets = self.unequal_sets = 0
         self._seen = 0
         self._weight = whole_head(model) if rank == 0 else None
 
@@ -99,6 +100,9 @@ class Watcher:
             expected = reference.sample(logits, batch, positions)
             same = (expected.token_ids == out.token_ids) & (expected.status == out.status)
             self.unequal += int((~same).sum())
+            if out.kept is not None:
+                self.sets += len(kept)
+                self.unequal_sets += unequal_sets(out.kept, reference.kept_mask(logits, batch))
         write(
             self.rank,
             steps=self.steps,
@@ -106,6 +110,8 @@ class Watcher:
             failed=self.failed,
             oracle=self._weight is not None,
             unequal=self.unequal,
+            sets=self.sets,
+            unequal_sets=self.unequal_sets,
         )
         return out
 
@@ -120,6 +126,14 @@ class Watcher:
         kept = kept.clone()
         kept[seeds.index(FAILING_SEED)] = torch.nan
         return kept
+
+
+def unequal_sets(kept: KeptSets, mask: Tensor) -> int:
+    """Return how many rows list another set than a mask bool [B, V] has; a whole one lists none."""
+    found = torch.zeros_like(mask)
+    found[torch.arange(len(mask)).repeat_interleave(kept.offsets.diff()), kept.token_ids] = True
+    found[kept.whole] = True
+    return int((found != mask).any(dim=1).sum())
 
 
 def whole_head(model: str) -> Tensor:

@@ -24,7 +24,7 @@ Found = list[tuple[int, bool, bool, list[int], list[float]]]
 
 
 def _rows(**options: Any) -> Rows:
-    """Filtered rows, plain and greedy ones, and rows of which masks leave few ids or most."""
+    """Filtered rows, plain and greedy ones, and rows whose masks leave few ids or most."""
     others: list[dict[str, Any]] = [
         {},
         {"temperature": 0.0},

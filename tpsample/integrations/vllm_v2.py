@@ -31,7 +31,7 @@ from tpsample.request.selection import Selection
 
 
 class Kinds(NamedTuple):
-    """What of vLLM a step's results are made of.
+    """The classes of vLLM that a step hands its results on in.
 
     Attributes:
         output: its `SamplerOutput`.
