@@ -28,16 +28,17 @@ from tests.engines.comparison import (
     HF,
     PARTS,
     PLAIN,
+    PLUG_IN_TP2,
     V1_HOSTS,
     V1_TP2,
     V2_TP2,
     compare,
+    sampled_by,
     texts,
-    watched,
 )
 from tests.engines.environment import make_sglang
 from tests.engines.on_hosts import ServerOnHosts
-from tests.engines.verdicts import Verdict, lost
+from tests.engines.verdicts import Verdict, lost, told_of_the_sampler
 
 NAMES = tuple(
     name for kind in PARTS for name in ((kind.name, *ENGINES) if kind is PLAIN else (kind.name,))
@@ -93,7 +94,7 @@ class Run:
                     "name": kind.name,
                     "runner": 2 if kind.variables else 1,
                     "ranks": kind.world_size,
-                    "tokens_of": "tpsample" if watched(kind) else "vLLM",
+                    "tokens_of": sampled_by(kind),
                     "ready_s": server.ready_s,
                 },
                 "answers": self._ask(server, PARTS[kind]),
@@ -105,6 +106,8 @@ class Run:
                 }
             part["seen"] = server.seen()
             ended = self._kill_worker(server) if kind in (V1_TP2, V2_TP2) else []
+            if kind is PLUG_IN_TP2:
+                ended.append(told_of_the_sampler(server.log()))
             part["ended"] = [vars(verdict) for verdict in ended]
         say(f"{kind.name}: asked")
         return part

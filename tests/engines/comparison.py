@@ -36,7 +36,12 @@ DRAFTS_TP2 = Kind("V1 with drafts, 2 ranks", 2, WATCHED, DRAFTS)
 DRAFTS_TP1 = Kind("V1 with drafts, 1 rank", 1, WATCHED, DRAFTS)
 V2_TP2 = Kind("V2, 2 ranks", 2, WATCHED, variables=V2_ON_CPU)
 V2_TP1 = Kind("V2, 1 rank", 1, WATCHED, variables=V2_ON_CPU)
-WITH_MASKS = ("--return-sampling-mask", "--logprobs-mode", "processed_logprobs")
+WITH_MASKS = (
+    *("--return-sampling-mask", "--logprobs-mode", "processed_logprobs"),
+    "--enable-scale-out",  # requests of token ids, which alone are answered with masks
+)
+PLUG_IN = ("--additional-config", '{"tpsample": {"exchange": "p2p"}}')
+PLUG_IN_TP2 = Kind("V1 by the plug-in, 2 ranks", 2, None, PLUG_IN)
 MASKS_TP2 = Kind("V2 with masks, 2 ranks", 2, WATCHED, WITH_MASKS, V2_ON_CPU)
 MASKS_TP1 = Kind("V2 with masks, 1 rank", 1, WATCHED, WITH_MASKS, V2_ON_CPU)
 PLAIN_MASKS = Kind("vLLM itself with masks, 2 ranks", 2, WATCHED_PLAIN, WITH_MASKS, V2_ON_CPU)
@@ -56,6 +61,7 @@ PARTS = {
     MASKS_TP2: ("masks", "first masks"),
     MASKS_TP1: ("masks",),
     PLAIN_MASKS: ("first masks",),
+    PLUG_IN_TP2: ("kinds",),
 }
 """Parts of the requests that each server gets."""
 VOCAB_SIZE = 49152
@@ -64,6 +70,11 @@ VOCAB_SIZE = 49152
 def watched(kind: Kind) -> bool:
     """Return whether tokens come from tpsample, and the oracle looks on."""
     return kind.worker == WATCHED
+
+
+def sampled_by(kind: Kind) -> str:
+    """Return whose tokens a server's are."""
+    return "tpsample" if watched(kind) or kind is PLUG_IN_TP2 else "vLLM"
 
 
 def compare(answers: Answers, seen: dict[str, list[dict[str, Any]]]) -> list[Verdict]:
@@ -86,7 +97,7 @@ def compare(answers: Answers, seen: dict[str, list[dict[str, Any]]]) -> list[Ver
         else:
             found.append(verdicts.equal_tokens(what, own, tokens, names))
 
-    for kind in (V1_TP1, V1_HOSTS, V2_TP2, V2_TP1):
+    for kind in (V1_TP1, V1_HOSTS, V2_TP2, V2_TP1, PLUG_IN_TP2):
         same(kind.name, answers.get(kind.name, {}).get("kinds"), KINDS)
     same(f"{PLAIN.name}, greedy", answers.get(PLAIN.name, {}).get("greedy"), KINDS, main["greedy"])
     if V1_TP1.name in answers:
@@ -122,7 +133,7 @@ def compare(answers: Answers, seen: dict[str, list[dict[str, Any]]]) -> list[Ver
     for kind in PARTS:
         if kind.name in seen and watched(kind) and kind.arguments != DRAFTS:
             found.append(verdicts.oracle(kind.name, seen[kind.name]))
-        if kind.name in seen and kind.world_size > 1:
+        if seen.get(kind.name) and kind.world_size > 1:
             shard = VOCAB_SIZE // kind.world_size
             its = seen[kind.name]
             found.append(verdicts.gathered(kind.name, its, shard, expected=not watched(kind)))

@@ -322,3 +322,19 @@ def test_the_page_has_the_lines_that_a_lost_rank_leaves():
     rows = page.partition("### A lost rank")[2].partition("\n## ")[0]
     assert [part for part in verdicts.NOTICED.values() if part.strip("/") not in rows] == []
     assert "Unexpected: grammar rejected tokens" in page and "status 500" in page
+
+
+def test_masks_are_compared_set_by_set():
+    one = {"a": {"tokens": [1], "masks": [[1, 2]]}, "b": {"tokens": [3], "masks": [[3]]}}
+    held = verdicts.equal_masks("what", one, deepcopy(one))
+    assert held.held and held.found == "2 sets of 3 ids, unequal in 0 of 2 requests"
+    other = deepcopy(one) | {"b": {"tokens": [3], "masks": [[3, 4]]}}
+    assert not verdicts.equal_masks("what", one, other).held
+    refused = {name: {"error": "no top_k"} for name in one}
+    assert "a: no top_k" in verdicts.equal_masks("what", refused, refused).found
+    assert not verdicts.equal_masks("what", refused, refused).held
+    assert verdicts.equal_masks("what", None, one).held is None
+    seen = [{"sets": 5, "unequal_sets": 0}]
+    assert verdicts.sets_of_the_definition("V2", seen).held
+    assert not verdicts.sets_of_the_definition("V2", [{"sets": 5, "unequal_sets": 1}]).held
+    assert not verdicts.sets_of_the_definition("V2", [{"sets": 0, "unequal_sets": 0}]).held

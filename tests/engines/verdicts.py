@@ -67,7 +67,7 @@ def equal_masks(what: str, first: Answers | None, second: Answers | None) -> Ver
 
 def sets_of_the_definition(name: str, seen: list[dict[str, Any]]) -> Verdict:
     """Look at the sets that rank 0 held against the definition."""
-    sets, unequal = seen[0]["sets"], seen[0]["unequal_sets"]
+    sets, unequal = (seen[0].get(name, 0) for name in ("sets", "unequal_sets"))
     return Verdict(
         f"every set of {name} is the definition's, from the hidden states of its step",
         bool(sets and not unequal),
@@ -165,6 +165,17 @@ def lost(log: str, code: int | None, took_s: float, stream: Answers) -> list[Ver
         ),
         Verdict("the log says that a rank is lost", bool(told), "; ".join(told) or "nothing"),
     ]
+
+
+def told_of_the_sampler(log: str) -> Verdict:
+    """Look for the line by which a worker says who samples, with the exchange that was asked."""
+    lines = [line for line in log.splitlines() if "samples, not vLLM: LMHeadSampler(" in line]
+    right = [line for line in lines if "exchange='p2p'" in line]
+    return Verdict(
+        "both workers of the plug-in say that tpsample samples, by the option's exchange",
+        len(right) == len(lines) == 2,
+        f"{len(right)} of {len(lines)} lines: {lines[0][-160:] if lines else 'none'}",
+    )
 
 
 def kinds_as_asked(kinds: Answers, sixteen: Answers) -> list[Verdict]:

@@ -52,8 +52,7 @@ class KeptHead(Sealed):
             weight,
             shard=VocabShard(rows.org_vocab_start_index, rows.org_vocab_end_index),
             # TRITON_INTERPRET is there for the engine's own kernels, if it is set.
-            backend=cpu_backend() if weight.device.type == "cpu" else "auto",
-            **options,
+            **{"backend": cpu_backend() if weight.device.type == "cpu" else "auto", **options},
         )
         logger.info("tpsample %s samples, not %s: %r", __version__, engine, self.sampler)
 

@@ -1,10 +1,12 @@
 """vLLM with tpsample: every token is sampled where its logits would be, and none are gathered.
 
+    vllm serve MODEL --tensor-parallel-size 2 --additional-config '{"tpsample": {}}'
     vllm serve MODEL --tensor-parallel-size 2 --worker-cls tpsample.integrations.vllm.Worker
 
-`--worker-cls` is an official option. The worker loads the model as ever, then replaces attributes
-of its own model runner, V1 or V2, and of the model's `LogitsProcessor`. Modes in which that would
-be wrong are refused here, when the server starts; see README.md.
+The first needs tpsample to be installed, because a plug-in reads the option (`vllm_plugin`). Either
+worker loads the model as ever, then replaces attributes of its own model runner, V1 or V2, and of
+the model's `LogitsProcessor`. Modes in which that would be wrong are refused here, when the server
+starts; see README.md.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from tpsample.integrations import check_version
 
 check_version("vllm", vllm.__version__)
 
-from vllm.distributed.parallel_state import get_pp_group, get_tp_group  # noqa: E402
+from vllm.distributed.parallel_state import get_tp_group  # noqa: E402
 from vllm.model_executor.layers.logits_processor import LogitsProcessor  # noqa: E402
 from vllm.platforms import current_platform  # noqa: E402
 from vllm.v1.outputs import LogprobsTensors, SamplingMaskLists  # noqa: E402
@@ -26,6 +28,7 @@ from vllm.v1.outputs import LogprobsTensors, SamplingMaskLists  # noqa: E402
 from tpsample.integrations import vllm_v1, vllm_v2  # noqa: E402
 from tpsample.integrations.vllm_head import VllmHead, only_processor  # noqa: E402
 from tpsample.integrations.vllm_modes import check_modes  # noqa: E402
+from tpsample.integrations.vllm_plugin import with_tpsample  # noqa: E402
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as BaseWorker
@@ -33,25 +36,17 @@ else:
     from vllm.v1.worker.gpu_worker import Worker as BaseWorker
 
 
-class Worker(BaseWorker):
+class Worker(with_tpsample(BaseWorker)):  # type: ignore[misc]
     """A worker of vLLM whose model runner samples with tpsample."""
 
-    _head: VllmHead | None = None
-
-    def load_model(self, **kwargs: Any) -> None:
-        """Load the model, then let its runner sample with tpsample."""
-        check_modes(self.model_runner)
-        super().load_model(**kwargs)
-        if get_pp_group().is_last_rank:
-            self._head = attach(self.model_runner)
-
-    def tpsample_counters(self) -> dict[str, Any]:
-        """Return this rank's counters, for `collective_rpc("tpsample_counters")`."""
-        return {} if self._head is None else self._head.sampler.counters()
+    always = True
 
 
-def attach(runner: Any) -> VllmHead:
+def attach(runner: Any, **options: Any) -> VllmHead:
     """Let a model runner, V1 or V2, sample with tpsample. Collective over tensor parallelism.
+
+    Args:
+        options: of `LMHeadSampler`, such as exchange.
 
     Raises:
         UnsupportedParameter: (a ValueError) the model or a mode is not supported, by name.
@@ -63,6 +58,7 @@ def attach(runner: Any) -> VllmHead:
         runner,
         group=get_tp_group().device_group,
         depth=1 if drafts is None else 1 + drafts.num_speculative_tokens,
+        **options,
     )
     if runner.vllm_config.use_v2_model_runner:
         from vllm.v1.worker.gpu.input_batch import get_num_sampled_and_rejected

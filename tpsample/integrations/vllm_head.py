@@ -30,12 +30,15 @@ class VllmHead(KeptHead):
         runner: the model runner, whose model is asked for logits once, to see the LM head.
         group: the process group of tensor parallelism.
         depth: most positions of a request in one step: 1, and with drafts 1 + their number.
+        options: of `LMHeadSampler`, such as exchange.
 
     Attributes:
         fused: whether the sampler multiplies; else vLLM does, and the sampler takes its logits.
     """
 
-    def __init__(self, processor: Any, runner: Any, *, group: Any, depth: int) -> None:
+    def __init__(
+        self, processor: Any, runner: Any, *, group: Any, depth: int, **options: Any
+    ) -> None:
         if processor.logits_as_input:
             raise UnsupportedParameter("model: it makes its logits before its LogitsProcessor")
         super().__init__()
@@ -63,6 +66,7 @@ class VllmHead(KeptHead):
             bias=self.bias if self.fused else None,
             logit_scale=processor.scale if self.fused else 1.0,
             logit_softcap=processor.soft_cap if self.fused else None,
+            **options,
         )
 
     def sample(self, kept: Tensor, batch: StepBatch, positions: Tensor) -> SampleOutput:
