@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.support import noise_checker
-from tpsample import noise
+from tpsample import noise, seed_of
 
 # Random123 distribution, kat_vectors: (counter, key, result).
 RANDOM123 = [
@@ -103,3 +103,29 @@ def test_noise_is_finite_for_every_extreme_word():
     words = torch.tensor([0, 1, 2**31, 2**32 - 2, 2**32 - 1])
     for quad_xor in (0, 0xFFFF, 0xFFFFFFFF):
         assert noise.log2_exponential(words, torch.full_like(words, quad_xor)).isfinite().all()
+
+
+def _minted(master: int, *identity: int) -> int:
+    """Follow NOISE.md in plain numbers."""
+    seed = master
+    for sample, number in enumerate(identity):
+        counter = (*noise_checker.halves(number), sample, 0x6D696E74)
+        low, high = noise_checker.philox(counter, noise_checker.halves(seed))[:2]
+        seed = int(low) | int(high) << 32
+    return seed % 2**63
+
+
+def test_a_seed_follows_from_the_numbers_that_name_a_text():
+    names = [(7, 0, 3), (7, 3, 0), (7, 0), (8, 0, 3), (-1, 2**64 - 1, 5), (7, 0, 0, 3), (0, -2)]
+    seeds = [seed_of(*each) for each in names]
+    assert seeds == [_minted(*each) for each in names]
+    assert len(set(seeds)) == len(names) and all(0 <= seed < 2**63 for seed in seeds)
+    group = {seed_of(7, prompt, sample) for prompt in range(8) for sample in range(8)}
+    assert len(group) == 64
+    assert f">>> seed_of(7, 0, 3)\n    {seeds[0]}\n" in seed_of.__doc__
+
+
+@pytest.mark.parametrize("given", [(7,), (7, "a"), (7.0, 1), (True, 1), (None, 1)])
+def test_no_number_is_no_identity(given):
+    with pytest.raises(TypeError, match=r"^seed_of: expected a master and at least one number"):
+        seed_of(*given)

@@ -36,6 +36,7 @@ README.md beside this file lists the files that a call walks through.
 import importlib
 
 from tpsample import noise, reference
+from tpsample.core.row_noise import seed_of
 from tpsample.core.version import __version__
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.core.word import Status
@@ -77,6 +78,7 @@ __all__ = [
     "reference",
     "sample",
     "sample_draft",
+    "seed_of",
     "verify",
     "verify_logits",
 ]

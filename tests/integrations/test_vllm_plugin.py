@@ -41,7 +41,7 @@ def vllm(monkeypatch):
         "vllm.distributed.parallel_state": {
             "get_pp_group": lambda: SimpleNamespace(is_last_rank=True)
         },
-        "tpsample.integrations.vllm": {
+        "tpsample.integrations.vllm_attach": {
             "attach": lambda runner, **options: attached.append(options) or "head"
         },
     }

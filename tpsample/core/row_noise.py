@@ -11,6 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from tpsample.core.checks import describe, is_integer
 from tpsample.core.tensors import ordinary_tensors
 from tpsample.noise import philox4x32, row_stream, signed64
 
@@ -136,3 +137,39 @@ def forked_seeds(seed: int, count: int) -> list[int]:
     its = torch.tensor(signed64(seed), device="cpu")
     low, high, *_ = row_stream(its, torch.arange(count, device="cpu"), domain=DOMAIN_FORK)
     return [seed, *(low | high << 32).tolist()[1:]]
+
+
+DOMAIN_IDENTITY = 0x6D696E74
+
+
+def seed_of(master: int, *identity: int) -> int:
+    """Return the seed of a text that is known by numbers, such as a prompt's and a sample's.
+
+        s_0 = master,   s_(i+1) = r0 + 2^32 r1 of the row stream of seed s_i at position identity_i
+        and sample i, in a domain of its own;   the seed is the last s, mod 2^63
+
+    So a rollout is drawn again from its master and its identity, in any batch and order, and no two
+    texts share their noise. A name becomes a number by a digest, such as
+    ``int.from_bytes(hashlib.sha256(name).digest()[:8], "big")``.
+
+    >>> seed_of(7, 0, 3)
+    8835139292150294775
+
+    Args:
+        master: 64 bits, of the run.
+        identity: at least one number of 64 bits each, in an order that stays.
+
+    Raises:
+        TypeError: a number is no int, or there is none.
+    """
+    if not identity or not all(map(is_integer, (master, *identity))):
+        raise TypeError(
+            f"seed_of: expected a master and at least one number, all ints, got "
+            f"{describe((master, *identity))}; a name becomes a number by a digest"
+        )
+    seed = int(master)
+    for sample, number in enumerate(identity):
+        key, position = (torch.tensor(signed64(int(x)), device="cpu") for x in (seed, number))
+        low, high, *_ = row_stream(key, position, sample, domain=DOMAIN_IDENTITY)
+        seed = int(low | high << 32)
+    return seed & (2**63 - 1)

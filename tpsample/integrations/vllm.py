@@ -11,71 +11,20 @@ starts; see README.md.
 
 from __future__ import annotations
 
-from typing import Any
+from vllm.platforms import current_platform
 
-import vllm
-
-from tpsample.errors import UnsupportedParameter
-from tpsample.integrations import check_version
-
-check_version("vllm", vllm.__version__)
-
-from vllm.distributed.parallel_state import get_tp_group  # noqa: E402
-from vllm.model_executor.layers.logits_processor import LogitsProcessor  # noqa: E402
-from vllm.platforms import current_platform  # noqa: E402
-from vllm.v1.outputs import LogprobsTensors, SamplingMaskLists  # noqa: E402
-
-from tpsample.integrations import vllm_v1, vllm_v2  # noqa: E402
-from tpsample.integrations.vllm_head import VllmHead, only_processor  # noqa: E402
-from tpsample.integrations.vllm_modes import check_modes  # noqa: E402
-from tpsample.integrations.vllm_plugin import with_tpsample  # noqa: E402
+from tpsample.integrations.vllm_attach import attach
+from tpsample.integrations.vllm_plugin import with_tpsample
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as BaseWorker
 else:
     from vllm.v1.worker.gpu_worker import Worker as BaseWorker
 
+__all__ = ["Worker", "attach"]
+
 
 class Worker(with_tpsample(BaseWorker)):  # type: ignore[misc]
     """A worker of vLLM whose model runner samples with tpsample."""
 
     always = True
-
-
-def attach(runner: Any, **options: Any) -> VllmHead:
-    """Let a model runner, V1 or V2, sample with tpsample. Collective over tensor parallelism.
-
-    Args:
-        options: of `LMHeadSampler`, such as exchange.
-
-    Raises:
-        UnsupportedParameter: (a ValueError) the model or a mode is not supported, by name.
-    """
-    check_modes(runner)
-    drafts = runner.vllm_config.speculative_config
-    head = VllmHead(
-        only_processor(runner.model, LogitsProcessor),
-        runner,
-        group=get_tp_group().device_group,
-        depth=1 if drafts is None else 1 + drafts.num_speculative_tokens,
-        **options,
-    )
-    if runner.vllm_config.use_v2_model_runner:
-        from vllm.v1.worker.gpu.input_batch import get_num_sampled_and_rejected
-        from vllm.v1.worker.gpu.sample.output import SamplerOutput
-        from vllm.v1.worker.gpu.sample.sampler import Sampler
-    else:
-        from vllm.v1.outputs import SamplerOutput
-        from vllm.v1.sample.sampler import Sampler
-    if type(runner.sampler) is not Sampler:
-        raise UnsupportedParameter(
-            f"model: it brings its own sampler, {type(runner.sampler).__name__}, which would be "
-            "left out"
-        )
-    if runner.vllm_config.use_v2_model_runner:
-        count = get_num_sampled_and_rejected
-        kinds = vllm_v2.Kinds(SamplerOutput, LogprobsTensors, SamplingMaskLists, count)
-        vllm_v2.attach(runner, head, kinds)
-    else:
-        vllm_v1.attach(runner, head, SamplerOutput, LogprobsTensors)
-    return head

@@ -75,7 +75,7 @@ def with_tpsample(base: Any) -> Any:
                 return
             from vllm.distributed.parallel_state import get_pp_group
 
-            from tpsample.integrations.vllm import attach  # needs a version that was tried
+            from tpsample.integrations.vllm_attach import attach  # a version that was tried
 
             check_modes(self.model_runner)
             super().load_model(**kwargs)
