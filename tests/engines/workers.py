@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 from vllm.distributed.parallel_state import GroupCoordinator
+from vllm.v1.sample.ops import topk_topp_sampler
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from tests.engines.asked import FAILING_SEED, FAILING_STEP
@@ -58,6 +59,8 @@ class Plain(CPUWorker):
     """vLLM's own worker, whose logits are gathered."""
 
     def load_model(self, **kwargs: Any) -> None:
+        # Triton's interpreter does not run vLLM's kernel of top_k and top_p, so PyTorch does.
+        topk_topp_sampler.HAS_TRITON = False
         super().load_model(**kwargs)
         write_after_steps(self)
 
