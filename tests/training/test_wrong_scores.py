@@ -161,3 +161,13 @@ def test_a_dtensor_of_hidden_states_is_refused():
     states: Tensor = torch.Tensor._make_subclass(Given, torch.zeros(3, D))  # type: ignore
     with pytest.raises(TypeError, match=r"pass hidden_states.full_tensor\(\)"):
         kept_logprobs(**_arguments() | {"hidden_states": states, "group": "alone"})
+
+
+def test_the_sets_of_several_steps_follow_one_another():
+    first, second = KeptTokens.from_lists([[7, 3], None]), KeptTokens.from_lists([[1], [2, 9, 4]])
+    both = KeptTokens.cat([first, second])
+    expected = KeptTokens.from_lists([[7, 3], None, [1], [2, 9, 4]])
+    for name in ("offsets", "token_ids", "whole"):
+        assert torch.equal(getattr(both, name), getattr(expected, name))
+    with pytest.raises(ValueError, match=r"^parts: expected at least one KeptTokens, got none"):
+        KeptTokens.cat([])

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tpsample.core.checks import check_tensor, describe
@@ -83,6 +84,22 @@ class KeptTokens:
         whole = torch.tensor([ids is None for ids in sets], dtype=torch.bool)
         listed = torch.cat([sizes.new_empty(0), *(ids.cpu() for ids in each)])
         return cls(sizes.cumsum(0).to(device), listed.to(device), whole.to(device))
+
+    @classmethod
+    def cat(cls, parts: Sequence[KeptTokens]) -> KeptTokens:
+        """Return the rows of several, such as the steps of a rollout, one after the other.
+
+        >>> KeptTokens.cat([KeptTokens.from_lists([[7, 3]])] * 2).offsets.tolist()
+        [0, 2, 4]
+
+        Raises:
+            ValueError: there is none.
+        """
+        if not parts:
+            raise ValueError("parts: expected at least one KeptTokens, got none")
+        offsets = F.pad(torch.cat([each.sizes for each in parts]).cumsum(0), (1, 0))
+        ids, whole = zip(*((each.token_ids, each.whole) for each in parts), strict=True)
+        return cls(offsets, torch.cat(ids), torch.cat(whole))
 
     @classmethod
     def of_step(cls, kept: KeptSets) -> KeptTokens:
