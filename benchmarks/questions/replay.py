@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -114,9 +115,10 @@ def rows(run: Run) -> Iterator[list[Row]]:
         weight = model.lm_head.weight.detach()
         shard = VocabShard.even(len(weight), job.rank, job.world_size)
         own = weight[shard.start : shard.stop]
-        with LMHeadSampler(own, vocab_size=len(weight), max_rows=GROUP) as sampler:
+        whole: dict[str, Any] = {"vocab_size": len(weight), "max_rows": GROUP}
+        with LMHeadSampler(own, **whole) as sampler:
             rollouts = [roll_out(model, sampler, each, tokens) for each in range(len(PROMPTS))]
-        with LMHeadSampler(weight, max_rows=GROUP, group="alone") as sampler:
+        with LMHeadSampler(weight, group="alone", **whole) as sampler:
             for prompt, its in enumerate(rollouts):
                 other = roll_out(model, sampler, prompt, tokens)
                 if not (its.drawn.equal(other.drawn) and its.logprobs.equal(other.logprobs)):

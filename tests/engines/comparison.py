@@ -147,6 +147,11 @@ def _masks(answers: Answers, seen: dict[str, list[dict[str, Any]]]) -> list[Verd
         what = f"{MASKS_TP2.name} and {other.name}: the same sets"
         others = answers.get(other.name, {}).get(part)
         found.append(verdicts.equal_masks(what, its.get(part), others))
+    for name in ENGINES:
+        if sets := answers.get(name, {}).get("masks"):
+            vllm = its.get("masks", {})
+            what = f"{MASKS_TP2.name} and {name}: the same sets"
+            found.append(verdicts.equal_masks(what, {n: vllm.get(n, {}) for n in sets}, sets))
     if MASKS_TP2.name in seen:
         found.append(verdicts.sets_of_the_definition(MASKS_TP2.name, seen[MASKS_TP2.name]))
     return found

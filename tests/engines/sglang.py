@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.engines.asked import TOKENS
+from tests.engines.asked import MASKED, TOKENS
 
 ASKED: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
@@ -20,6 +20,33 @@ ASKED: dict[str, dict[str, Any]] = {
     "top_p": {"temperature": 0.9, "top_p": 0.9, "sampling_seed": 2},
 }
 """Those kinds that the adapter for SGLang honours, as its arguments."""
+
+
+WITH_MASKS = [name for name in MASKED if name.startswith(("top_k, prompt", "top_k, top_p, prompt"))]
+"""Requests whose masks are compared with those of a vLLM server."""
+
+
+def masks(engine: Any) -> dict[str, Any]:
+    """Return the ids that each token of some requests could have been."""
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    async def ask(request: Any) -> Any:
+        async for found in engine.tokenizer_manager.generate_request(request, None):
+            last = found
+        return last
+
+    answers = {}
+    for name in WITH_MASKS:
+        params = dict(MASKED[name]["sampling_params"])
+        params = {**params, "sampling_seed": params.pop("seed"), "ignore_eos": True}
+        params["max_new_tokens"] = params.pop("max_tokens")
+        request = GenerateReqInput(
+            input_ids=MASKED[name]["token_ids"], sampling_params=params, return_sampling_mask=True
+        )
+        found = engine.loop.run_until_complete(ask(request))
+        its = found["meta_info"]["output_token_sampling_mask"]
+        answers[name] = {"tokens": found["output_ids"], "masks": [sorted(ids) for ids in its]}
+    return answers
 
 
 def main(model: Path, answers: Path, out: Path, ranks: int) -> None:
@@ -54,6 +81,7 @@ def main(model: Path, answers: Path, out: Path, ranks: int) -> None:
     record = {
         "sglang": sglang.__version__,
         "refused": refused,
+        "masks": masks(engine),
         "tokens": {n: f["output_ids"][:TOKENS] for n, f in zip(ASKED, found, strict=True)},
     }
     out.write_text(json.dumps(record))

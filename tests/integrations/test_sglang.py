@@ -125,11 +125,11 @@ def test_tokens_are_the_oracles_and_a_row_of_nan_ends(caplog):
     ]
     place.keep_requests("made", object, batch_of(*rows))
     with caplog.at_level(logging.INFO, logger="tpsample"):
-        sampler = place.build("alone", 3)
+        sampler = place.build("alone", 3, 8)
     assert ["samples, not SGLang: LMHeadSampler(" in each.message for each in caplog.records] == [
         True
     ]
-    found = sampler(hidden, place.rows().batch, 5).token_ids.tolist()
+    found = sampler(hidden, place.rows(with_sets=False).batch, 5).token_ids.tolist()
     logits = reference.logits(HIDDEN, fakes.whole_weight(), logit_softcap=3.0)
     whole = torch.cat([logits, logits[:1]])
     params = [
@@ -162,19 +162,51 @@ def test_rows_follow_their_requests_through_steps(monkeypatch):
     place.head.lm_head = fakes.runner().model.lm_head
     place.head.lm_head.org_vocab_size = V
     place.processor = SimpleNamespace(logit_scale=None, final_logit_softcapping=None)
-    sampler = place.build("alone", 4)
+    sampler = place.build("alone", 4, 8)
     loaded = []
     monkeypatch.setattr(sglang, "params_of", lambda its: loaded.append(its.rid) or params_of(its))
     states = dict(zip("abcd", torch.randn(4, D), strict=True))
     for position, names in enumerate(("ab", "ba", "c", "cba", "dc")):
         place.keep_requests("made", batch_of(*(rows[name] for name in names)))
         hidden = torch.stack([states[name] for name in names])
-        found = sampler(hidden, place.rows().batch, position).token_ids.tolist()
+        found = sampler(hidden, place.rows(with_sets=False).batch, position).token_ids.tolist()
         params = [params_of(rows[name]) for name in names]
         alone = SamplingBatch.from_params(params, vocab_size=V)
         logits = reference.logits(hidden, fakes.whole_weight())
         assert found == reference.sample(logits, alone, position).token_ids.tolist()
     assert loaded == [*"ab", "c", *"ba", "d"]
+
+
+def test_masks_are_the_kept_sets_of_the_rows_that_ask():
+    place, cap = sglang.Hooks(), 8
+    place.armed = True
+    place.head.lm_head = fakes.runner().model.lm_head
+    place.head.lm_head.org_vocab_size = V
+    place.processor = SimpleNamespace(logit_scale=None, final_logit_softcapping=None)
+    sampler = place.build("alone", 5, cap)
+    filters = ({"top_k": 5}, {"top_k": 1}, {"top_p": 0.99}, {"top_k": 8, "top_p": 0.6}, {})
+    rows = [asked(name, **its) for name, its in zip("abcde", filters, strict=True)]
+    place.keep_requests("made", batch_of(*rows))
+    hidden = torch.randn(5, D, generator=torch.Generator().manual_seed(9))
+    hidden[4] = torch.nan
+    out = sampler(hidden, place.rows(with_sets=True).batch, 3)
+    wanted, support = torch.tensor([0, 1, 2, 3, 4]), torch.tensor([0, 3])
+    found = sglang.masks_of(out.kept, out.token_ids, wanted, support, cap)
+    ids, lengths, selected, of_all, statuses = found
+    batch = SamplingBatch.from_params([params_of(each) for each in rows], vocab_size=V)
+    logits = reference.logits(hidden, fakes.whole_weight())
+    mask = reference.kept_mask(logits, batch)
+    mask[1] = logits[1] == logits[1].max()
+    assert statuses.tolist() == [0, 0, 1, 0, 2] and lengths.tolist()[:2] == [5, 1]
+    for row in (0, 1, 3):
+        its = mask[row].nonzero().flatten().tolist()
+        assert sorted(ids[row, : lengths[row]].tolist()) == its
+        expected = logits[row, its].double().log_softmax(0)[its.index(int(out.token_ids[row]))]
+        assert selected[row].item() == pytest.approx(float(expected), abs=1e-6)
+    assert of_all.shape == (2, cap)
+    assert torch.allclose(of_all.exp().sum(dim=1), torch.ones(2))
+    some = sglang.masks_of(out.kept, out.token_ids, wanted[[3, 0]], None, cap)
+    assert torch.equal(some[0], ids[[3, 0]]) and some[3] is None
 
 
 def test_a_request_of_sglang_is_ours():

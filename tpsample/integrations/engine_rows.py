@@ -7,7 +7,7 @@ dropped, new ones join and the others move, in one pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -72,10 +72,15 @@ class EngineRows(Sealed):
         rows: those of the last `arrange`.
     """
 
-    def __init__(self, vocab_size: int, max_rows: int, device: torch.device) -> None:
-        self._batch = SamplingBatch.from_params(
-            [], vocab_size=vocab_size, device=device, max_rows=max_rows
-        )
+    def __init__(
+        self,
+        vocab_size: int,
+        max_rows: int,
+        device: torch.device,
+        kept_cap: int | None = None,
+    ) -> None:
+        how: dict[str, Any] = {"max_rows": max_rows, "kept_cap": kept_cap}
+        self._batch = SamplingBatch.from_params([], vocab_size=vocab_size, device=device, **how)
         self.rows = StepRows.of(self._batch, [], [])
         self._requests: dict[Hashable, EngineRequest] = {}
 

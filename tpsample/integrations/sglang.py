@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tpsample.core.sealed import Sealed
@@ -23,6 +24,7 @@ from tpsample.errors import UnsupportedParameter
 from tpsample.integrations import check_version
 from tpsample.integrations.engine_rows import EngineRequest, EngineRows, StepRows
 from tpsample.integrations.heads import KeptHead, is_quantised
+from tpsample.output import KeptSets
 from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
 
@@ -84,7 +86,7 @@ class Hooks(Sealed):
         self.processor: Any = None
         self.eos = 0
         self.requests: dict[Hashable, Any] = {}
-        self._rows: EngineRows | None = None
+        self._rows: dict[bool, EngineRows] = {}  # by whether they report kept sets
 
     def hand_on(
         self,
@@ -135,16 +137,19 @@ class Hooks(Sealed):
             self.requests = {request.rid: request for request in batch.reqs}
         return forward_batch
 
-    def rows(self) -> StepRows:
+    def rows(self, *, with_sets: bool) -> StepRows:
         """Return the rows of this forward pass; those that were there before keep theirs."""
-        assert self._rows is not None
-        return self._rows.arrange(list(self.requests), self._load)
+        return self._rows[with_sets].arrange(list(self.requests), self._load)
 
     def _load(self, name: Hashable) -> EngineRequest:
         return EngineRequest(params_of(self.requests[name]), (), (), self.eos)
 
-    def build(self, group: Any, max_rows: int) -> LMHeadSampler:
-        """Make the sampler over the LM head of the last forward pass. Collective."""
+    def build(self, group: Any, max_rows: int, kept_cap: int) -> LMHeadSampler:
+        """Make the sampler over the LM head of the last forward pass. Collective.
+
+        Args:
+            kept_cap: most ids of a sampling mask.
+        """
         lm_head = self.head.lm_head
         if is_quantised(lm_head):
             raise UnsupportedParameter("model: a quantised LM head is not supported with SGLang")
@@ -161,7 +166,8 @@ class Hooks(Sealed):
             on_failed=self.eos,
         )
         sampler = self.head.sampler
-        self._rows = EngineRows(sampler.vocab_size, max_rows, sampler.weight.device)
+        size = sampler.vocab_size, max_rows, sampler.weight.device
+        self._rows = {False: EngineRows(*size), True: EngineRows(*size, kept_cap)}
         return sampler
 
 
@@ -210,6 +216,29 @@ def seed_of(request: Any) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
+def masks_of(
+    kept: KeptSets, token_ids: Tensor, rows: Tensor, support: Tensor | None, width: int
+) -> tuple[Tensor | None, ...]:
+    """Return the fields of SGLang's `SamplingMaskOutput` for the rows that ask, [N].
+
+    They are ids int32 [N, width], how many there are, the log-probability of the token among them,
+    those of all ids for the rows `support` of the N, and a status: 0 with a set, 1 if it is larger
+    than the cap, 2 if the row has no token.
+    """
+    starts, counts = kept.offsets[rows], kept.offsets.diff()[rows]
+    place = torch.arange(width, device=rows.device)
+    there = place < counts.unsqueeze(1)
+    index = torch.where(there, starts.unsqueeze(1) + place, len(kept.token_ids))
+    ids = F.pad(kept.token_ids, (0, 1))[index]
+    logprobs = F.pad(kept.log_masses, (0, 1)).float()[index].masked_fill(~there, -torch.inf)
+    drawn = there & (ids == token_ids[rows].unsqueeze(1))
+    selected = logprobs.where(drawn, -torch.inf).amax(dim=1)
+    none = torch.where(kept.sizes[rows] > 0, 1, 2).to(torch.int32)
+    of_all = None if support is None else logprobs.index_select(0, support)
+    statuses = none.masked_fill(counts > 0, 0)
+    return ids.to(torch.int32), counts.to(torch.int32), selected, of_all, statuses
+
+
 def check_modes(arguments: Any) -> None:
     """Raise an UnsupportedParameter for arguments of a server with which it would be wrong."""
     graphs = not arguments.disable_cuda_graph and arguments.device != "cpu"
@@ -233,6 +262,7 @@ def register(backend: str = "tpsample") -> None:
     import sglang
 
     check_version("sglang", sglang.__version__)
+    from sglang.srt.layers.logits_processor import SamplingMaskOutput
     from sglang.srt.layers.sampler import Sampler, register_sampler_backend
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     from sglang.srt.runtime_context import get_exec, get_server_args
@@ -257,10 +287,18 @@ def register(backend: str = "tpsample") -> None:
             positions: Tensor = args[2]
             hidden_states = _HOOKS.head.take(logits_output.next_token_logits)
             if self._sampler is None:
-                self._sampler = _HOOKS.build(self.tp_sync_group, self._rows)
+                cap = self.sampling_mask_max_tokens
+                self._sampler = _HOOKS.build(self.tp_sync_group, self._rows, cap)
             _HOOKS.head.follow_weight()
-            batch, places = _HOOKS.rows().batch, positions.to(torch.int64) + 1
-            return self._sampler(hidden_states.contiguous(), batch, places).token_ids
+            asking = sampling_info.sampling_mask_batch_indices
+            batch = _HOOKS.rows(with_sets=asking is not None).batch
+            out = self._sampler(hidden_states.contiguous(), batch, positions.to(torch.int64) + 1)
+            if asking is not None and out.kept is not None:
+                support = sampling_info.sampling_support_logprobs_capture_indices
+                width = min(self.sampling_mask_max_tokens, self._sampler.vocab_size)
+                its = masks_of(out.kept, out.token_ids, asking, support, width)
+                logits_output.sampling_mask_output = SamplingMaskOutput(*its)
+            return out.token_ids
 
     register_sampler_backend(backend, TpSampler)
     if not first:
