@@ -104,6 +104,23 @@ tpsample/integrations/vllm_v2.py
     - self.batch.free([slot for slot in self._requests if slot not in names])
     + pass
     > test_a_slot_is_free_once_its_request_has_left
+    a mask of vLLM lists no ids of a row that kept all
+    - parts[index] = np.arange(sizes[index], dtype=np.int32)
+    + pass
+    > test_sampling_masks_are_the_kept_sets_of_the_tokens
+    a mask of vLLM is in the order of logits
+    - ids[np.lexsort((ids, row))]
+    + ids
+    > test_sampling_masks_are_the_kept_sets_of_the_tokens
+tpsample/integrations/vllm_plugin.py
+    the plug-in of vLLM samples without its option
+    - if options is None and not self.always:
+    + if options is None and self.always:
+    > test_registered_twice_it_changes_nothing_until_it_is_asked
+    the plug-in of vLLM makes a class of its own class
+    - if hasattr(base, "always"):
+    + if hasattr(base, "never"):
+    > test_registered_twice_it_changes_nothing_until_it_is_asked
 tpsample/integrations/engine_rows.py
     rows of an engine keep the order in which they joined
     - [place[name] for name in names],
@@ -115,6 +132,10 @@ tpsample/integrations/vllm_modes.py
     + for name, (asked, why) in [*REFUSED.items()][:2] if asked(runner)]
     > test_a_mode_that_is_not_honoured_is_refused_by_name
 tpsample/integrations/sglang.py
+    a mask of SGLang has ids of the row behind it
+    - index = torch.where(there, starts.unsqueeze(1) + place, len(kept.token_ids))
+    + index = torch.where(there, starts.unsqueeze(1) + place + 1, len(kept.token_ids))
+    > test_masks_are_the_kept_sets_of_the_rows_that_ask
     a row of SGLang keeps the request that stood there
     - {request.rid: request for
     + {row: request for row, request in enumerate(batch.reqs)} or {request.rid: request for

@@ -26,6 +26,10 @@ tpsample/core/score.py
     + return (product - noise.double()).float()
     > test_greedy_ties_go_to_the_lowest_id
 tpsample/core/row_noise.py
+    the order of a text's numbers does not matter to its seed
+    - seed = int(low | high << 32)
+    + seed = (0 if sample == 0 else seed) ^ int(low | high << 32)
+    > test_a_seed_follows_from_the_numbers_that_name_a_text
     a temperature above all others is taken as it is
     - temperature.clamp(max=HOTTEST), 1.0)
     + temperature, 1.0)
