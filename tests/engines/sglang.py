@@ -38,7 +38,7 @@ def masks(engine: Any) -> dict[str, Any]:
     answers = {}
     for name in WITH_MASKS:
         params = dict(MASKED[name]["sampling_params"])
-        params = {**params, "sampling_seed": params.pop("seed"), "ignore_eos": True}
+        params |= {"sampling_seed": params.pop("seed"), "ignore_eos": True}
         params["max_new_tokens"] = params.pop("max_tokens")
         request = GenerateReqInput(
             input_ids=MASKED[name]["token_ids"], sampling_params=params, return_sampling_mask=True
