@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,25 +26,26 @@ class Region:
 
     def __init__(self, tensor: torch.Tensor, name: str, given: bool) -> None:
         self._keep = storage = tensor.untyped_storage()
-        self.start, self.size, self.name, self.given = (
-            storage.data_ptr(),
-            storage.nbytes(),
-            name,
-            given,
-        )
-        buffer = (ctypes.c_uint8 * self.size).from_address(self.start)
-        self.bytes = np.frombuffer(buffer, np.uint8)
+        self.name, self.given = name, given
+        self.start, self.size = storage.data_ptr(), storage.nbytes()
         self.marks = np.zeros(-(-self.size // 4), np.uint8)
-        self.owners: np.ndarray | None = None
-        self.reads: np.ndarray | None = None
-        self._views: dict[int, np.ndarray] = {1: self.bytes}
+
+    @cached_property
+    def reads(self) -> np.ndarray:
+        return np.zeros(len(self.marks), np.int64)
+
+    @cached_property
+    def owners(self) -> np.ndarray:
+        return np.full(len(self.marks), -1)
+
+    def offsets(self, address: np.ndarray) -> np.ndarray:
+        return (address - np.uint64(self.start)).astype(np.int64)
 
     def view(self, size: int) -> np.ndarray:
         """Return the allocation as unsigned numbers of a size."""
-        if size not in self._views:
-            assert self.start % size == 0, f"{self.name} begins at {self.start:#x}"
-            self._views[size] = self.bytes[: self.size // size * size].view(f"u{size}")
-        return self._views[size]
+        assert self.start % size == 0, f"{self.name} begins at {self.start:#x}"
+        buffer = (ctypes.c_uint8 * self.size).from_address(self.start)
+        return np.frombuffer(buffer, f"u{size}", self.size // size)
 
 
 class OutOfBounds(Exception):
