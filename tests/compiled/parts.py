@@ -185,13 +185,13 @@ def counts(gpu: EmulatedGpu, seconds: float) -> Compared:
 
 
 def planted(gpu: EmulatedGpu, seconds: float) -> Compared:
-    """Planted defects, and whether each is noticed as it should be."""
-    wrong = check_planted(gpu)
-    count = sum(plant.fits(gpu) for plant in PLANTS)
+    """Planted defects, and whether each is noticed as it should be; a few if there is no time."""
+    plants = [plant for plant in PLANTS if plant.fits(gpu)][:: 1 if seconds else 4]
+    wrong = check_planted(gpu, plants)
     gpu.earlier.clear()  # whose doubts are those that were planted
     gpu.report = Report()
     notes = [f"{name}: {told[:300]}" for name, told in wrong]
-    return Compared(rows=count, wrong=len(wrong), notes=notes)
+    return Compared(len(plants), len(wrong), notes=notes)
 
 
 _PARTS = (emulator, few_goldens, one_push, goldens, peers, plain, tiles, stories, counts, planted)

@@ -125,7 +125,7 @@ class Accesses(Threads):
         return old
 
     def _thread_ids(self, index: np.ndarray) -> np.ndarray:
-        return self.grid_program[index] * self.threads + self.tid_x[index]
+        return self.grid_program[index] * self.threads + index % self.threads
 
     def _hold(
         self, region: Region, memory: np.ndarray, how: str, own: np.ndarray, places: np.ndarray,

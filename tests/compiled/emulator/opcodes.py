@@ -1,10 +1,9 @@
 """Instructions as Python, in two tables: those with a result, and calls of the machine.
 
-Keys are opcodes without types, `rn` and `ftz`; behind a space stands the kind of the last type, if
-it matters, and the number of operands. Operands are d, a, b, c and e, in their order, as the last
-type has them, or as the spec behind the colon says: another type, an address of 32 bits, a whole
-array, or an integer. An unknown opcode or modifier raises, and so does an operand that the table
-does not use.
+Keys are opcodes without types, `rn` and `ftz`; behind a space stands the kind of the type, if it
+matters, and the number of sources. Operands are d, a, b, c and e, in their order, as the type has
+them, or as the spec behind the colon says: another type, an address of 32 bits, a whole array, or
+an integer. An unknown opcode or modifier raises, and so does an operand that a table leaves out.
 """
 
 from __future__ import annotations
@@ -145,12 +144,13 @@ class Opcodes(Operands):
         if key in CALLS:
             return [text]
         result = "pred" if i.opcode[0] in ("setp", "mbarrier") else wide or t
+        flush &= result == t
         return self.into(i.operands[0], result, f"flushed({text})" if flush else text)
 
     def _op_elect(self, i: Instruction, at: int) -> list[str]:
         """The first lane of a whole warp."""
         lane, predicate = i.operands[0].split("|")
-        first = self.into(predicate, "pred", f"M.laneid[{self.where}] == 0")
+        first = self.into(predicate, "pred", f"M.special['%laneid'][{self.where}] == 0")
         return [f"M.warps({self.where}, {at})", *self.into(lane, "b32", "U32(0)"), *first]
 
     def _op_mov(self, i: Instruction, at: int) -> list[str]:

@@ -22,8 +22,6 @@ VIEWS = {"b": "U", "u": "U", "s": "S", "f": "F"}
 
 SHARED_BASE = 1024
 """Where shared memory of a program begins; the system keeps 1 KB before it."""
-_PER_THREAD = ("tid.x", "ctaid.x", "ctaid.y", "ctaid.z", "laneid")
-_OF_LAUNCH = ("nctaid.x", "nctaid.y", "nctaid.z", "ntid.x")
 
 
 class Operands:
@@ -63,8 +61,10 @@ class Operands:
                 return f"{self.view(operand, kind)}[{self.where}]"
             assert of > bits, f"{operand} has fewer bits than {t}"
             return f"{self.view(operand, 'b')}[{self.where}].astype({dtype_of(t)})"
+        if operand.startswith("%globaltimer"):
+            return "M.globaltimer()"
         if operand.startswith("%"):
-            return self._special(operand[1:])
+            return f"M.special[{operand!r}][{self.where}]"
         if literal := re.fullmatch(r"0[fFdD]([0-9a-fA-F]+)", operand):
             return f"U{bits}(0x{literal[1]}).view({dtype_of(t)})"
         if operand in self.kernel.shared:
@@ -72,17 +72,6 @@ class Operands:
         assert kind != "f", f"the integer {operand} as a float"
         value = int(operand.rstrip("U"), 0) & ((1 << bits) - 1)
         return f"U{bits}({value}).view({dtype_of(t)})" if kind == "s" else f"U{bits}({value})"
-
-    def _special(self, name: str) -> str:
-        if name.startswith("globaltimer"):
-            return "M.globaltimer()"
-        if name in _PER_THREAD:
-            return f"M.{name.replace('.', '_')}[{self.where}]"
-        if name in _OF_LAUNCH:
-            return f"M.{name.replace('.', '_')}"
-        if name in ("tid.y", "tid.z"):
-            return "U32(0)"
-        raise NotImplementedError(f"%{name}")
 
     def into(self, register: str, t: str, text: str, extend: bool = False) -> list[str]:
         """Return the assignment of an expression, widened to the register if `extend`."""

@@ -18,7 +18,7 @@ Effect: TypeAlias = Callable[[np.ndarray], None]
 
 @dataclass
 class _Work:
-    """Work of some threads: the group of each, and the places of those it has not come to."""
+    """Work of some threads: the group of each, and the places of threads that still wait for it."""
 
     index: np.ndarray
     group: np.ndarray

@@ -73,32 +73,27 @@ class GlobalMemory:
         Raises:
             OutOfBounds: an access lies in none.
         """
-        low, high = int(address.min()), int(address.max()) + width
-        while True:
-            for region in self.regions:
-                if region.start <= low and high <= region.start + region.size:
-                    return [(region, slice(None))]
-            found, left = [], np.ones(len(address), bool)
-            for region in self.regions:
-                end = region.start + region.size - width
-                if end >= region.start:
-                    inside = (address >= np.uint64(region.start)) & (address <= np.uint64(end))
-                    if inside.any():
-                        found.append((region, np.flatnonzero(inside)))
-                        left &= ~inside
-            if not left.any():
-                return found
-            first = int(np.flatnonzero(left)[0])
-            if not self._look_for(int(address[first]), width):
-                raise OutOfBounds(first)
+        found, left = [], np.ones(len(address), bool)
+        for region in self.regions:
+            inside = (address >= region.start) & (address + width <= region.start + region.size)
+            if inside.all():
+                return [(region, slice(None))]
+            if inside.any():
+                found.append((region, np.flatnonzero(inside)))
+                left &= ~inside
+        if not left.any():
+            return found
+        first = int(np.argmax(left))
+        if not self._look_for(int(address[first]), width):
+            raise OutOfBounds(first)
+        return self.of(address, width)
 
     def _look_for(self, address: int, width: int) -> bool:
         """Add the tensor that holds these bytes, if there is one."""
         for each in gc.get_objects():
             if type(each) is torch.Tensor and each.layout == torch.strided:
                 storage = each.untyped_storage()
-                start = storage.data_ptr()
-                if start <= address <= start + storage.nbytes() - width:
+                if 0 <= address - storage.data_ptr() <= storage.nbytes() - width:
                     self.add(each, f"a tensor {list(each.shape)}", given=False)
                     return True
         return False

@@ -43,27 +43,17 @@ def _look(places, stamps, width, grain, wrote, read, writes, marks):
     return found
 
 
-@njit(cache=True)
-def _cycles(words, parts, width):
+def _cycles(words: np.ndarray, parts: np.ndarray, width: int) -> tuple[int, int]:
     """Count the parts of an access, and the most distinct words of one bank, summed over them.
 
-    `parts` ascends; a part has at most 32 words, of `width` consecutive ones per thread.
+    A thread has `width` consecutive words, and threads of one part go together.
     """
-    count, cycles, first = 0, 0, 0
-    seen = np.empty(32 * 4, np.int64)
-    while first < len(words):
-        last, used = first, 0
-        most, per_bank = 0, np.zeros(32, np.int64)
-        while last < len(words) and parts[last] == parts[first]:
-            for word in range(words[last], words[last] + width):
-                if not (seen[:used] == word).any():
-                    seen[used] = word
-                    used += 1
-                    per_bank[word % 32] += 1
-                    most = max(most, per_bank[word % 32])
-            last += 1
-        count, cycles, first = count + 1, cycles + most, last
-    return count, cycles
+    parts = np.unique(parts, return_inverse=True)[1]
+    keys = (parts[:, None] << 40 | words[:, None] + np.arange(width)).ravel()
+    distinct = np.unique(keys)
+    used = np.zeros((parts.max() + 1, 32), np.int64)
+    np.add.at(used, (distinct >> 40, distinct % 32), 1)
+    return len(used), int(used.max(1).sum())
 
 
 class SharedMemory(Pending):

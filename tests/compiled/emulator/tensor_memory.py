@@ -6,7 +6,6 @@ that is read too soon nor an operand that is overwritten too soon goes unnoticed
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -29,40 +28,33 @@ class _Barrier:
 
 
 class TensorMemory(Matrices):
-    """128 lanes of 512 words, of which a program has the columns that it allocated."""
+    """128 lanes of 512 words. A program has the columns that it allocated."""
 
     def __init__(self, launch: Launch, programs: np.ndarray) -> None:
         super().__init__(launch, programs)
-        self._allocated = defaultdict[int, list[range]](list)
+        self._owned = np.zeros((self.count, _COLUMNS), bool)
         self._barriers: dict[tuple[int, int], _Barrier] = {}
 
     @cached_property
     def _tensor(self) -> np.ndarray:
-        return np.zeros((self.count, _LANES, _COLUMNS), np.uint32)
+        return np.zeros(self.count * _LANES * _COLUMNS, np.uint32)
 
     @cached_property
     def _filled(self) -> np.ndarray:
-        return np.zeros(self._tensor.shape, bool)
+        return np.zeros(len(self._tensor), bool)
 
     def allocate(self, where: Where, address: Any, columns: int, at: int) -> None:
         first = self.warps(where, at)[:, 0]
-        own, base = self._allocated, np.zeros(len(first), np.uint32)
-        for k, program in enumerate(self.program[first].tolist()):
-            base[k] = start = _COLUMNS - columns - sum(map(len, own[program]))
-            if start < 0 or columns not in (32, 64, 128, 256, 512):
-                self.fault(first, at, "so many columns of tensor memory are not free", k)
-            own[program].append(range(start, start + columns))
-        to = self.each(where, address)[::32]
-        self.store_shared(first, to, 4, [base], at)
+        base = _COLUMNS - columns - self._owned[self.program[first]].sum(axis=1)
+        self.fault_if(base < 0, first, at, "so many columns of tensor memory are not free")
+        self._owned[self.program[first, None], base[:, None] + np.arange(columns)] = True
+        self.store_shared(first, self.each(where, address)[::32], 4, [base.astype(np.uint32)], at)
 
     def free(self, where: Where, base: Any, columns: int, at: int) -> None:
         first = self.warps(where, at)[:, 0]
-        starts = self.each(where, base)[::32].tolist()
-        for k, program in enumerate(self.program[first].tolist()):
-            given = range(starts[k], starts[k] + columns)
-            if given not in self._allocated[program]:
-                self.fault(first, at, "tensor memory that is not its own is given back", k)
-            self._allocated[program].remove(given)
+        given = self.each(where, base)[::32, None].astype(np.int64) + np.arange(columns)
+        self._cells(first, 0, given, at)
+        self._owned[self.program[first, None], given] = False
 
     def require_free(self) -> None:
         """Raise if tensor memory was not given back.
@@ -70,13 +62,19 @@ class TensorMemory(Matrices):
         Raises:
             Fault: that is so, and a later program may wait for it forever.
         """
-        if any(self._allocated.values()):
+        if self._owned.any():
             raise Fault(f"{self.name}: tensor memory is not given back")
 
-    def _cells(
-        self, where: Where, address: Any, count: int, half: int | None, at: int
-    ) -> tuple[np.ndarray, ...]:
-        """Return program, lane and columns of the words of each thread."""
+    def _cells(self, index: np.ndarray, lanes: Any, columns: np.ndarray, at: int) -> np.ndarray:
+        """Return places in `_tensor`: of threads, lanes and columns, which must be its own."""
+        program = self.program[index].reshape(-1, *[1] * (columns.ndim - 1))
+        own = self._owned[program, columns % _COLUMNS] & (columns < _COLUMNS)
+        bad = ~own.reshape(len(index), -1).all(axis=1)
+        self.fault_if(bad, index, at, "tensor memory of others")
+        return (program * _LANES + lanes) * _COLUMNS + columns
+
+    def _words(self, where: Where, address: Any, count: int, half: int | None, at: int) -> Any:
+        """Return the places of some words of each thread's lane, from its part of the warp on."""
         index = self.warps(where, at).ravel()
         address = self.each(where, address).astype(np.int64)
         lane, inside = address >> 16, index % 32
@@ -84,40 +82,33 @@ class TensorMemory(Matrices):
         column = (address & 0xFFFF)[:, None] + np.arange(count)
         if half is not None:
             column, inside = column + half * (inside[:, None] // 16), inside % 16
-        self._check(self.program[index], column, at)
-        return self.program[index][:, None], (lane + inside)[:, None], column
+        return self._cells(index, (lane + inside)[:, None], column, at)
 
-    def _check(self, programs: np.ndarray, columns: np.ndarray, at: int) -> None:
-        for program in np.unique(programs).tolist():
-            used = set(np.unique(columns[programs == program]).tolist())
-            if used.difference(*self._allocated[program]):
-                self.fault(
-                    np.flatnonzero(self.program == program), at, "tensor memory of others", 0
-                )
+    def _taken_words(self, cells: np.ndarray, at: int) -> np.ndarray:
+        if not self._filled[cells].all():
+            self.doubt(at, "reads tensor memory that nobody wrote")
+        return self._tensor[cells]
 
     def load_tensor(
         self, where: Where, registers: list, address: Any, half: int | None, at: int
     ) -> None:
-        index, cells = self.index(where), self._cells(where, address, len(registers), half, at)
+        index, cells = self.index(where), self._words(where, address, len(registers), half, at)
 
         def effect(own: np.ndarray) -> None:
-            of = tuple(np.broadcast_to(each, cells[2].shape)[own] for each in cells)
-            if not self._filled[of].all():
-                self.doubt(at, "reads tensor memory that nobody wrote")
-            for register, values in zip(registers, self._tensor[of].T, strict=True):
-                register[index[own]] = values
+            values = self._taken_words(cells[own], at)
+            for register, value in zip(registers, values.T, strict=True):
+                register[index[own]] = value
 
         self.later("tensor loads", index, effect)
 
     def store_tensor(
         self, where: Where, registers: list, address: Any, half: int | None, at: int
     ) -> None:
-        index, cells = self.index(where), self._cells(where, address, len(registers), half, at)
+        index, cells = self.index(where), self._words(where, address, len(registers), half, at)
         values = np.stack([register[index] for register in registers], axis=1)
 
         def effect(own: np.ndarray) -> None:
-            of = tuple(np.broadcast_to(each, cells[2].shape)[own] for each in cells)
-            self._tensor[of], self._filled[of] = values[own], True
+            self._tensor[cells[own]], self._filled[cells[own]] = values[own], True
 
         self.later("tensor stores", index, effect)
 
@@ -128,40 +119,31 @@ class TensorMemory(Matrices):
         self.wait_for(where, kind, 0, at)
 
     def tensor_product(
-        self,
-        where: Where,
-        address: Any,
-        a: np.ndarray,
-        b: np.ndarray,
-        form: Any,
-        keep: Any,
+        self, where: Where, address: Any, a: np.ndarray, b: np.ndarray, form: Any, keep: Any,
         at: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """D = A · B + D, with D in tensor memory, and the others described in shared memory."""
-        index = self.index(where)
-        programs = self._one_each(index, at)
-        column, kept = (self.each(where, x).astype(np.int64) for x in (address, keep))
-        bits = int(self.each(where, form)[0])
+        index, bits = self.index(where), int(self.each(where, form)[0])
+        self._one_each(index, at)
         kind, out, others = ("f16", "bf16")[bits >> 7 & 7], bits >> 4 & 3, bits & 0xE000600F
         if np.any(form != bits) or out != 1 or others or bits >> 10 & 7 != bits >> 7 & 7:
             raise NotImplementedError(f"a product of form {bits:#x}")
         height, width = (bits >> 24 & 31) * 16, (bits >> 17 & 63) * 8
-        rows, columns = np.arange(height), column[:, None] + np.arange(width)
-        lanes = rows if height == _LANES else rows // 16 * 32 + rows % 16
         assert height in (64, _LANES), height
-        self._check(programs, columns, at)
+        lanes = np.arange(height)
+        lanes = (lanes if height == _LANES else lanes // 16 * 32 + lanes % 16)[:, None]
+        columns = self.each(where, address).astype(np.int64)[:, None, None] + np.arange(width)
+        cells, kept = self._cells(index, lanes, columns, at), self.each(where, keep)[:, None, None]
 
         def effect(own: np.ndarray) -> None:
-            readers = index[own]
-            left = self.operand(readers, a[own], height, kind, bool(bits >> 15 & 1), at, False)
-            right = self.operand(readers, b[own], width, kind, bool(bits >> 16 & 1), at, False)
-            of = programs[own, None, None], lanes[:, None], columns[own, None, :]
-            keep = kept[own, None, None]
-            if not (self._filled[of] | (keep == 0)).all():
-                self.doubt(at, "adds to tensor memory that nobody wrote")
-            c = np.where(keep, self._tensor[of].view(np.float32).astype(np.float64), 0.0)
+            left = self.operand(index[own], a[own], height, kind, bool(bits >> 15 & 1), at, False)
+            right = self.operand(index[own], b[own], width, kind, bool(bits >> 16 & 1), at, False)
+            c = np.zeros(cells[own].shape)
+            if kept[own].any():
+                before = self._taken_words(cells[own], at).view(np.float32).astype(np.float64)
+                c = np.where(kept[own], before, 0)
             found = self.sum_of(c, left @ right.transpose(0, 2, 1), np.float32)
-            self._tensor[of], self._filled[of] = found.view(np.uint32), True
+            self._tensor[cells[own]], self._filled[cells[own]] = found.view(np.uint32), True
 
         self.later("tensor products", index, effect)
 

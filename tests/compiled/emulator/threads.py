@@ -69,6 +69,7 @@ class Threads:
         grid_program: of each thread, its program in the grid.
         epoch: of each program, how many barriers it has passed.
         total: how many threads.
+        special: of each thread, its special registers.
     """
 
     def __init__(self, launch: Launch, programs: np.ndarray) -> None:
@@ -79,12 +80,16 @@ class Threads:
         self.total = self.threads * self.count
         self.lanes = np.arange(self.total)
         self.program, inside = np.divmod(self.lanes, self.threads)
-        self.warp = inside // 32
-        self.tid_x, self.laneid = inside.astype(np.uint32), (self.lanes % 32).astype(np.uint32)
-        self.nctaid_x, self.nctaid_y, self.nctaid_z = (np.uint32(size) for size in grid)
-        self.ntid_x, self.grid_program = np.uint32(self.threads), programs[self.program]
-        places = np.unravel_index(self.grid_program, grid, order="F")
-        self.ctaid_x, self.ctaid_y, self.ctaid_z = (each.astype(np.uint32) for each in places)
+        self.warp, self.grid_program = inside // 32, programs[self.program]
+        places = zip("xyz", np.unravel_index(self.grid_program, grid, order="F"), grid, strict=True)
+        special = {"%laneid": inside % 32, "%tid.x": inside, "%ntid.x": self.threads}
+        for axis, place, size in places:
+            special |= {f"%ctaid.{axis}": place, f"%nctaid.{axis}": size}
+        shape = (self.total,)
+        self.special = {
+            name: np.broadcast_to(np.asarray(number, np.uint32), shape)
+            for name, number in special.items()
+        }
         self.epoch = np.zeros(self.count, np.int64)
         self.queue: dict[int, list[Where]] = {0: [ALL]}
         self.waiting: dict[int, list[tuple[int, np.ndarray]]] = defaultdict(list)
@@ -119,8 +124,8 @@ class Threads:
         text = self._told(at, what)
         if place is not None:
             thread = int(self.index(where)[place])
-            program = int(self.ctaid_x[thread]), int(self.ctaid_y[thread])
-            text += f"; program {program}, thread {int(self.tid_x[thread])}"
+            program, inside = int(self.grid_program[thread]), thread % self.threads
+            text += f"; program {program}, thread {inside}"
         raise Fault(text)
 
     def fault_if(self, bad: np.ndarray, where: Where, at: int, what: str) -> None:
