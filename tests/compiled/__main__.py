@@ -21,7 +21,8 @@ import torch
 
 from benchmarks.lab.machine import describe
 from benchmarks.static.aot import GPUS
-from benchmarks.static.builds import package_kernels
+from tests.compiled.coverage import PACKAGE
+from tests.compiled.never_ran import unexplained
 from tests.compiled.page import write_page
 
 QUICK = ("emulator", "few_goldens", "one_push", "planted")
@@ -70,11 +71,10 @@ def problems_of(found: dict[str, Any]) -> list[str]:
 
 def never_launched(parts: Sequence[dict[str, Any]]) -> list[str]:
     """Return the kernels of the package that no part launched, by architecture."""
-    kernels = {name.split(":")[1] for name in package_kernels()}
     return [
         f"sm_{arch}: no part launched {name}"
         for arch in dict.fromkeys(part["arch"] for part in parts)
-        for name in sorted(kernels.difference(*(p["launches"] for p in parts if p["arch"] == arch)))
+        for name in sorted(PACKAGE.difference(*(p["launches"] for p in parts if p["arch"] == arch)))
     ]
 
 
@@ -101,9 +101,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.page:  # anew after each part, because a run may be ended
                 write_page(options.page, every, facts)
     if options.only is NORMAL:
-        missing = never_launched(every)
-        print(*missing, sep="\n")
+        missing = [*never_launched(every), *unexplained(every)]
         failed |= bool(missing)
+        for problem in missing:
+            print(problem)
     print("some parts fail" if failed else "all parts hold")
     return int(failed)
 

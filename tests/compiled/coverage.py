@@ -10,8 +10,11 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from benchmarks.static.builds import package_kernels
 from tests.compiled.emulator.gpu import EmulatedGpu
 
+PACKAGE = {name.split(":")[1] for name in package_kernels()}
+"""The kernels of the package."""
 Covered = dict[str, dict[str, Any]]
 """Of a kernel: by PTX text the instructions and those that ran, and counts of outcomes."""
 
@@ -21,6 +24,8 @@ def of_report(gpu: EmulatedGpu) -> dict[str, Covered]:
     found: dict[str, Covered] = {}
     for digest, covered in gpu.report.coverage.items():
         kernel = gpu.translation(digest).kernel
+        if kernel.name not in PACKAGE:
+            continue
         own = found.setdefault(kernel.name, {"texts": {}, "outcomes": Counter()})
         own["texts"][digest] = [len(kernel.instructions), int(covered.ran.sum())]
         moved = (i.operands for i in kernel.instructions if i.name == "mov.pred")

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import linecache
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import triton.language
 
 import tpsample.kernels
+from tests.compiled.coverage import merged
 
 UNKNOWN = "nobody knows"
+_BEHIND = "it stands behind a loop that is never empty"
 _REASONS = (
-    (r"for sample in range\(", "a row has at least one sample"),
-    (r"for source in range\(", "there is at least one source of words"),
+    (r"range\(.* \| (bra, holds|bra.uni, runs|mov|setp)", "a loop is never empty"),
+    (r"tl.store\((status|words|decided)_ptr \+ .* \| (cvt|and|or|mov)", _BEHIND),
+    (r"status = tl.where.* \| mov", _BEHIND),
+    (r"mask=offs_block < blocks", "no run has over 2048 ids where logits are stored"),
+    (r"if first_row \+ HALF <", "a batch of over 256 rows alone leaves half of a tile empty"),
+    (r"tl.dot\(.* \| bra.uni, holds", "products are over once their mbarrier is asked"),
 )
 """A pattern of the source line, the opcode and the outcome, and the reason."""
 _FOLDERS = tuple(
@@ -21,6 +29,16 @@ _FOLDERS = tuple(
     for module in (tpsample.kernels, triton.language)
     if module.__file__
 )
+
+
+def unexplained(parts: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the outcomes that never came and have no reason, by architecture and kernel."""
+    return [
+        f"sm_{arch}: {outcome} in {name}, and no reason is known"
+        for arch in dict.fromkeys(part["arch"] for part in parts)
+        for name, covered in merged(p["coverage"] for p in parts if p["arch"] == arch).items()
+        for outcome in by_reason(covered["outcomes"]).get(UNKNOWN, ())
+    ]
 
 
 def by_reason(outcomes: dict[str, int]) -> dict[str, list[str]]:
