@@ -19,6 +19,8 @@ _REASONS = (
     (r"range\(.* \| (bra, holds|bra.uni, runs|mov|setp)", "a loop is never empty"),
     (r"tl.store\((status|words|decided)_ptr \+ .* \| (cvt|and|or|mov)", _BEHIND),
     (r"status = tl.where.* \| mov", _BEHIND),
+    (r"tl.load\((temperature|seed|position)_ptr.* fails", "rows of the screen have a program each"),
+    (r"num_programs|mask=(mask_w|mask),", "it takes three ranks, which sm_100 leaves out"),
     (r"mask=offs_block < blocks", "no run has over 2048 ids where logits are stored"),
     (r"if first_row \+ HALF <", "a batch of over 256 rows alone leaves half of a tile empty"),
     (r"tl.dot\(.* \| bra.uni, holds", "products are over once their mbarrier is asked"),

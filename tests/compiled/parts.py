@@ -172,7 +172,7 @@ def few_goldens(gpu: EmulatedGpu, seconds: float) -> Compared:
 def one_push(gpu: EmulatedGpu, seconds: float) -> Compared:
     """Two ranks that push and lose each other, with stores that wait as long as they may."""
     gpu.options = Options(weak=True, order=2)
-    outcome = Compared(rows=11 * ROWS)
+    outcome = Compared(rows=12 * ROWS)
     for found in filter(None, (pushed(gpu), lost(gpu))):
         outcome.differ(found)
     return outcome

@@ -60,16 +60,16 @@ def pushed(gpu: EmulatedGpu) -> str:
 
 
 def lost(gpu: EmulatedGpu) -> str:
-    """A step without the second rank, which the first one waits for in vain; then all recover."""
+    """Steps without the second rank, which the first one waits for in vain; then all recover."""
     ranks = TwoRanks()
-    if found := ranks.step(0) or ranks.step(1, alive=1):
+    if found := ranks.step(0) or ranks.step(1, alive=1) or ranks.step(2, alive=1):
         return found
     try:
         ranks.samplers[0].check()
         return "no error names the rank that stayed away"
     except PeerLost:
         ranks.world.run([sampler.reset for sampler in ranks.samplers])
-    return ranks.step(2) or ranks.step(3)
+    return ranks.step(3) or ranks.step(4)
 
 
 def weak_pushes(gpu: EmulatedGpu) -> str:
