@@ -38,7 +38,7 @@ class TwoRanks:
             options = {"exchange": "peer", "backend": "triton", "max_rows": ROWS, "chunks": 2}
             sampler = LMHeadSampler(own, group=ranks, **options)
             exchange: Any = sampler.exchange
-            exchange.timeout_s = 0.2
+            exchange.timeout_s = 0.5
             self.samplers.append(sampler)
 
     def step(self, position: int, alive: int = 2) -> str:
