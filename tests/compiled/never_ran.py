@@ -22,7 +22,7 @@ _REASONS = (
     (r"tl.load\((temperature|seed|position)_ptr.* fails", "rows of the screen have a program each"),
     (r"num_programs|mask=(mask_w|mask),", "it takes three ranks, which sm_100 leaves out"),
     (r"mask=offs_block < blocks", "no run has over 2048 ids where logits are stored"),
-    (r"if first_row \+ HALF <", "a batch of over 256 rows alone leaves half of a tile empty"),
+    (r"if first_row \+ HALF <", "up to 256 rows fill over half of a tile that is split"),
     (r"tl.dot\(.* \| bra.uni, holds", "products are over once their mbarrier is asked"),
 )
 """A pattern of the source line, the opcode and the outcome, and the reason."""
