@@ -41,7 +41,7 @@ mutants: $(INSTALLED)
 soak: $(INSTALLED)
 	.venv/bin/pytest -m long -s
 
-# Compiled kernels on emulated GPUs, sm_80 and sm_90.
+# Compiled kernels on emulated GPUs, sm_80, sm_90 and sm_100.
 compiled: $(INSTALLED)
 	.venv/bin/python -m tests.compiled --processes 2
 

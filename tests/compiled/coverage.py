@@ -1,56 +1,52 @@
-"""Lines and branches of the kernels' PTX that ran, and lines of their source that never did."""
+"""Lines of the kernels' PTX that ran, and outcomes of predicates that never came.
+
+An outcome is that of a line of the source, an opcode, and whether the predicate held. It came if it
+came in one text of the kernel. Predicates that the compiler sets to a constant are left out.
+"""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from benchmarks.static.builds import package_kernels
 from tests.compiled.emulator.gpu import EmulatedGpu
 
-Covered = dict[str, Any]
-"""Of a kernel: counts of lines and branches by PTX text, and instructions that ran by source."""
+PACKAGE = {name.split(":")[1] for name in package_kernels()}
+"""The kernels of the package."""
+Covered = dict[str, dict[str, Any]]
+"""Of a kernel: by PTX text the instructions and those that ran, and counts of outcomes."""
 
 
 def of_report(gpu: EmulatedGpu) -> dict[str, Covered]:
-    """Return the coverage of each kernel, over all texts that it was compiled to.
-
-    A branch is an instruction with a predicate, and each of its two outcomes counts once.
-    """
+    """Return the coverage of each kernel, over all texts that it was compiled to."""
     found: dict[str, Covered] = {}
     for digest, covered in gpu.report.coverage.items():
         kernel = gpu.translation(digest).kernel
-        own = found.setdefault(
-            kernel.name,
-            {"texts": {}, "sources": Counter()},
-        )
-        instructions = kernel.instructions
-        guarded = [at for at, i in enumerate(instructions) if i.guard is not None]
-        own["texts"][digest] = {
-            "lines": len(instructions),
-            "lines_ran": int(covered.ran.sum()),
-            "branches": 2 * len(guarded),
-            "branches_ran": sum(int(covered.ways[at]).bit_count() for at in guarded),
-        }
-        for at, i in enumerate(instructions):
-            own["sources"][i.source] += int(covered.ran[at])
+        if kernel.name not in PACKAGE:
+            continue
+        own = found.setdefault(kernel.name, {"texts": {}, "outcomes": Counter()})
+        own["texts"][digest] = [len(kernel.instructions), int(covered.ran.sum())]
+        moved = (i.operands for i in kernel.instructions if i.name == "mov.pred")
+        constant = {to for to, of in moved if of.lstrip("-").isdigit()}
+        for at, i in enumerate(kernel.instructions):
+            own["outcomes"][f"{i.source}, {i.name}, runs"] += int(covered.ran[at])
+            for bit, outcome in (
+                ((1, "holds"), (2, "fails")) if i.guard and i.guard[0] not in constant else ()
+            ):
+                came = int(bool(covered.ways[at] & bit))
+                own["outcomes"][f"{i.source}, {i.name}, {outcome}"] += came
     return found
 
 
 def merged(parts: Iterable[dict[str, Covered]]) -> dict[str, Covered]:
     """Add up the coverage of several processes; of a text that several ran, the most of one."""
-    found: dict[str, Covered] = defaultdict(lambda: {"texts": {}, "sources": Counter()})
+    found: dict[str, Covered] = {}
     for part in parts:
         for kernel, own in part.items():
-            found[kernel]["sources"].update(own["sources"])
-            texts = found[kernel]["texts"]
+            all_of = found.setdefault(kernel, {"texts": {}, "outcomes": Counter()})
+            all_of["outcomes"].update(own["outcomes"])
             for digest, text in own["texts"].items():
-                before = texts.get(digest, text)
-                texts[digest] = {name: max(text[name], before[name]) for name in text}
-    return dict(found)
-
-
-def never_ran(covered: Covered) -> list[str]:
-    """Return the source lines of the package that no text of a kernel ran, as file:line."""
-    lines = (source for source, ran in covered["sources"].items() if not ran)
-    return sorted(lines, key=lambda source: (source.split(":")[0], int(source.split(":")[1])))
+                all_of["texts"][digest] = max(text, all_of["texts"].get(digest, text))
+    return found

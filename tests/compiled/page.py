@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lab import text
-from tests.compiled.coverage import Covered, merged, never_ran
-
-_MOST = 40
-"""Source lines that never ran and are named, of each kernel."""
+from tests.compiled.counts import KINDS, D, V
+from tests.compiled.coverage import Covered, merged
+from tests.compiled.never_ran import by_reason
 
 
 def write_page(folder: Path, parts: Sequence[dict[str, Any]], facts: dict[str, Any]) -> None:
     """Write what came of the parts, and `benchmarks.lab.machine.describe` of the machine."""
-    archs = sorted({part["arch"] for part in parts})
     sections = [
         "# Compiled kernels on emulated GPUs",
         "The PTX of the kernels was executed on a CPU. Nothing ran on a GPU, and no figure is a "
@@ -24,12 +22,10 @@ def write_page(folder: Path, parts: Sequence[dict[str, Any]], facts: dict[str, A
         "## What ran",
         _verdicts(parts),
     ]
-    for arch in archs:
+    for arch in sorted({part["arch"] for part in parts}):
         of_arch = [part for part in parts if part["arch"] == arch]
-        sections += [
-            *_counts(arch, of_arch),
-            *_coverage(arch, merged(p["coverage"] for p in of_arch)),
-        ]
+        tables = [table for part in of_arch for table in part.get("tables", ())]
+        sections += [*_counts(arch, tables), *_coverage(arch, of_arch)]
     cells = [(name, text.cell(value)) for name, value in facts.items() if value is not None]
     sections += ["## Machine", text.table(("name", "value"), cells, right=2)]
     folder.mkdir(parents=True, exist_ok=True)
@@ -54,50 +50,59 @@ def _verdicts(parts: Sequence[dict[str, Any]]) -> str:
     return text.table(header, rows, right=1)
 
 
-def _counts(arch: int, parts: Sequence[dict[str, Any]]) -> list[str]:
-    tables = [table for part in parts for table in part.get("tables", ())]
+def _counts(arch: int, tables: Sequence[dict[str, Any]]) -> list[str]:
     if not tables:
         return []
-    kinds = dict.fromkeys(kind for table in tables for kind in table["per_logit"])
-    cells = [[kind, *(f"{t['per_logit'].get(kind, 0):.2f}" for t in tables)] for kind in kinds]
-    cells.append(["all", *(f"{sum(t['per_logit'].values()):.1f}" for t in tables)])
-    header = ("instructions", *(f"B = {t['rows']}" for t in tables))
-    sections = [
-        f"## A plain step on sm_{arch}",
-        "Thread instructions per logit of the padded tile, bf16, V = 2048, D = 512:",
-        text.table(header, cells, right=1),
-        "Every 4 bytes of the weight are read once, no more is prefetched than there is, and no "
-        "access of shared memory has a bank conflict: the run ends where one of these is not so.",
+    kinds = [*KINDS, "other"]
+    per_logit = []
+    for table in tables:
+        for kernel, of in table["per_logit"].items():
+            numbers = [f"{of.get(kind, 0):.2f}" for kind in kinds]
+            per_logit.append((table["step"], kernel, *numbers, f"{sum(of.values()):.1f}"))
+    reads = [
+        (table["step"], tensor, f"{least} to {most}")
+        for table in tables
+        for tensor, (least, most) in table["reads"].items()
     ]
-    for table in tables[-1:]:
-        rows = [
-            (a["opcode"], a["tensor"], a["bytes"], a["bytes_per_thread"],
-             f"{a['sector_bytes_per_byte']:.2f}") for a in table["accesses"]
-        ]  # fmt: skip
-        header = ("access", "tensor", "bytes", "bytes a thread", "bytes of sectors per byte")
-        sections += [f"Accesses of B = {table['rows']}:", text.table(header, rows, right=2)]
-    return sections
+    accesses = [(table["step"], *each) for table in tables[2:] for each in table["accesses"]]
+    conflicts = [
+        (table["step"], of, parts, cycles)
+        for table in tables
+        for of, (parts, cycles) in table["conflicts"].items()
+    ]
+    return [
+        f"## Counts on sm_{arch}",
+        f"Thread instructions per logit of the padded rows, bf16, V = {V}, D = {D}:",
+        text.table(("step", "kernel", *kinds, "all"), per_logit, right=2),
+        "How often each 4 bytes of the weights were read:",
+        text.table(("step", "tensor", "times"), reads, right=2),
+        "Accesses of global memory:",
+        text.table(
+            ("step", "access", "tensor", "bytes", "bytes a thread", "bytes of sectors per byte"),
+            accesses,
+            right=3,
+        ),
+        "Accesses of shared memory with bank conflicts, in parts of 128 bytes, are these, or none:",
+        text.table(("step", "access", "parts", "cycles"), conflicts, right=2),
+    ]
 
 
-def _coverage(arch: int, kernels: dict[str, Covered]) -> list[str]:
-    header = (
-        "kernel",
-        "texts",
-        "instructions that ran",
-        "outcomes of predicates",
-        "source lines that never ran",
-    )
-    rows = []
+def _coverage(arch: int, parts: Sequence[dict[str, Any]]) -> list[str]:
+    kernels: dict[str, Covered] = merged(part["coverage"] for part in parts)
+    rows, left = [], []
     for name in sorted(kernels):
-        texts, left = kernels[name]["texts"].values(), never_ran(kernels[name])
-        more = f" and {len(left) - _MOST} more" if len(left) > _MOST else ""
-        shares = [
-            f"{sum(t[f'{of}_ran'] for t in texts)} of {sum(t[of] for t in texts)}"
-            for of in ("lines", "branches")
-        ]
-        rows.append((name, len(texts), *shares, " ".join(left[:_MOST]) + more))
+        texts, outcomes = kernels[name]["texts"].values(), kernels[name]["outcomes"]
+        came = sum(bool(times) for times in outcomes.values())
+        ran = f"{sum(ran for _, ran in texts)} of {sum(count for count, _ in texts)}"
+        rows.append((name, len(texts), ran, f"{came} of {len(outcomes)}"))
+        left += [(name, reason, " ".join(of)) for reason, of in by_reason(outcomes).items()]
     return [
         f"## Coverage on sm_{arch}",
-        "Of all PTX texts of a kernel; a source line ran if it ran in one of them.",
-        text.table(header, rows, right=len(header)),
+        "Instructions of all PTX texts of a kernel; by line of the source and opcode whether it "
+        "ran, and both outcomes of a predicate, in one of the texts.",
+        text.table(
+            ("kernel", "texts", "instructions that ran", "outcomes that came"), rows, right=1
+        ),
+        f"Outcomes that never came on sm_{arch}, and why:",
+        text.table(("kernel", "reason", "where"), left, right=3),
     ]

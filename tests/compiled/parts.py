@@ -7,24 +7,24 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 
 from benchmarks.static.aot import GPUS
-from tests.compiled.counts import ROWS, counted_step
+from tests.compiled.counts import STEPS, counted_step
 from tests.compiled.emulator.gpu import EmulatedGpu
 from tests.compiled.emulator.report import Options, Report
 from tests.compiled.plain_steps import Compared, plain_step
 from tests.compiled.planted import PLANTS, check_planted
-from tests.compiled.pushed_steps import lost, pushed, weak_pushes
+from tests.compiled.pushed_steps import ROWS, lost, pushed, weak_pushes
 from tests.compiled.tiny_kernels import check_emulator
 from tests.support import golden, random_heads
 from tests.support.cases import uneven_shards
 from tests.support.golden_parts import PARTS as GOLDEN_PARTS
 from tests.support.golden_parts import Make, V
+from tests.support.judging import Tally
 from tests.support.mixtures import Story
 from tests.support.random_heads import ModelHead
 from tests.support.random_requests import THEMES
@@ -37,48 +37,19 @@ EXACT = [part for part in GOLDEN_PARTS if part != "cancelling"]
 """Without the part whose products a GPU sums in fp32, in another order."""
 
 
-@dataclass
-class Outcome:
-    """The rows that a part compared, and those that were wrong.
-
-    Attributes:
-        rows: steps' rows, or recorded values, that were compared.
-        wrong: how many differ from the definition.
-        notes: about each that is wrong.
-        tables: counts, for the page.
-        error, of_bound: the largest error of a score, and that in parts of `near_tie`.
-    """
-
-    rows: int = 0
-    wrong: int = 0
-    near_ties: int = 0
-    notes: list[str] = field(default_factory=list)
-    error: float = 0.0
-    of_bound: float = 0.0
-    tables: list[dict[str, Any]] = field(default_factory=list)
-
-    def add(self, name: str, found: Compared) -> None:
-        self.rows, self.near_ties = self.rows + found.rows, self.near_ties + found.near_ties
-        self.error, self.of_bound = max(self.error, found.error), max(self.of_bound, found.of_bound)
-        if found.wrong:
-            self.wrong += found.wrong
-            self.notes.append(f"{name}: {found}")
+def _golden(found: dict[str, Any], parts: Sequence[str]) -> Tally:
+    """Compare what was recorded with what is committed."""
+    every = json.loads(golden.FILE.read_text())
+    expected = {name: of for name, of in every.items() if name.split(",")[0] in parts}
+    differ = [name for name in expected | found if found.get(name) != expected.get(name)]
+    return Tally(len(expected), len(differ), notes=differ)
 
 
-def _compare_golden(outcome: Outcome, found: dict[str, Any], parts: Sequence[str]) -> None:
-    expected = json.loads(golden.FILE.read_text())
-    names = [name for name in expected if name.split(",")[0] in parts]
-    outcome.rows += len(names)
-    wrong = [name for name in names if found.get(name) != expected[name]]
-    wrong += [name for name in found if name not in names]
-    outcome.wrong, outcome.notes = outcome.wrong + len(wrong), outcome.notes + wrong
-
-
-def goldens(gpu: EmulatedGpu, seconds: float, parts: Sequence[str] = EXACT) -> Outcome:
+def goldens(gpu: EmulatedGpu, seconds: float, parts: Sequence[str] = EXACT) -> Compared:
     """The committed tokens, on one rank."""
-    outcome = Outcome()
     make = golden.maker(VocabShard(0, V), backend="triton")
-    _compare_golden(outcome, golden.record(make, parts), parts)
+    outcome = Compared()
+    outcome += _golden(golden.record(make, parts), parts)
     return outcome
 
 
@@ -87,14 +58,14 @@ def peers(
     seconds: float,
     parts: Sequence[str] = ("heads", "changes", "verified"),
     worlds: Sequence[int] = (2, 3),
-) -> Outcome:
+) -> Compared:
     """Committed tokens on virtual ranks, whose kernels push words into each other's memory.
 
-    Programs run three at a time in a random order, and their stores wait as long as they may.
+    Programs run in a random order, a few at a time, and their stores wait as long as they may.
     """
-    outcome = Outcome()
+    outcome = Compared()
     for world_size in worlds:
-        gpu.options = Options(order=world_size, programs=3, weak=True)
+        gpu.options = Options(order=world_size, programs=3 if world_size == 2 else 12, weak=True)
         world = VirtualWorld(uneven_shards(V, world_size))
         options = {"exchange": "peer", "backend": "triton", "chunks": 2}
         makers = [
@@ -102,9 +73,9 @@ def peers(
             for shard, ranks in zip(world.shards, world.ranks, strict=True)
         ]
         for found in world.run([partial(golden.record, make, parts) for make in makers]):
-            _compare_golden(outcome, found, parts)
+            outcome += _golden(found, parts)
     if found := weak_pushes(gpu):
-        outcome.wrong, outcome.notes = outcome.wrong + 1, [*outcome.notes, found]
+        outcome.differ(found)
     return outcome
 
 
@@ -128,27 +99,27 @@ ORDERS: tuple[dict[str, Any], ...] = (
 )
 
 
-def plain(gpu: EmulatedGpu, seconds: float) -> Outcome:
+def plain(gpu: EmulatedGpu, seconds: float) -> Compared:
     """Random plain steps with real numbers, and every third one screened."""
-    outcome = Outcome()
+    outcome = Compared()
     for seed in _seeds(seconds):
         gpu.options = Options(**NOISES[seed % len(NOISES)], **ORDERS[seed % len(ORDERS)])
-        outcome.add(f"seed {seed}", plain_step(seed, screened=seed % 3 == 2))
+        outcome += plain_step(seed, screened=seed % 3 == 2)
     return outcome
 
 
-def tiles(gpu: EmulatedGpu, seconds: float) -> Outcome:
+def tiles(gpu: EmulatedGpu, seconds: float) -> Compared:
     """A plain step with every tile of the table that fits, and with bf16 and fp16."""
-    outcome, of = Outcome(), Gpu("", gpu.arch, 132, GPUS[gpu.arch].program_bytes)
+    outcome, of = Compared(), Gpu("", gpu.arch, 132, GPUS[gpu.arch].program_bytes)
     for seed, (tile, dtype) in enumerate(all_tiles()):
         own: Tile = tile if dtype == torch.float32 else fitted(tile, of)
-        outcome.add(f"{own}, {dtype}", plain_step(seed, tile=own, dtype=dtype))
+        outcome += plain_step(seed, tile=own, dtype=dtype)
     return outcome
 
 
-def stories(gpu: EmulatedGpu, seconds: float) -> Outcome:
+def stories(gpu: EmulatedGpu, seconds: float) -> Compared:
     """Random requests of every kind, on 1 to 3 virtual ranks, in batches that change."""
-    outcome = Outcome()
+    outcome = Compared()
     random_heads.small_tiles = lambda sampler: sampler  # the table's tiles, as on a GPU
     for seed in _seeds(seconds):
         pick = random.Random(seed)
@@ -170,13 +141,8 @@ def stories(gpu: EmulatedGpu, seconds: float) -> Outcome:
         )
         name = f"seed {seed}, {world_size} ranks, {dtype}"
         story = Story(pick, head, ranks, theme, max_rows=max_rows, name=name)
-        tally = story.run(3)
+        outcome += story.run(3)
         ranks.close()
-        outcome.rows, outcome.near_ties = (
-            outcome.rows + tally.rows,
-            outcome.near_ties + tally.near_ties,
-        )
-        outcome.wrong, outcome.notes = outcome.wrong + tally.wrong, outcome.notes + tally.notes[:3]
     return outcome
 
 
@@ -188,54 +154,45 @@ def _seeds(seconds: float) -> Iterator[int]:
         seed += 1
 
 
-def emulator(gpu: EmulatedGpu, seconds: float) -> Outcome:
+def emulator(gpu: EmulatedGpu, seconds: float) -> Compared:
     """The emulator beside PyTorch, on tiny kernels; and a plain and a screened step."""
     check_emulator(gpu)
-    outcome = Outcome()
+    outcome = Compared()
     gpu.options = Options(noise=7, sign=-1)
-    outcome.add("plain", plain_step(2))
-    outcome.add("screened", plain_step(3, screened=True))
+    outcome += plain_step(2)
+    outcome += plain_step(3, screened=True)
     return outcome
 
 
-def few_goldens(gpu: EmulatedGpu, seconds: float) -> Outcome:
+def few_goldens(gpu: EmulatedGpu, seconds: float) -> Compared:
     """Golden tokens of heads and of given logits, with every kind of request."""
     return goldens(gpu, seconds, ["heads", "logits"])
 
 
-def one_push(gpu: EmulatedGpu, seconds: float) -> Outcome:
+def one_push(gpu: EmulatedGpu, seconds: float) -> Compared:
     """Two ranks that push and lose each other, with stores that wait as long as they may."""
     gpu.options = Options(weak=True, order=2)
-    notes = [found for found in (pushed(gpu), lost(gpu)) if found]
-    return Outcome(rows=88, wrong=len(notes), notes=notes)
+    outcome = Compared(rows=12 * ROWS)
+    for found in filter(None, (pushed(gpu), lost(gpu))):
+        outcome.differ(found)
+    return outcome
 
 
-def counts(gpu: EmulatedGpu, seconds: float) -> Outcome:
-    """Plain steps whose instructions and accesses are counted."""
-    return Outcome(rows=sum(ROWS), tables=[counted_step(gpu, rows) for rows in ROWS])
+def counts(gpu: EmulatedGpu, seconds: float) -> Compared:
+    """Steps whose instructions and accesses are counted."""
+    rows = sum(rows for rows, *_ in STEPS.values())
+    return Compared(rows=rows, tables=[counted_step(gpu, name) for name in STEPS])
 
 
-def planted(gpu: EmulatedGpu, seconds: float) -> Outcome:
-    """Planted defects, and whether each is noticed as it should be."""
-    wrong = check_planted(gpu)
-    count = sum(plant.arch in (0, gpu.arch) for plant in PLANTS)
+def planted(gpu: EmulatedGpu, seconds: float) -> Compared:
+    """Planted defects, and whether each is noticed as it should be; a few if there is no time."""
+    plants = [plant for plant in PLANTS if plant.fits(gpu)][:: 1 if seconds else 4]
+    wrong = check_planted(gpu, plants)
     gpu.earlier.clear()  # whose doubts are those that were planted
     gpu.report = Report()
-    return Outcome(rows=count, wrong=len(wrong), notes=[f"{name}: {told}" for name, told in wrong])
+    notes = [f"{name}: {told[:300]}" for name, told in wrong]
+    return Compared(len(plants), len(wrong), notes=notes)
 
 
-PARTS: dict[str, Callable[[EmulatedGpu, float], Outcome]] = {
-    each.__name__: each
-    for each in (
-        emulator,
-        few_goldens,
-        one_push,
-        goldens,
-        peers,
-        plain,
-        tiles,
-        stories,
-        counts,
-        planted,
-    )
-}
+_PARTS = (emulator, few_goldens, one_push, goldens, peers, plain, tiles, stories, counts, planted)
+PARTS: dict[str, Callable[[EmulatedGpu, float], Compared]] = {of.__name__: of for of in _PARTS}

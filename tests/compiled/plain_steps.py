@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
+from tests.support.judging import Tally
 from tests.support.settings import settings_of
 from tpsample import SamplingBatch, SamplingParams, VocabShard, reference
 from tpsample.core import word
@@ -20,20 +22,23 @@ from tpsample.local.triton_backend import TritonBackend
 
 
 @dataclass
-class Compared:
-    """Rows beside the definition, and the largest error of a score in parts of what is allowed."""
+class Compared(Tally):
+    """Rows beside the definition.
 
-    rows: int = 0
-    wrong: int = 0
-    near_ties: int = 0
+    Attributes:
+        error, of_bound: the largest error of a score, and that in parts of `near_tie`.
+        tables: counts, for the page.
+    """
+
     error: float = 0.0
     of_bound: float = 0.0
+    tables: list[dict[str, Any]] = field(default_factory=list)
 
-    def __iadd__(self, other: Compared) -> Compared:
-        self.rows, self.wrong = self.rows + other.rows, self.wrong + other.wrong
-        self.near_ties += other.near_ties
-        self.error = max(self.error, other.error)
-        self.of_bound = max(self.of_bound, other.of_bound)
+    def __iadd__(self, other: Tally) -> Compared:
+        super().__iadd__(other)
+        if isinstance(other, Compared):
+            self.error = max(self.error, other.error)
+            self.of_bound = max(self.of_bound, other.of_bound)
         return self
 
 
@@ -73,26 +78,14 @@ def plain_step(
             (own,) = exchange.begin(rows)
             local.best_words(step, own)
             words.append(own.clone())
-    return _compared(torch.stack(words).amax(0), hidden, weight, batch, positions)
-
-
-def _compared(
-    best: torch.Tensor,
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    batch: SamplingBatch,
-    positions: torch.Tensor,
-) -> Compared:
-    tokens, score = word.token_of(best), word.value_of(best)
+    tokens, score = word.token_of(best := torch.stack(words).amax(0)), word.value_of(best)
     logits = reference.logits(hidden, weight)
     scores = reference.scores(logits, batch, positions)
-    near = reference.near_tie(logits, batch.temperature, hidden.shape[1])
-    high, own = scores.amax(1), scores.gather(1, tokens.clamp(0, len(weight) - 1)[:, None])[:, 0]
-    differ = tokens != scores.argmax(1)
-    wrong = differ & ~((high - own < near) & (tokens >= 0) & (tokens < len(weight)))
-    error = (score - own).abs()
-    wrong |= ~(error < near)
-    return Compared(
-        len(tokens), int(wrong.sum()), int((differ & ~wrong).sum()), float(error.max()),
-        float((error / near).max()),
-    )  # fmt: skip
+    near = reference.near_tie(logits, batch.temperature, d)
+    known = (tokens >= 0) & (tokens < v)
+    high, own = scores.amax(1), scores.gather(1, tokens.clamp(0, v - 1)[:, None])[:, 0]
+    differ, error = tokens != scores.argmax(1), (score - own).abs()
+    wrong = int((differ & ~(known & (high - own < near)) | ~(error < near)).sum())
+    notes = [f"seed {seed}, {tile}, {dtype}: {wrong} of {rows} rows"] if wrong else []
+    near_ties = int((differ & known & (high - own < near)).sum())
+    return Compared(rows, wrong, near_ties, notes, float(error.max()), float((error / near).max()))

@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 from unittest.mock import patch
 
 import numpy as np
@@ -27,6 +27,9 @@ from tests.compiled.emulator.report import Fault
 from tests.compiled.plain_steps import plain_step
 from tests.compiled.pushed_steps import WRONG, pushed
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, reference
+
+Step: TypeAlias = Callable[[EmulatedGpu], str]
+"""A function that runs with a defect; returns "", or what is wrong."""
 
 
 def plain(gpu: EmulatedGpu) -> str:
@@ -43,12 +46,12 @@ def decoded(gpu: EmulatedGpu) -> str:
     return WRONG if (out.token_ids != expected.token_ids).any() else ""
 
 
-def _logarithms(gpu: EmulatedGpu) -> str:
+def logarithms(gpu: EmulatedGpu) -> str:
     return _told(tiny_kernels.approximations, gpu)
 
 
-def _tiny(name: str) -> Callable[[EmulatedGpu], str]:
-    return lambda gpu: _told(getattr(tiny_kernels, name))
+def sums(gpu: EmulatedGpu) -> str:
+    return _told(tiny_kernels.arithmetic)
 
 
 def _told(check: Callable[..., None], *arguments: Any) -> str:
@@ -64,22 +67,19 @@ class Plant:
     """A defect.
 
     Attributes:
-        step: a function that runs with it; returns "", or what is wrong.
         told: a pattern that the fault, the doubt or the wrong result must match.
-        old, new: a pattern in the texts of the step's kernel, and its replacement.
-        change: an argument's name and a number that is added to it.
-        within: a defect of the emulator.
-        arch: 0 for every architecture.
+        within: a context that has the defect.
+        archs: none for all.
     """
 
     name: str
-    step: Callable[[EmulatedGpu], str]
+    step: Step
     told: str
-    old: str = ""
-    new: str = ""
-    change: tuple[str, int] | None = None
-    within: Callable[[], AbstractContextManager[Any]] | None = None
-    arch: int = 0
+    within: Callable[[EmulatedGpu], AbstractContextManager[Any]]
+    archs: tuple[int, ...] = ()
+
+    def fits(self, gpu: EmulatedGpu) -> bool:
+        return gpu.arch in (self.archs or (gpu.arch,))
 
 
 _TEXTS = r"""
@@ -87,29 +87,38 @@ plain | a kernel without barriers | race | bar\.sync\s+0; |
 plain | copies are not waited for | nobody wrote | cp\.async\.wait_group\s+\d+; |
 plain | too few copies waited for | nobody wrote|race | (cp\.async\.wait_group)\s+[1-9]; | \1 9;
 plain 90 | products are not waited for | wrong | wgmma\.wait_group\.sync\.aligned\s+\d+; |
-plain 90 | no fence before products | asynchronous proxy | fence\.proxy\.async[^;]*; |
+plain 90 100 | no fence before products | asynchronous proxy | fence\.proxy\.async[^;]*; |
+plain 100 | sums are not waited for | wrong | mbarrier\.try_wait\S+ (\w+),[^;]*; | mov.pred \1, -1;
+plain 100 | loads of sums are not waited for | wrong | tcgen05\.wait::ld[^;]*; |
+plain 100 | the other phase is waited for | wrong | (try_wait[^;]*), %r\d+; | \1, 1;
+plain 100 | tensor memory is kept | not given back | @%p\d+ tcgen05\.dealloc[^;]*; |
+plain 100 | tensor memory of others | others | (tcgen05\.alloc[^;]*), \d+; | \1, 32;
 plain | a swizzle | wrong|wrote|race|shared | xor\.b32(\s+%r\d+, %r\d+, )(\d+); | or.b32\1\2;
 plain | a load without its mask | behind | @%p\d+ (ld\.global\.b32[^;]*;) | \1
-plain | rows past the edge | behind|before | min\.s32(\s+%r\d+), (%r\d+), %r\d+; | mov.b32\1, \2;
+plain | rows past the edge | behind | \tmin\.s32(\s+%r\d+), (%r\d+), %r\d+; | mov.b32\1, \2;
 plain | the noise takes its tail elsewhere | wrong | 0f3E800000; | 0f3F000000;
 plain | Philox multiplies signed numbers | wrong | mul\.wide\.u32 | mul.wide.s32
-plain | a lane takes another's maximum | wrong | (shfl\.sync\.bfly\.b32[^;]*), 16, 31 | \1, 2, 31
+plain 100 | warps take their least maxima | wrong | redux\.sync\.max(\S*f32) | redux.sync.min\1
+plain 80 90 | a lane takes another's maximum | wrong | (shfl\.sync\.bfly[^;]*), 16, 31 | \1, 2, 31
 decoded | subnormal numbers are flushed | wrong | fma\.rn\.f32 | fma.rn.ftz.f32
-decoded 90 | a launch does not wait | before it waits | griddepcontrol\.wait; |
+decoded 90 100 | a launch does not wait | before it waits | griddepcontrol\.wait; |
 pushed | an arrival releases nothing | wrong | gpu\.acq_rel\.add | gpu.relaxed.add
 pushed | no barrier before arrivals | wrong | bar\.sync\s+0;((?:(?!bar\.sync).)*?acq_rel) | \1
 pushed | maxima of one program alone | scope .cta | gpu\.relaxed\.max\.s64 | cta.relaxed.max.s64
 pushed | a push that may stay in a cache | pushes by | st\.global\.wt | st.global
 pushed | the epoch is a bit off | wrong | shl\.b64(\s+%rd\d+, %rd\d+, )52; | shl.b64\g<1>53;
 """
-"""Defects of texts: step and architecture, name, how it is told, pattern, replacement."""
+"""Defects of texts: step and architectures, name, how it is told, pattern, replacement."""
+_ARGUMENTS = """
+plain | a shard begins four ids later | wrong|before | vocab_start | 4
+plain | a shard ends one id later | wrong|behind | vocab_stop | 1
+plain | a row's stride is two bytes off | no multiple|behind|wrong | stride_weight_v | 1
+pushed | a rank is taken for the one before | wrong|before | rank | -1
+"""
+"""Defects of launches: step, name, how it is told, an argument, and what is added to it."""
 
 
-def _own_register(self: Machine, where: Any, mode: str, register: np.ndarray, *_: Any) -> Any:
-    return register[where]
-
-
-def _eight_ulp(self: Approximations, x: np.ndarray, flush: bool) -> np.ndarray:
+def _eight_ulp(self: Approximations, x: np.ndarray) -> np.ndarray:
     found = np.log2(np.asarray(x, np.float64)).astype(np.float32)
     return found + 8 * np.spacing(np.maximum(np.abs(found), np.float32(1)))
 
@@ -118,55 +127,55 @@ def _truncated(x: np.ndarray) -> np.ndarray:
     return (np.ascontiguousarray(x, np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
 
 
-def _plants() -> Iterator[Plant]:
-    steps: dict[str, Callable[[EmulatedGpu], str]] = {
-        "plain": plain, "decoded": decoded, "pushed": pushed,
-    }  # fmt: skip
-    for line in _TEXTS.strip().splitlines():
+_EMULATOR: tuple[tuple[str, Step, str, Any, str, Callable[..., Any]], ...] = (
+    ("a logarithm is 8 ulp off", logarithms, "its bound", Approximations, "lg2", _eight_ulp),
+    ("bf16 is truncated", sums, WRONG, arithmetic, "to_bfloat", _truncated),
+    ("barriers hold nobody", plain, "race", Machine, "arrive", lambda self, where, *_: where),
+    ("lanes keep their own", plain, WRONG, Machine, "shuffle", lambda self, at, _, a, *b: a[at]),
+    ("work is in no group", plain, "nobody wrote|wrong", Machine, "commit", lambda *_: None),
+)
+"""Defects of the emulator: name, step, how it is told, and what takes the place of a method."""
+
+
+def _edited(gpu: EmulatedGpu, old: str, new: str) -> AbstractContextManager[Any]:
+    kernel = "decode_kernel" if "griddepcontrol" in old else "lm_head_kernel"
+
+    def edit(text: str) -> str:
+        is_its = f".entry {kernel}(" in text
+        return re.sub(old, new, text, flags=re.DOTALL) if is_its else text
+
+    return patch.object(gpu, "edit", edit)
+
+
+def _changed(gpu: EmulatedGpu, old: str, new: int) -> AbstractContextManager[Any]:
+    return patch.object(gpu, "change", lambda name, value: value + new * (name == old))
+
+
+def _plants(table: str, within: Callable[..., Any], last: Callable[[str], Any]) -> list[Plant]:
+    steps: dict[str, Step] = {"plain": plain, "decoded": decoded, "pushed": pushed}
+    found = []
+    for line in table.strip().splitlines():
         where, name, told, old, new = f"{line} ".split(" | ")
-        step, _, arch = where.partition(" ")
-        yield Plant(name, steps[step], told, old, new.strip(), arch=int(arch or 0))
-    for name, told, argument, more in (
-        ("a shard begins four ids later", "wrong|before", "vocab_start", 4),
-        ("a shard ends one id later", "wrong|behind", "vocab_stop", 1),
-        ("a row's stride is two bytes off", "no multiple|behind|wrong", "stride_weight_v", 1),
-    ):
-        yield Plant(name, plain, told, change=(argument, more))
-    yield Plant("a rank is taken for the one before", pushed, "wrong|before", change=("rank", -1))
-    for name, step, told, of, attribute, new in (
-        (
-            "a logarithm is 8 ulp off",
-            _logarithms,
-            "times its bound",
-            Approximations,
-            "lg2",
-            _eight_ulp,
-        ),
-        ("bf16 is truncated", _tiny("arithmetic"), WRONG, arithmetic, "to_bfloat", _truncated),
-        ("barriers hold nobody", plain, "race", Machine, "arrive", lambda self, where, *_: where),
-        ("lanes keep their own", _tiny("reductions"), WRONG, Machine, "shuffle", _own_register),
-        ("copies are in no group", _tiny("dots"), WRONG, Machine, "commit_copies", lambda *_: None),
-    ):
-        yield Plant(
-            f"emulator: {name}", step, told, within=partial(patch.object, of, attribute, new)
-        )
+        step, *archs = where.split()
+        context = partial(within, old=old, new=last(new))
+        found.append(Plant(name, steps[step], told, context, tuple(map(int, archs))))
+    return found
 
 
-PLANTS = tuple(_plants())
+PLANTS = (
+    *_plants(_TEXTS, _edited, str.strip),
+    *_plants(_ARGUMENTS, _changed, int),
+    *(
+        Plant(f"emulator: {name}", step, told, lambda gpu, of=of: patch.object(*of))
+        for name, step, told, *of in _EMULATOR
+    ),
+)
 
 
-def noticed(gpu: EmulatedGpu, plant: Plant | None, step: Callable[[EmulatedGpu], str]) -> str:
+def noticed(gpu: EmulatedGpu, step: Step, within: AbstractContextManager[Any]) -> str:
     """Return what a step says with a defect, or without one."""
     gpu.reset(weak=step is pushed, order=2 if step is pushed else None)
-    with contextlib.ExitStack() as stack:
-        if plant is not None and plant.within is not None:
-            stack.enter_context(plant.within())
-        if plant is not None and plant.old:
-            stack.enter_context(patch.object(gpu, "edit", lambda text: _edited(text, plant)))
-        if plant is not None and plant.change is not None:
-            name, more = plant.change
-            change = lambda given, value: value + more * (given == name)  # noqa: E731
-            stack.enter_context(patch.object(gpu, "change", change))
+    with within:
         try:
             found = step(gpu)
         except Fault as fault:
@@ -174,25 +183,17 @@ def noticed(gpu: EmulatedGpu, plant: Plant | None, step: Callable[[EmulatedGpu],
     return "; ".join([*([found] if found else []), *gpu.report.doubts])
 
 
-def _edited(text: str, plant: Plant) -> str:
-    kernel = "decode_kernel" if "griddepcontrol" in plant.old else "lm_head_kernel"
-    if f".entry {kernel}(" not in text:
-        return text
-    return re.sub(plant.old, plant.new, text, flags=re.DOTALL)
-
-
-def check_planted(gpu: EmulatedGpu) -> list[tuple[str, str]]:
+def check_planted(gpu: EmulatedGpu, plants: Sequence[Plant]) -> list[tuple[str, str]]:
     """Return the name of each defect that goes unnoticed, or is noticed by something else.
 
     Prints how each was noticed.
     """
     wrong = []
-    plants = [plant for plant in PLANTS if plant.arch in (0, gpu.arch)]
     for step in dict.fromkeys(plant.step for plant in plants):
-        if found := noticed(gpu, None, step):
+        if found := noticed(gpu, step, contextlib.nullcontext()):
             wrong.append(("no defect", found))
     for plant in plants:
-        found = noticed(gpu, plant, plant.step)
+        found = noticed(gpu, plant.step, plant.within(gpu))
         print(f"planted, {plant.name}: {found[:140] or 'NOT NOTICED'}", file=sys.stderr, flush=True)
         if not re.search(plant.told, found):
             wrong.append((plant.name, found))

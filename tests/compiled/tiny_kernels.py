@@ -1,33 +1,14 @@
-"""The emulator beside PyTorch, on kernels of a few lines, and accesses that it must refuse."""
+"""The emulator beside PyTorch, on kernels of a few lines."""
 
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
-import pytest
 import torch
 import triton
 import triton.language as tl
 
 from tests.compiled.emulator.gpu import EmulatedGpu
-from tests.compiled.emulator.report import Fault
-
-
-@triton.jit
-def copy_kernel(x_ptr, y_ptr, n, shift, BLOCK: tl.constexpr):
-    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y_ptr + offs, tl.load(x_ptr + offs + shift, mask=offs < n, other=7), mask=offs < n)
-
-
-@triton.jit
-def reduce_kernel(x_ptr, sum_ptr, max_ptr, scan_ptr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
-    row, offs = tl.program_id(0), tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + row * COLUMNS + offs, mask=offs < COLUMNS, other=float("-inf"))
-    known = tl.where(offs < COLUMNS, x, 0.0)
-    tl.store(sum_ptr + row, tl.sum(known))
-    tl.store(max_ptr + row, tl.max(x))
-    tl.store(scan_ptr + row * BLOCK + offs, tl.cumsum(known.to(tl.int32), axis=0))
 
 
 @triton.jit
@@ -43,16 +24,6 @@ def dot_kernel(
         b = tl.load(b_ptr + n[None, :] * K + kk[:, None], mask=kk[:, None] < K, other=0)
         total = tl.dot(a, b, total, input_precision="ieee", out_dtype=OUT)
     tl.store(c_ptr + m[:, None] * N + n[None, :], total)
-
-
-@triton.jit
-def last_arrival_kernel(sum_ptr, count_ptr, out_ptr, BLOCK: tl.constexpr, ORDER: tl.constexpr):
-    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.atomic_add(sum_ptr + offs % 4, 1, sem="relaxed")
-    tl.debug_barrier()
-    if tl.atomic_add(count_ptr, 1, sem=ORDER) == tl.num_programs(0) - 1:
-        some = tl.arange(0, 4)
-        tl.store(out_ptr + some, tl.load(sum_ptr + some, volatile=True))
 
 
 @triton.jit
@@ -76,49 +47,19 @@ def math_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):
     tl.store(y_ptr + 4 * BLOCK + offs, halves)
 
 
-def copies() -> None:
-    for dtype, (n, lead) in itertools.product(
-        (torch.float32, torch.int8, torch.float16, torch.int64), ((1000, 0), (1003, 1), (1, 0))
-    ):
-        x, y = (100 * torch.randn(n + lead)).to(dtype)[lead:], torch.zeros(n, dtype=dtype)
-        copy_kernel[(-(-n // 256),)](x, y, n, 0, BLOCK=256)
-        torch.testing.assert_close(y, x)
-
-
-def reductions() -> None:
-    for columns, block, warps in ((100, 128, 1), (1000, 1024, 4), (2048, 2048, 8)):
-        x, total, high = 50 * torch.randn(3, columns), torch.zeros(3), torch.zeros(3)
-        scan = torch.zeros(3, block, dtype=torch.int32)
-        named = {"COLUMNS": columns, "BLOCK": block, "num_warps": warps}
-        reduce_kernel[(3,)](x, total, high, scan, **named)
-        torch.testing.assert_close(total, x.sum(1), rtol=1e-4, atol=1e-2)
-        torch.testing.assert_close(high, x.amax(1))
-        torch.testing.assert_close(scan[:, :columns], x.int().cumsum(1).int())
-
-
 def dots() -> None:
     sizes = ((64, 16, 96, 32, 4), (128, 64, 130, 64, 4), (128, 32, 128, 64, 8))
     for dtype, (m, n, depth, block, warps) in itertools.product(
         (torch.bfloat16, torch.float16, torch.float32, torch.int8), sizes
     ):
-        a, b = (3 * torch.randn(size, depth) for size in (m, n))
-        if dtype == torch.int8:
-            a, b = 20 * a, 20 * b
+        whole = dtype == torch.int8
+        a, b = ((60 if whole else 3) * torch.randn(size, depth) for size in (m, n))
         a, b = a.to(dtype), b.to(dtype)
-        c, wanted = torch.zeros(m, n), a.double() @ b.double().T
-        if dtype == torch.int8:
-            c = c.int()
-        out = tl.int32 if dtype == torch.int8 else tl.float32
+        c = torch.zeros(m, n, dtype=torch.int32 if whole else torch.float32)
+        out, wanted = tl.int32 if whole else tl.float32, a.double() @ b.double().T
         named = {"M": m, "N": n, "BLOCK_K": block, "OUT": out, "num_warps": warps}
         dot_kernel[(1,)](a, b, c, depth, **named, num_stages=3)
         torch.testing.assert_close(c, wanted.to(c.dtype), rtol=1e-5, atol=2e-4)
-
-
-def last_arrivals(order: str = "acq_rel") -> list[int]:
-    total, count = torch.zeros(4, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
-    out = torch.zeros(4, dtype=torch.int32)
-    last_arrival_kernel[(12,)](total, count, out, BLOCK=256, ORDER=order)
-    return (out - 12 * 256 // 4).tolist()
 
 
 def arithmetic() -> None:
@@ -151,29 +92,12 @@ def approximations(gpu: EmulatedGpu) -> None:
     gpu.reset()
 
 
-def refusals() -> None:
-    """One element behind a tensor, one before it, and an address that is not aligned."""
-    x, y = torch.randn(256), torch.zeros(256)
-    for shift, told in ((1, "behind x_ptr"), (-1, "before x_ptr")):
-        with pytest.raises(Fault, match=told):
-            copy_kernel[(1,)](x, y, 256, shift, BLOCK=256)
-    compiled: Any = copy_kernel.warmup(x, y, 256, 0, BLOCK=256, grid=(1,))
-    compiled._init_handles()
-    odd = (torch.randn(260)[1:257], y, 256, 0, 256)
-    with pytest.raises(Fault, match="no multiple of"):
-        compiled.run(1, 1, 1, 0, compiled.function, None, None, None, None, *odd)
-
-
 def check_emulator(gpu: EmulatedGpu) -> None:
-    """Run all of them, asynchronous copies and products early and late, and stores that wait."""
+    """Run all of them, asynchronous copies and products early and late."""
     torch.manual_seed(0)
     for late in (True, False):
         gpu.reset(late=late)
-        for check in (copies, reductions, dots, arithmetic, refusals):
-            check()
+        dots()
+        arithmetic()
         gpu.report.require_no_doubt()
     approximations(gpu)
-    gpu.reset(weak=True, order=1, programs=3)
-    assert last_arrivals() == [0] * 4
-    assert last_arrivals("relaxed") != [0] * 4
-    copies()

@@ -13,8 +13,10 @@ run together as arrays, one basic block at a time:
     translation    a basic block as a Python function on registers; `opcodes`, `memory_opcodes`
     machine        the threads of some programs, from block to block
     threads        barriers, warps, and how a fault is told
-    shared_memory  bounds, unwritten bytes, races; asynchronous copies
     accesses       global memory: the storages of tensors (`regions`), and stores that wait
+    pending        asynchronous work, which takes effect as late as it may
+    shared_memory  bounds, unwritten bytes, races; asynchronous copies
     matrices       products of warps and warp groups
+    tensor_memory  products of sm_100, and mbarriers
     gpu            in place of Triton's driver
 """

@@ -10,29 +10,16 @@ from numba.extending import intrinsic
 
 
 def _fused(kind: Any) -> Any:
-    @intrinsic
-    def fma(context, a, b, c):
-        def build(context, builder, signature, arguments):
-            return builder.fma(*arguments)
+    """Return a function of arrays, a · b + c with one rounding."""
 
-        return kind(kind, kind, kind), build
+    def built(context, a, b, c):
+        return kind(kind, kind, kind), lambda context, builder, of, given: builder.fma(*given)
 
-    return fma
-
-
-_fma32, _fma64 = _fused(types.float32), _fused(types.float64)
+    fma: Any = intrinsic(built)
+    return vectorize([kind(kind, kind, kind)])(lambda a, b, c: fma(a, b, c))
 
 
-@vectorize(["float32(float32, float32, float32)"])
-def fma32(a, b, c):
-    """a · b + c with one rounding."""
-    return _fma32(a, b, c)
-
-
-@vectorize(["float64(float64, float64, float64)"])
-def fma64(a, b, c):
-    """a · b + c with one rounding."""
-    return _fma64(a, b, c)
+fma32, fma64 = _fused(types.float32), _fused(types.float64)
 
 
 def divided(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -41,41 +28,42 @@ def divided(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.where(b == 0, -1, (a - np.fmod(a, safe)) // safe)
 
 
+def flushed(x: np.ndarray) -> np.ndarray:
+    """Return subnormal numbers as zeros of their sign, as `.ftz` does."""
+    return np.where(np.abs(x) < np.float32(2.0**-126), np.copysign(np.float32(0), x), x)
+
+
 def shifted_left(a: np.ndarray, amount: np.ndarray, bits: int) -> np.ndarray:
-    kind = a.dtype.type
-    inside = a << np.minimum(amount, bits - 1).astype(kind)
-    return np.where(amount >= bits, kind(0), inside)
+    inside = a << np.minimum(amount, bits - 1).astype(a.dtype)
+    return inside if np.all(amount < bits) else np.where(amount < bits, inside, a.dtype.type(0))
 
 
 def shifted_right(a: np.ndarray, amount: np.ndarray, bits: int) -> np.ndarray:
     """Return an arithmetic shift of signed numbers, a logical one of others."""
-    kind = a.dtype.type
-    inside = a >> np.minimum(amount, bits - 1).astype(kind)
-    signed = np.issubdtype(a.dtype, np.signedinteger)
-    return inside if signed else np.where(amount >= bits, kind(0), inside)
+    inside = a >> np.minimum(amount, bits - 1).astype(a.dtype)
+    if a.dtype.kind == "i" or np.all(amount < bits):
+        return inside
+    return np.where(amount < bits, inside, a.dtype.type(0))
 
 
-def smaller(a: np.ndarray, b: np.ndarray, nan: bool) -> np.ndarray:
+def minimum(nan: bool, *given: np.ndarray) -> np.ndarray:
     """Return the minimum, where -0 is below +0; NaN wins with `nan`, and loses without."""
-    return _canonical(-larger(np.negative(a), np.negative(b), nan))
+    return _canonical(-maximum(nan, *map(np.negative, given)))
 
 
-def larger(a: np.ndarray, b: np.ndarray, nan: bool) -> np.ndarray:
+def maximum(nan: bool, a: np.ndarray, b: np.ndarray, *more: np.ndarray) -> np.ndarray:
     """Return the maximum, where +0 is above -0; NaN wins with `nan`, and loses without."""
     found = np.maximum(a, b) if nan else np.fmax(a, b)
     zeros = (a == 0) & (b == 0)
     if np.any(zeros):
         both = np.signbit(a) & np.signbit(b)
         found = np.where(zeros, np.where(both, a, np.abs(found)), found)
-    return _canonical(found)
+    return maximum(nan, found, *more) if more else _canonical(found)
 
 
 def _canonical(x: np.ndarray) -> np.ndarray:
-    bad = np.isnan(x)
-    if np.any(bad):
-        one = np.uint32(0x7FFFFFFF).view(np.float32) if x.dtype == np.float32 else np.nan
-        x = np.where(bad, one, x)
-    return x
+    one = np.uint32(0x7FFFFFFF).view(np.float32) if x.dtype == np.float32 else np.nan
+    return np.where(np.isnan(x), one, x)
 
 
 def extracted(a: np.ndarray, start: Any, length: Any, signed: bool) -> np.ndarray:

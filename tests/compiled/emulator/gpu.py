@@ -22,27 +22,18 @@ from tests.compiled.emulator.ptx import parse
 from tests.compiled.emulator.regions import GlobalMemory
 from tests.compiled.emulator.report import Coverage, Options, Report
 from tests.compiled.emulator.store_buffers import StoreBuffers
+from tests.compiled.emulator.threads import Launch
 from tests.compiled.emulator.translation import Translation
 from tpsample.agreement import construction
 from tpsample.core.machine import OVERLAP_ARCH
 from tpsample.local import tile_table
 
 _FORMATS = {
-    "i1": "B",
-    "i8": "B",
-    "i16": "H",
-    "i32": "I",
-    "i64": "Q",
-    "u1": "B",
-    "u8": "B",
-    "u16": "H",
-    "u32": "I",
-    "u64": "Q",
-    "fp32": "f",
-    "f32": "f",
-    "fp64": "d",
-    "f64": "d",
-}
+    "i1": "B", "i8": "B", "i16": "H", "i32": "I", "i64": "Q", "fp32": "f", "fp64": "d",
+    "u1": "B", "u8": "B", "u16": "H", "u32": "I", "u64": "Q", "f32": "f", "f64": "d",
+}  # fmt: skip
+_AT_ONCE = 16384
+"""Threads that run together, if no number of programs is given."""
 
 
 class EmulatedGpu:
@@ -142,27 +133,25 @@ class EmulatedGpu:
         )
         report.launches[kernel.name] += 1
         self._serial += 1
-        programs, seed = np.arange(grid[0] * grid[1] * grid[2]), (options.order or 0, self._serial)
+        programs, seed = np.arange(np.prod(grid)), (options.order or 0, self._serial)
         if options.order is not None:
             programs = np.random.default_rng(seed).permutation(programs)
         buffers = StoreBuffers(hash(seed) & 0xFFFFFFFF) if options.weak else None
-        at_once = options.programs or max(1, options.max_threads // kernel.threads)
-        chained = False
+        launch = Launch(
+            translation, params, grid, function.shared, memory, buffers, options, report, coverage,
+            early,
+        )  # fmt: skip
+        at_once = options.programs or max(1, _AT_ONCE // kernel.threads)
         for first in range(0, len(programs), at_once):
-            machine = Machine(
-                translation, params, grid, programs[first : first + at_once], memory, buffers,
-                function.shared, options, report, coverage, early,
-            )  # fmt: skip
-            machine.run()
-            chained |= machine.started_next or bool(machine.early.any())
+            Machine(launch, programs[first : first + at_once]).run()
         if buffers is not None:
             buffers.show_all()
         for region in memory.regions:
-            if region.reads is not None:
+            if "reads" in vars(region):
                 most = int(region.reads.min()), int(region.reads.max())
                 report.reads[kernel.name, region.name] = most
         if self.arch >= OVERLAP_ARCH:
-            self._early.compare(kernel.name, memory, early, chained, report.doubts)
+            self._early.compare(kernel.name, memory, early, launch.next_started, report.doubts)
 
     def get_current_device(self) -> int:
         return self.arch

@@ -1,141 +1,107 @@
-"""Instructions of memory, warps and matrices as Python: calls of the machine's methods."""
+"""Instructions of memory and matrices as calls of the machine, where a modifier is an argument."""
 
 from __future__ import annotations
 
 import re
 
-from tests.compiled.emulator.operands import Operands, dtype_of
+from tests.compiled.emulator.opcodes import Opcodes
+from tests.compiled.emulator.operands import dtype_of
 from tests.compiled.emulator.ptx import Instruction
 
 _ATOMICS = ("add", "max", "min", "or", "and")
-_MATRIX_TYPES = r"bf16|f16|s8|f32|s32"
+_ORDERS = ("relaxed", "acq_rel", "release", "acquire")
 
 
-def space_of(i: Instruction) -> str:
-    """Return the state space that an instruction names."""
-    (space,) = [part for part in i.opcode if part in ("global", "shared", "param")]
-    return space
+def _parts(i: Instruction, *known: str) -> list[str]:
+    """Return the parts of an opcode between its name and its type that are not these."""
+    return [part for part in i.opcode[1:-1] if part not in known]
 
 
-class MemoryOpcodes(Operands):
-    """One method per opcode; an unknown one, and an unknown modifier, raises."""
+class MemoryOpcodes(Opcodes):
+    """One method per opcode; an unknown modifier raises."""
 
-    def _op_ld(self, i, at):
-        t, space = i.opcode[-1], space_of(i)
-        kind, bits = t[0], int(t[1:])
-        if space == "param":
-            dtype = {"f": f"np.float{bits}"}.get(kind) or dtype_of(kind, bits)
-            text = f"M.param({i.operands[1].strip('[] ')!r}, {dtype})"
-            return self._into(i.operands[0], t, text, extend=True)
-        registers = i.operands[0] if isinstance(i.operands[0], list) else [i.operands[0]]
-        rest = [x for x in i.opcode[1:-1] if x not in (space, "volatile", f"v{len(registers)}")]
-        assert not rest, i.name
-        address = self._address(i.operands[1], 32 if space == "shared" else 64)
-        call = f"M.load_{space}({self.where}, {address}, {bits // 8}, {len(registers)}, {at})"
-        lines = [f"x = {call}"]
+    def _op_ld(self, i: Instruction, at: int) -> list[str]:
+        t, (to, of) = i.opcode[-1], i.operands
+        if "param" in i.opcode:
+            text = f"M.param({of.strip('[] ')!r}, {dtype_of(t)})"
+            return self.into(to, t, text, extend=True)
+        registers = to if isinstance(to, list) else [to]
+        (space,) = _parts(i, "volatile", f"v{len(registers)}")
+        address = self.address(of, {"shared": 32, "global": 64}[space])
+        given = f"{self.where}, {address}, {int(t[1:]) // 8}, {len(registers)}, {at}"
+        lines = [f"x = M.load_{space}({given})"]
         for k, register in enumerate(registers):
-            text = f"x[:, {k}]" + (f".astype(np.int{bits})" if kind == "s" else "")
-            lines += self._into(register, t if kind != "f" else f"b{bits}", text, extend=True)
+            text = f"x[:, {k}]" + (f".astype({dtype_of(t)})" if t[0] == "s" else "")
+            lines += self.into(register, t.replace("f", "b"), text, extend=True)
         return lines
 
-    def _op_st(self, i, at):
-        t, space = i.opcode[-1], space_of(i)
-        bits = int(t[1:])
-        registers = i.operands[1] if isinstance(i.operands[1], list) else [i.operands[1]]
-        rest = [x for x in i.opcode[1:-1] if x not in (space, "wt", f"v{len(registers)}")]
-        assert not rest, i.name
-        address = self._address(i.operands[0], 32 if space == "shared" else 64)
-        values = ", ".join(self._source(x, f"u{bits}") for x in registers)
+    def _op_st(self, i: Instruction, at: int) -> list[str]:
+        bits, (to, of) = int(i.opcode[-1][1:]), i.operands
+        registers = of if isinstance(of, list) else [of]
+        (space,) = _parts(i, "wt", f"v{len(registers)}")
+        address = self.address(to, {"shared": 32, "global": 64}[space])
+        values = ", ".join(self.source(x, f"u{bits}") for x in registers)
         return [f"M.store_{space}({self.where}, {address}, {bits // 8}, [{values}], {at})"]
 
-    def _op_atom(self, i, at):
-        call = self._atomic(i, i.operands[1], i.operands[2], at)
-        return [f"x = {call}", *self._into(i.operands[0], i.opcode[-1], "x")]
+    def _op_atom(self, i: Instruction, at: int) -> list[str]:
+        t, (register, to, value) = i.opcode[-1], i.operands
+        (name,), (order,) = ([x for x in i.opcode if x in kind] for kind in (_ATOMICS, _ORDERS))
+        (scope,) = _parts(i, "global", name, order)
+        assert t[0] in "bsu" and scope in ("cta", "gpu", "sys") and "global" in i.opcode, i.name
+        given = f"{self.address(to, 64)}, {dtype_of(t)}, {self.source(value, t)}, {at}"
+        call = f"M.atomic({self.where}, {name!r}, {order!r}, {scope!r}, {given})"
+        return [f"x = {call}", *self.into(register, t, "x")]
 
-    def _atomic(self, i: Instruction, to: str, value: str, at: int) -> str:
-        t = i.opcode[-1]
-        assert space_of(i) == "global" and t[0] in "bsu", i.name
-        parts = [x for x in i.opcode[1:-1] if x != "global"]
-        (name,) = (x for x in parts if x in _ATOMICS)
-        (order,) = (x for x in parts if x in ("relaxed", "acq_rel", "release", "acquire"))
-        (scope,) = set(parts) - {name, order}
-        assert scope in ("cta", "gpu", "sys"), i.name
-        arguments = f"{self._address(to, 64)}, {t!r}, {self._source(value, t)}"
-        return f"M.atomic({self.where}, {name!r}, {order!r}, {scope!r}, {arguments}, {at})"
+    def _op_cp(self, i: Instruction, at: int) -> list[str]:
+        assert re.fullmatch(r"cp\.async\.c[ag]\.shared\.global", i.name), i.name
+        to, of = self.address(i.operands[0], 32), self.address(i.operands[1], 64)
+        size, *given = i.operands[2:]
+        bytes_given = self.source(given[0] if given else size, "u32")
+        return [f"M.copy({self.where}, {to}, {of}, {int(size, 0)}, {bytes_given}, {at})"]
 
-    def _op_cp(self, i, at):
-        kind = i.opcode[1:]
-        if kind == ["async", "commit_group"]:
-            return [f"M.commit_copies({self.where})"]
-        if kind == ["async", "wait_group"]:
-            return [f"M.wait_for_copies({self.where}, {int(i.operands[0])})"]
-        if kind == ["async", "bulk", "prefetch", "L2", "global"]:
-            address, size = self._address(i.operands[0], 64), self._source(i.operands[1], "u32")
-            return [f"M.prefetch({self.where}, {address}, {size}, {at})"]
-        assert kind in (["async", how, "shared", "global"] for how in ("ca", "cg")), i.name
-        to, of = self._address(i.operands[0], 32), self._address(i.operands[1], 64)
-        size = int(i.operands[2], 0)
-        given = self._source(i.operands[3], "u32") if len(i.operands) > 3 else f"np.uint32({size})"
-        return [f"M.copy({self.where}, {to}, {of}, {size}, {given}, {at})"]
+    def _op_ldmatrix(self, i: Instruction, at: int) -> list[str]:
+        form = r"(ld|st)matrix\.sync\.aligned\.m8n8\.x[124](\.trans)?\.shared\.b16"
+        found = re.fullmatch(form, i.name)
+        assert found, i.name
+        registers, address = i.operands if found[1] == "ld" else reversed(i.operands)
+        call = {"ld": "load_matrix", "st": "store_matrix"}[found[1]]
+        given = f"{self.registers(registers, 'b')}, {self.address(address, 32)}, {bool(found[2])}"
+        return [f"M.{call}({self.where}, {given}, {at})"]
 
-    def _op_shfl(self, i, at):
-        assert i.opcode[1] == "sync" and "|" not in i.operands[0], i.text
-        b, c = (self._source(x, "u32") for x in i.operands[2:4])
-        given = f"{self.where}, {i.opcode[2]!r}, {self.python[i.operands[1]]}, {b}, {c}, {at}"
-        return self._into(i.operands[0], "b32", f"M.shuffle({given})")
+    _op_stmatrix = _op_ldmatrix
 
-    def _op_redux(self, i, at):
-        t = i.opcode[-1]
-        assert i.opcode[1] == "sync" and t[0] in "su", i.name
-        text = f"M.redux({self.where}, {i.opcode[2]!r}, {self._source(i.operands[1], t)}, {at})"
-        return self._into(i.operands[0], t, text)
+    def _op_mma(self, i: Instruction, at: int) -> list[str]:
+        form = r"mma\.sync\.aligned\.(m16n8k\d+)\.row\.col\.(?:satfinite\.)?([fs]32)\.(\w+)\.\3\.\2"
+        found = re.fullmatch(form, i.name)
+        assert found, i.name
+        shape, out, kind = found.groups()
+        d, a, b, c = (
+            self.registers(x, k)
+            for x, k in zip(i.operands, (out[0], "b", "b", out[0]), strict=True)
+        )
+        return [f"M.mma({self.where}, {shape!r}, {kind!r}, {d}, {a}, {b}, {c}, {at})"]
 
-    def _op_ldmatrix(self, i, at):
-        return self._matrix(i, "load_matrix", *i.operands, at)
+    def _op_wgmma(self, i: Instruction, at: int) -> list[str]:
+        form = r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+k\d+)\.([fs]32)\.(\w+)\.\3"
+        found = re.fullmatch(form, i.name)
+        assert found, i.name
+        shape, out, kind = found.groups()
+        d, a, b, keep, *rest = i.operands
+        left = self.registers(a, "b") if isinstance(a, list) else self.view(a, "b")
+        given = f"{self.registers(d, out[0])}, {left}, {self.view(b, 'b')}"
+        given += f", {self.source(keep, 'pred')}, {[int(x) for x in rest]}"
+        return [f"M.wgmma({self.where}, {shape!r}, {kind!r}, {given}, {at})"]
 
-    def _op_stmatrix(self, i, at):
-        return self._matrix(i, "store_matrix", i.operands[1], i.operands[0], at)
-
-    def _matrix(
-        self, i: Instruction, call: str, registers: str | list[str], address: str, at: int
-    ) -> list[str]:
-        assert i.opcode[1:4] == ["sync", "aligned", "m8n8"] and i.opcode[-1] == "b16", i.name
-        given = f"{self._registers(registers, 'b')}, {self._address(address, 32)}"
-        return [f"M.{call}({self.where}, {given}, {'trans' in i.opcode}, {at})"]
-
-    def _op_mma(self, i, at):
-        assert i.opcode[1:3] == ["sync", "aligned"] and i.opcode[4:6] == ["row", "col"], i.name
-        out, a, b, _ = i.opcode[-4:]
-        assert a == b, i.name
-        kind = "s" if out == "s32" else "f"
-        d, c = (self._registers(x, kind) for x in (i.operands[0], i.operands[3]))
-        ra, rb = (self._registers(x, "b") for x in i.operands[1:3])
-        return [f"M.mma({self.where}, {i.opcode[3]!r}, {a!r}, {d}, {ra}, {rb}, {c}, {at})"]
-
-    def _op_wgmma(self, i, at):
-        kind = i.opcode[1]
-        if kind == "fence":
-            return ["pass"]  # orders registers, which one array of a register has in order
-        if kind == "commit_group":
-            return [f"M.commit_products({self.where})"]
-        if kind == "wait_group":
-            return [f"M.wait_for_products({self.where}, {int(i.operands[0])}, {at})"]
-        assert i.opcode[1:4] == ["mma_async", "sync", "aligned"], i.name
-        out, a, b = (x for x in i.opcode if re.fullmatch(_MATRIX_TYPES, x))
-        shape = next(x for x in i.opcode if re.fullmatch(r"m64n\d+k\d+", x))
-        assert a == b, i.name
-        d = self._registers(i.operands[0], "s" if out == "s32" else "f")
-        left, right, scale, *rest = i.operands[1:]
-        ra = self._registers(left, "b") if isinstance(left, list) else self.python[left]
-        keep = self._source(scale, "pred")
-        given = f"{d}, {ra}, {self.python[right]}, {keep}, {[int(x) for x in rest]}"
-        return [f"M.wgmma({self.where}, {shape!r}, {a!r}, {given}, {at})"]
-
-    def _op_griddepcontrol(self, i, at):
-        call = {"wait": "wait_for_launch", "launch_dependents": "let_next_start"}[i.opcode[1]]
-        return [f"M.{call}({self.where})"]
-
-    def _op_fence(self, i, at):
-        """Order shared memory for wgmma, which reads it when it is waited for, after all of it."""
-        assert i.opcode[1:] == ["proxy", "async", "shared_cta"], i.name
-        return [f"M.fence_proxy({self.where})"]
+    def _op_tcgen05(self, i: Instruction, at: int) -> list[str]:
+        """Loads and stores of tensor memory, a lane of it per thread; perhaps in two halves."""
+        form = r"tcgen05\.(ld|st)\.sync\.aligned\.(32x32b|16x32bx2)\.x\d+\.b32"
+        found = re.fullmatch(form, i.name)
+        assert found, i.name
+        if found[1] == "ld":
+            registers, to, *half = i.operands
+        else:
+            to, *half, registers = i.operands
+        assert bool(half) == (found[2] == "16x32bx2"), i.text
+        given = f"{self.where}, {self.registers(registers, 'b')}, {self.address(to, 32)}"
+        call = {"ld": "load_tensor", "st": "store_tensor"}[found[1]]
+        return [f"M.{call}({given}, {int(half[0]) if half else None}, {at})"]

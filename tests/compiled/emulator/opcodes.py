@@ -1,239 +1,193 @@
-"""Instructions on registers as Python: arithmetic, comparison, conversion, moves."""
+"""Instructions as Python, in two tables: those with a result, and calls of the machine.
+
+Keys are opcodes without types, `rn` and `ftz`; behind a space stands the kind of the type, if it
+matters, and the number of sources. Operands are d, a, b, c and e, in their order, as the type has
+them, or as the spec behind the colon says: another type, an address of 32 bits, a whole array, or
+an integer. An unknown opcode or modifier raises, and so does an operand that a table leaves out.
+"""
 
 from __future__ import annotations
 
-from tests.compiled.emulator.operands import Operands, cast, dtype_of, types_of
+from string import Formatter
+
+from tests.compiled.emulator.operands import Operands, dtype_of, types_of
 from tests.compiled.emulator.ptx import Instruction
 
-_COMPARISONS = {
-    "eq": "==",
-    "ne": "!=",
-    "lt": "<",
-    "le": "<=",
-    "gt": ">",
-    "ge": ">=",
-    "lo": "<",
-    "ls": "<=",
-    "hi": ">",
-    "hs": ">=",
-}
+_INFIX = {
+    "add": "+", "sub": "-", "mul f": "*", "mul.lo": "*", "div f": "/", "div u": "//",
+    "and": "&", "or": "|", "xor": "^", "setp.eq": "==", "setp.ne": "!=",
+    "setp.lt": "<", "setp.le": "<=", "setp.gt": ">", "setp.ge": ">=",
+    "setp.lo": "<", "setp.ls": "<=", "setp.hi": ">", "setp.hs": ">=",
+}  # fmt: skip
 _UNORDERED = {"neu": "==", "ltu": ">=", "leu": ">", "gtu": "<=", "geu": "<"}
 """The comparison whose opposite is true, or which NaN makes true."""
 
+_SHUFFLED = "{a:whole}, {b:u32}, {c:u32}, {e:u32}"
+
+RESULTS = {
+    **{name: f"{{a}} {symbol} {{b}}" for name, symbol in _INFIX.items()},
+    **{f"setp.{name}": f"~({{a}} {symbol} {{b}})" for name, symbol in _UNORDERED.items()},
+    "setp.ne f": "({a} < {b}) | ({a} > {b})",
+    "setp.equ": "~(({a} < {b}) | ({a} > {b}))",
+    "setp.num": "({a} == {a}) & ({b} == {b})",
+    "setp.nan": "({a} != {a}) | ({b} != {b})",
+    "mov": "{a}",
+    "not": "~{a}",
+    "neg": "-{a}",
+    "abs": "np.abs({a})",
+    "popc": "np.bitwise_count({a})",
+    "fma": "N.fma{bits}({a}, {b}, {c})",
+    "mad.lo": "{a} * {b} + {c}",
+    "mul.wide": "{a}.astype({WIDE}) * {b}.astype({WIDE})",
+    "mad.wide": "{a}.astype({WIDE}) * {b}.astype({WIDE}) + {c:{wide}}",
+    "div s": "N.divided({a}, {b})",
+    "div.full": "M.approximate.div({a}, {b})",
+    "rem": "np.fmod({a}, {b})",
+    "min": "np.minimum({a}, {b})",
+    "max": "np.maximum({a}, {b})",
+    **{
+        f"{name}{nan} f{count}": f"N.{name}imum({bool(nan)}, {given})"
+        for name in ("min", "max")
+        for nan in ("", ".NaN")
+        for count, given in ((2, "{a}, {b}"), (3, "{a}, {b}, {c}"))
+    },
+    "shl": "N.shifted_left({a}, {b:u32}, {bits})",
+    "shr": "N.shifted_right({a}, {b:u32}, {bits})",
+    "bfe": "N.extracted({a}, {b:u32}, {c:u32}, {signed})",
+    "prmt": "N.permuted({a}, {b}, {c})",
+    "selp": "np.where({c:pred}, {a}, {b})",
+    **{f"{name}.approx": f"M.approximate.{name}({{a}})" for name in ("lg2", "ex2", "sqrt")},
+    **{
+        f"shfl.sync.{mode}": f"M.shuffle({{I}}, '{mode}', {_SHUFFLED}, {{at}})"
+        for mode in ("bfly", "idx", "up")
+    },
+    **{
+        f"redux.sync.{mode}": f"M.redux({{I}}, '{mode}', {{a}}, {{b:u32}}, {{at}})"
+        for mode in ("add", "min", "max", "min.NaN", "max.NaN")
+    },
+    "mbarrier.try_wait.parity.shared_cta": "M.try_wait({I}, {a:address32}, {b:u32}, {at})",
+}
+CALLS = {
+    "cp.async.commit_group": "M.commit({I}, 'copies')",
+    "cp.async.wait_group": "M.wait_for({I}, 'copies', {d:integer}, {at})",
+    "cp.async.bulk.prefetch.L2.global": "M.prefetch({I}, {d:address64}, {a:u32}, {at})",
+    "wgmma.fence.sync.aligned": "pass",  # one array of a register has its values in order
+    "wgmma.commit_group.sync.aligned": "M.commit({I}, 'products')",
+    "wgmma.wait_group.sync.aligned": "M.wait_for({I}, 'products', {d:integer}, {at})",
+    # Orders shared memory for products, which read it when they are waited for, after all of it.
+    "fence.proxy.async.shared_cta": "M.fence_proxy({I})",
+    "griddepcontrol.wait": "M.wait_for_launch({I})",
+    "griddepcontrol.launch_dependents": "M.let_next_start({I})",
+    "mbarrier.init.shared_cta": "M.init_barrier({I}, {d:address32}, {a:integer}, {at})",
+    "mbarrier.inval.shared_cta": "M.forget_barrier({I}, {d:address32}, {at})",
+}
+_TENSOR = {
+    "alloc.cta_group_1.sync.aligned.shared_cta": "allocate({I}, {d:address32}, {a:integer}, {at})",
+    "relinquish_alloc_permit.cta_group_1.sync.aligned": "warps({I}, {at})",
+    "dealloc.cta_group_1.sync.aligned": "free({I}, {d}, {a:integer}, {at})",
+    "mma.cta_group_1.kind_f16": (
+        "tensor_product({I}, {d:address32}, {a:u64}, {b:u64}, {c:u32}, {e:pred}, {at})"
+    ),
+    "commit.cta_group_1.mbarrier_arrive_one.shared_cluster": (
+        "arrive_after_products({I}, {d:address32}, {at})"
+    ),
+    "wait_st.sync.aligned": "settle({I}, 'tensor stores', {at})",
+    "wait_ld.sync.aligned": "settle({I}, 'tensor loads', {at})",
+}
+CALLS |= {f"tcgen05.{name}": f"M.{call}" for name, call in _TENSOR.items()}
+
+
+class _Operand:
+    """An operand, formatted as a spec says."""
+
+    def __init__(self, of: Operands, operand: str | list[str], t: str, flush: bool) -> None:
+        self._of, self._operand, self._t, self._flush = of, operand, t, flush
+
+    def __format__(self, spec: str) -> str:
+        operand = self._operand
+        if spec.startswith("address"):
+            return self._of.address(operand, int(spec[7:]))
+        if spec == "whole":
+            return self._of.view(operand, "b")
+        if spec == "integer":
+            return str(int(operand, 0))
+        found = self._of.source(operand, spec or self._t)
+        return f"flushed({found})" if self._flush and not spec else found
+
 
 class Opcodes(Operands):
-    """One method per opcode; an unknown one, and an unknown modifier, raises."""
+    """The tables, and a method for each opcode that they do not describe."""
 
-    def _result(self, i: Instruction, text: str) -> list[str]:
-        """Assign to the first operand, of the last type."""
-        flush = "ftz" in i.opcode and i.opcode[-1] == "f32"
-        return self._into(i.operands[0], i.opcode[-1], f"flushed({text})" if flush else text)
+    def one(self, i: Instruction, at: int) -> list[str]:
+        """Return an instruction as Python statements."""
+        types = types_of(i)
+        key = ".".join(x for x in i.opcode if x not in (*types, "rn", "ftz"))
+        t = types[0] if types else "b32"
+        of_kind = (f"{key} {t[0]}{len(i.operands) - 1}", f"{key} {t[0]}", key)
+        form = CALLS.get(key) or next((RESULTS[each] for each in of_kind if each in RESULTS), None)
+        if form is None or (key == "mov" and any(isinstance(x, list) for x in i.operands)):
+            return getattr(self, f"_op_{i.opcode[0]}")(i, at)
+        flush = "ftz" in i.opcode and t in ("f32", "f32x2")
+        # Of two types, as in add.f32.bf16, the second is that of all sources but the last.
+        last, narrow = len(i.operands) - 1, types[1] if len(types) > 1 else t
+        operands = {
+            name: _Operand(self, x, narrow if 0 < k < last else t, flush)
+            for k, (name, x) in enumerate(zip("dabce", i.operands, strict=False))
+        }
+        used = {name for _, name, _, _ in Formatter().parse(form) if name} | {"d"}
+        assert set(operands) <= used and len(i.operands) < 6, i.text
+        wide = f"{t[0]}{2 * int(t[1:])}" if "wide" in i.opcode else ""
+        text = form.format(
+            **operands, I=self.where, at=at, bits=t[1:].partition("x")[0], signed=t[0] == "s",
+            wide=wide, WIDE=dtype_of(wide),
+        )  # fmt: skip
+        if key in CALLS:
+            return [text]
+        result = "pred" if i.opcode[0] in ("setp", "mbarrier") else wide or t
+        flush &= result == t
+        return self.into(i.operands[0], result, f"flushed({text})" if flush else text)
 
-    def _given(self, i: Instruction, count: int) -> list[str]:
-        """The operands behind the first as the last type has them."""
-        assert len(i.operands) == count + 1, i.text
-        flush = "ftz" in i.opcode and i.opcode[-1] == "f32"
-        found = [self._source(each, i.opcode[-1]) for each in i.operands[1:]]
-        return [f"flushed({each})" for each in found] if flush else found
+    def _op_elect(self, i: Instruction, at: int) -> list[str]:
+        """The first lane of a whole warp."""
+        lane, predicate = i.operands[0].split("|")
+        first = self.into(predicate, "pred", f"M.special['%laneid'][{self.where}] == 0")
+        return [f"M.warps({self.where}, {at})", *self.into(lane, "b32", "U32(0)"), *first]
 
-    def _allow(self, i: Instruction, *modifiers: str) -> None:
-        """Refuse an opcode with other parts than types and these."""
-        for part in i.opcode[1:]:
-            if part not in modifiers and part not in types_of(i):
-                raise NotImplementedError(part)
-
-    def _infix(self, i: Instruction, symbol: str) -> list[str]:
-        self._allow(i, "rn", "ftz")
-        a, b = self._given(i, 2)
-        return self._result(i, f"{a} {symbol} {b}")
-
-    def _op_add(self, i, at):
-        return self._infix(i, "+")
-
-    def _op_sub(self, i, at):
-        return self._infix(i, "-")
-
-    def _op_and(self, i, at):
-        return self._infix(i, "&")
-
-    def _op_or(self, i, at):
-        return self._infix(i, "|")
-
-    def _op_xor(self, i, at):
-        return self._infix(i, "^")
-
-    def _op_mul(self, i, at):
-        return self._infix(i, "*") if i.opcode[-1][0] == "f" else self._product(i)
-
-    def _op_mad(self, i, at):
-        return self._product(i, i.operands[3])
-
-    def _product(self, i: Instruction, addend: str | None = None) -> list[str]:
-        self._allow(i, "lo", "wide")
-        mode, kind, bits = i.opcode[1], i.opcode[-1][0], int(i.opcode[-1][1:])
-        a, b = (self._source(x, i.opcode[-1]) for x in i.operands[1:3])
-        out, text = i.opcode[-1], f"{a} * {b}"
-        if mode == "wide":
-            out, wide = f"{kind}{2 * bits}", dtype_of(kind, 2 * bits)
-            text = f"{cast(a, wide)} * {cast(b, wide)}"
-        if addend is not None:
-            text = f"({text}) + {self._source(addend, out)}"
-        return self._into(i.operands[0], out, text)
-
-    def _op_fma(self, i, at):
-        self._allow(i, "rn", "ftz")
-        a, b, c = self._given(i, 3)
-        return self._result(i, f"N.fma{i.opcode[-1][1:]}({a}, {b}, {c})")
-
-    def _op_div(self, i, at):
-        self._allow(i, "rn", "full", "ftz")
-        a, b = self._given(i, 2)
-        if "full" in i.opcode:
-            return self._result(i, f"M.approximate.div({a}, {b})")
-        if i.opcode[-1][0] == "f":
-            return self._infix(i, "/")
-        return self._result(i, f"N.divided({a}, {b})" if i.opcode[1][0] == "s" else f"{a} // {b}")
-
-    def _op_rem(self, i, at):
-        self._allow(i)
-        return self._result(i, "np.fmod({}, {})".format(*self._given(i, 2)))
-
-    def _op_min(self, i, at):
-        self._allow(i, "NaN")
-        a, b = self._given(i, 2)
-        if i.opcode[-1][0] == "f":
-            return self._result(i, f"N.smaller({a}, {b}, {'NaN' in i.opcode})")
-        return self._result(i, f"np.minimum({a}, {b})")
-
-    def _op_max(self, i, at):
-        self._allow(i, "NaN")
-        a, b = self._given(i, 2)
-        if i.opcode[-1][0] == "f":
-            return self._result(i, f"N.larger({a}, {b}, {'NaN' in i.opcode})")
-        return self._result(i, f"np.maximum({a}, {b})")
-
-    def _prefix(self, i: Instruction, text: str) -> list[str]:
-        self._allow(i)
-        return self._result(i, text.format(*self._given(i, 1)))
-
-    def _op_abs(self, i, at):
-        return self._prefix(i, "np.abs({})")
-
-    def _op_neg(self, i, at):
-        return self._prefix(i, "-{}")
-
-    def _op_not(self, i, at):
-        return self._prefix(i, "~{}")
-
-    def _op_popc(self, i, at):
-        return self._prefix(i, "np.bitwise_count({})")
-
-    def _op_shl(self, i, at):
-        return self._shift(i, "shifted_left", "<<")
-
-    def _op_shr(self, i, at):
-        return self._shift(i, "shifted_right", ">>")
-
-    def _shift(self, i: Instruction, helper: str, symbol: str) -> list[str]:
-        self._allow(i)
-        kind, bits = i.opcode[-1][0], int(i.opcode[-1][1:])
-        a, amount = self._source(i.operands[1], i.opcode[-1]), i.operands[2]
-        if amount.isdigit() and int(amount) < bits:
-            return self._result(i, f"{a} {symbol} {dtype_of(kind, bits)}({amount})")
-        return self._result(i, f"N.{helper}({a}, {self._source(amount, 'u32')}, {bits})")
-
-    def _op_bfe(self, i, at):
-        self._allow(i)
-        a = self._source(i.operands[1], i.opcode[-1])
-        start, length = (self._source(x, "u32") for x in i.operands[2:])
-        return self._result(i, f"N.extracted({a}, {start}, {length}, {i.opcode[-1] == 's32'})")
-
-    def _op_prmt(self, i, at):
-        self._allow(i)
-        return self._result(i, "N.permuted({}, {}, {})".format(*self._given(i, 3)))
-
-    def _op_setp(self, i, at):
-        name, t = i.opcode[1], i.opcode[-1]
-        assert len(i.opcode) == 3 and "|" not in i.operands[0], i.text
-        a, b = self._given(i, 2)
-        if name in _COMPARISONS:
-            text = f"{a} {_COMPARISONS[name]} {b}"
-            if name == "ne" and t[-3:-2] == "f":  # NaN makes an ordered comparison false
-                text = f"({text}) & ({a} == {a}) & ({b} == {b})"
-        elif name in ("num", "nan"):
-            text = f"({a} == {a}) & ({b} == {b})"
-            text = text if name == "num" else f"~({text})"
-        elif name == "equ":
-            text = f"~(({a} < {b}) | ({a} > {b}))"
-        else:
-            text = f"~({a} {_UNORDERED[name]} {b})"
-        return self._into(i.operands[0], "pred", text)
-
-    def _op_selp(self, i, at):
-        t = i.opcode[-1]
-        a, b = (self._source(x, t) for x in i.operands[1:3])
-        return self._result(i, f"np.where({self._source(i.operands[3], 'pred')}, {a}, {b})")
-
-    def _op_mov(self, i, at):
-        t, (to, of) = i.opcode[-1], i.operands
+    def _op_mov(self, i: Instruction, at: int) -> list[str]:
+        """Parts of a register, or a register of parts."""
+        bits, (to, of) = int(i.opcode[-1][1:]), i.operands
+        part = bits // len(to if isinstance(to, list) else of)
         if isinstance(to, list):
-            bits = int(t[1:])
-            part, lines = bits // len(to), [f"x = {self._source(of, f'u{bits}')}"]
+            lines = [f"x = {self.source(of, f'u{bits}')}"]
             for k, register in enumerate(to):
-                text = f"(x >> np.uint{bits}({k * part})).astype(np.uint{part})"
-                lines += self._into(register, f"b{part}", text)
+                text = f"(x >> U{bits}({k * part})).astype(U{part})"
+                lines += self.into(register, f"b{part}", text)
             return lines
-        if isinstance(of, list):
-            bits = int(t[1:])
-            part = bits // len(of)
-            wide = (cast(self._source(x, f"u{part}"), f"np.uint{bits}") for x in of)
-            text = " | ".join(f"({x} << np.uint{bits}({k * part}))" for k, x in enumerate(wide))
-            return self._into(to, f"b{bits}", text)
-        return self._into(to, t, self._source(of, t))
+        wide = (f"{self.source(x, f'u{part}')}.astype(U{bits})" for x in of)
+        text = " | ".join(f"({x} << U{bits}({k * part}))" for k, x in enumerate(wide))
+        return self.into(to, f"b{bits}", text)
 
-    def _op_cvt(self, i, at):
+    def _op_cvt(self, i: Instruction, at: int) -> list[str]:
         (to, of), register = types_of(i), i.operands[0]
         modes = [part for part in i.opcode[1:] if part not in (to, of)]
-        flush, mode = "ftz" in modes, "".join(part for part in modes if part != "ftz")
+        mode = "".join(part for part in modes if part != "ftz")
+        given = [self.source(x, of) for x in i.operands[1:]]
+        if "ftz" in modes:
+            given = [f"flushed({a})" for a in given]
         if to in ("bf16x2", "f16x2"):
-            assert mode == "rn" and of == "f32" and not flush, i.name
-            half = "N.to_bfloat({})" if to == "bf16x2" else "{}.astype(np.float16).view(np.uint16)"
-            high, low = (half.format(self._source(x, "f32")) for x in i.operands[1:])
-            text = f"({high}.astype(np.uint32) << np.uint32(16)) | {low}.astype(np.uint32)"
-            return self._into(register, "b32", text)
-        a = self._source(i.operands[1], of)
-        a = f"flushed({a})" if flush else a
+            assert mode == "rn" and of == "f32", i.name
+            half = "N.to_bfloat({})" if to == "bf16x2" else "{}.astype(F16).view(U16)"
+            high, low = (f"{half.format(a)}.astype(U32)" for a in given)
+            return self.into(register, "b32", f"({high} << U32(16)) | {low}")
+        (a,) = given
         if "bf16" in (to, of):
-            assert (to, mode) in (("f32", ""), ("bf16", "rn")) and not flush, i.name
-            return self._into(register, to, a)
-        signed, bits = to[0] == "s", int(to[1:])
-        if of[0] == to[0] == "f":
-            if of == to:
-                return self._into(register, to, f"N.rounded({a}, '{mode}')")
-            if mode in ("rpi", "rmi", "rzi", "rni"):
-                a = f"N.rounded({a}, '{mode}')"
-            else:
-                assert mode in ("", "rn"), i.name
-            return self._into(register, to, f"{a}.astype(np.float{bits})")
-        if of[0] == "f":
-            text = f"N.to_integer({a}, '{mode}', {bits}, {signed})"
-            return self._into(register, to, text, extend=True)
-        if to[0] == "f":
-            assert mode == "rn", i.name
-            return self._into(register, to, f"{a}.astype(np.float{bits})")
-        assert mode == "", i.name
-        return self._into(register, to, cast(a, dtype_of(to[0], bits)), extend=True)
-
-    def _approximation(self, i: Instruction, name: str) -> list[str]:
-        self._allow(i, "approx", "ftz")
-        a = self._source(i.operands[1], "f32")
-        return self._into(i.operands[0], "f32", f"M.approximate.{name}({a}, {'ftz' in i.opcode})")
-
-    def _op_lg2(self, i, at):
-        return self._approximation(i, "lg2")
-
-    def _op_ex2(self, i, at):
-        return self._approximation(i, "ex2")
-
-    def _op_sqrt(self, i, at):
-        return self._approximation(i, "sqrt")
+            assert (to, mode) in (("f32", ""), ("bf16", "rn")), i.name
+            return self.into(register, to, a)
+        if of[0] == "f" and to[0] != "f":
+            text = f"N.to_integer({a}, '{mode}', {to[1:]}, {to[0] == 's'})"
+            return self.into(register, to, text, extend=True)
+        if of[0] != "f":
+            assert mode == ("rn" if to[0] == "f" else ""), i.name
+        elif of == to or mode not in ("", "rn"):
+            a = f"N.rounded({a}, '{mode}')"
+        return self.into(register, to, f"{a}.astype({dtype_of(to)})", extend=to[0] != "f")

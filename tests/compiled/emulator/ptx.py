@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from itertools import count
 
 REGISTER_BITS = {"p": 1, "h": 16, "r": 32, "d": 64}
 """Bits by class of a register: predicate, half word, word, double word."""
-_CLASSES = {"pred": "p"} | {
-    f"{kind}{bits}": {8: "h", 16: "h", 32: "r", 64: "d"}[bits]
-    for bits in (8, 16, 32, 64)
-    for kind in "busf"
-}
+_CLASSES = {"pred": "p", "8": "h", "16": "h", "32": "r", "64": "d"}
+
+_SCOPE = re.compile(r"\{((?:[^{};]|\{[^{};]*\})*;(?:[^{}]|\{[^{};]*\})*)\}")
+"""Braces around statements, which are those of inline assembly; others hold registers."""
+_PART = re.compile(r"\s*(?:\.loc\s+(\d+)\s+(\d+).*|([\w$]+):(?!:)|([^;]+);)")
+"""A place in the source, a label, or a statement."""
 
 
 @dataclass
@@ -44,19 +46,19 @@ class Kernel:
 
     Attributes:
         params: name and bytes of each parameter.
+        threads: of a program.
+        shared: the symbols that stand for the beginning of shared memory.
         registers: class by name.
         labels: the place of the instruction behind each label.
-        shared: the symbols that stand for the beginning of shared memory.
-        threads: of a program.
     """
 
     name: str
-    params: list[tuple[str, int]] = field(default_factory=list)
+    params: list[tuple[str, int]]
+    threads: int
+    shared: list[str]
     registers: dict[str, str] = field(default_factory=dict)
     instructions: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
-    shared: set[str] = field(default_factory=set)
-    threads: int = 0
 
 
 def parse(text: str) -> Kernel:
@@ -65,110 +67,71 @@ def parse(text: str) -> Kernel:
     Raises:
         NotImplementedError: a declaration that the emulator does not know.
     """
-    lines = [line.split("//")[0] for line in text.splitlines()]
-    entry = next(i for i, line in enumerate(lines) if ".entry" in line)
-    head, name = "\n".join(lines[:entry]), re.search(r"\.entry\s+([\w$]+)", lines[entry])
-    assert name, text[:80]
+    files = dict(re.findall(r'\.file\s+(\d+)\s+"(?:[^"]*/)?([^"]*)"', text))
+    plain = re.sub(r"//.*", "", text)
+    entry = re.search(r"\.entry\s+([\w$]+)\((.*?)\)(.*?)\{", plain, re.DOTALL)
+    assert entry, text[:80]
+    head = plain[: entry.start()]
     if re.search(r"\.shared\b[^;\n]*\[\d+\]", head):
         raise NotImplementedError("shared memory of a fixed size")
-    symbols = re.findall(r"\.extern\s+\.shared[^;]*?\s([\w$]+)\[\]", head)
-    kernel = Kernel(name[1], shared=set(symbols))
-    at = entry
-    while lines[at].strip() != "{":
-        for bits, param in re.findall(r"\.param\s+\.[a-z](\d+)\s.*?([\w$]+),?\s*$", lines[at]):
-            kernel.params.append((param, int(bits) // 8))
-        if found := re.search(r"\.(?:reqntid|maxntid)\s+(\d+)", lines[at]):
-            kernel.threads = int(found[1])
-        at += 1
-    _Body(kernel, text).read(lines, at + 1)
+    params = re.findall(r"\.param\s+\.[a-z](\d+)\s[^,]*?([\w$]+)\s*(?:,|$)", entry[2])
+    threads = re.search(r"\.(?:reqntid|maxntid)\s+(\d+)", entry[3])
+    kernel = Kernel(
+        entry[1],
+        [(name, int(bits) // 8) for bits, name in params],
+        int(threads[1]) if threads else 0,
+        re.findall(r"\.extern\s+\.shared[^;]*?\s([\w$]+)\[\]", head),
+    )
+    body = _without_scopes(plain[entry.end() :])
+    body = body[: body.index("\n}")]
+    source, at, line = "?", 0, 1 + plain.count("\n", 0, entry.end())
+    while found := _PART.match(body, at):
+        file, number, label, statement = found.groups()
+        begun = line + body.count("\n", at, found.start(4) if statement else at)
+        line, at = line + body.count("\n", at, found.end()), found.end()
+        if file:
+            source = f"{files.get(file, '?')}:{number}"
+        elif label:
+            kernel.labels[label] = len(kernel.instructions)
+        elif declared := re.match(r"\.reg\s+\.[a-z]*?(pred|\d+)\s+(.*)", statement, re.DOTALL):
+            for name, _, many in re.findall(r"(%?\w+)(<(\d+)>)?", declared[2]):
+                names = [f"{name}{k}" for k in range(int(many))] if many else [name]
+                kernel.registers |= dict.fromkeys(names, _CLASSES[declared[1]])
+        elif not statement.startswith(".pragma"):
+            kernel.instructions.append(_instruction(" ".join(statement.split()), begun, source))
+    if body[at:].strip():
+        raise NotImplementedError(f"line {line}: {body[at : at + 80]}")
     return kernel
 
 
-class _Body:
-    """Reads the statements of a body; names of inline assembly are renamed where scopes nest."""
+def _without_scopes(text: str) -> str:
+    """Take the braces of inline assembly away, and give what it declares names of their own."""
+    serial, changed = count(), 1
 
-    def __init__(self, kernel: Kernel, text: str) -> None:
-        self._kernel, self._source, self._serial = kernel, "?", 0
-        self._scopes: list[dict[str, str]] = [{}]
-        self._files = dict(re.findall(r'\.file\s+(\d+)\s+"([^"]*)"', text))
+    def renamed(scope: re.Match) -> str:
+        declared = re.findall(r"\.reg\s+\.\w+\s+([^;]+);", scope[1])
+        names = re.findall(r"([\w$%]+)", " ".join(declared))
+        names += re.findall(r"([\w$]+):(?!:)", scope[1])
+        own = dict.fromkeys(names, f"__{next(serial)}")
+        return re.sub(r"(?<![.%\w$])[%\w$]+", lambda word: word[0] + own.get(word[0], ""), scope[1])
 
-    def read(self, lines: list[str], first: int) -> None:
-        pending, begun = "", 0
-        for number in range(first, len(lines)):
-            rest = lines[number].strip()
-            if rest.startswith(".loc"):
-                _, file, line, *_ = rest.split()
-                self._source = f"{self._files.get(file, '?').split('/')[-1]}:{line}"
-                continue
-            while rest:
-                if not pending:
-                    rest = self._scope_or_label(rest.lstrip())
-                    if not self._scopes:
-                        return
-                    if not rest or rest[0] in "{}":
-                        continue
-                    begun = number + 1
-                before, semicolon, rest = rest.partition(";")
-                pending = f"{pending} {before}"
-                if semicolon:
-                    self._statement(pending.strip(), begun)
-                    pending = ""
-
-    def _scope_or_label(self, rest: str) -> str:
-        """Take a brace or a label from the beginning; return what is left."""
-        if rest.startswith("{"):
-            self._serial += 1
-            self._scopes.append({})
-            return rest[1:].lstrip()
-        if rest.startswith("}"):
-            self._scopes.pop()
-            return rest[1:].lstrip()
-        if found := re.match(r"([\w$%]+):(?!:)", rest):
-            self._kernel.labels[self._own(found[1])] = len(self._kernel.instructions)
-            return rest[found.end() :].lstrip()
-        return rest
-
-    def _own(self, name: str) -> str:
-        """Return the name that a declaration of this scope has in the whole kernel."""
-        if len(self._scopes) > 1:
-            self._scopes[-1][name] = f"{name}__{self._serial}"
-            return self._scopes[-1][name]
-        return name
-
-    def _statement(self, text: str, line: int) -> None:
-        if not text or text.startswith(".pragma"):
-            return
-        if declared := re.match(r"\.reg\s+\.(\w+)\s+(.*)", text, re.DOTALL):
-            for name in declared[2].split(","):
-                many = re.match(r"(%?\w+)<(\d+)>", name.strip())
-                names = [f"{many[1]}{i}" for i in range(int(many[2]))] if many else None
-                for each in names or [self._own(name.strip())]:
-                    self._kernel.registers[each] = _CLASSES[declared[1]]
-            return
-        if text.startswith("."):
-            raise NotImplementedError(f"line {line}: {text}")
-        renamed = {name: own for scope in self._scopes for name, own in scope.items()}
-        if renamed:
-            text = re.sub(r"[%\w$]+", lambda found: renamed.get(found[0], found[0]), text)
-        guard = re.match(r"@(!?)([%\w$]+)\s+", text)
-        opcode, _, operands = text[guard.end() if guard else 0 :].replace("\t", " ").partition(" ")
-        self._kernel.instructions.append(
-            Instruction(
-                opcode.replace("::", "_").split("."),
-                _operands(operands),
-                (guard[2], bool(guard[1])) if guard else None,
-                line,
-                self._source,
-                " ".join(text.split()),
-            )
-        )
+    while changed:
+        text, changed = _SCOPE.subn(renamed, text)
+    return text
 
 
-def _operands(text: str) -> list:
-    """Split at the commas outside of braces and brackets."""
-    parts = re.findall(r"(?:\{[^}]*\}|\[[^\]]*\]|[^,{\[])+", text)
-    found = [part.strip() for part in parts if part.strip()]
-    return [
-        [each.strip() for each in part.strip("{}").split(",")] if part[0] == "{" else part
-        for part in found
-    ]
+def _instruction(text: str, line: int, source: str) -> Instruction:
+    if text.startswith("."):
+        raise NotImplementedError(f"line {line}: {text}")
+    guard = re.match(r"@(!?)([%\w$]+) ", text)
+    opcode, _, rest = text[guard.end() if guard else 0 :].partition(" ")
+    # At the commas outside of braces and brackets.
+    parts = re.findall(r"\s*(\{[^}]*\}|\[[^\]]*\]|[^,{\[\s][^,{\[]*)", rest)
+    return Instruction(
+        opcode.replace("::", "_").split("."),
+        [re.findall(r"[^\s{},]+", part) if part[0] == "{" else part.strip() for part in parts],
+        (guard[2], bool(guard[1])) if guard else None,
+        line,
+        source,
+        text,
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,25 +26,26 @@ class Region:
 
     def __init__(self, tensor: torch.Tensor, name: str, given: bool) -> None:
         self._keep = storage = tensor.untyped_storage()
-        self.start, self.size, self.name, self.given = (
-            storage.data_ptr(),
-            storage.nbytes(),
-            name,
-            given,
-        )
-        buffer = (ctypes.c_uint8 * self.size).from_address(self.start)
-        self.bytes = np.frombuffer(buffer, np.uint8)
+        self.name, self.given = name, given
+        self.start, self.size = storage.data_ptr(), storage.nbytes()
         self.marks = np.zeros(-(-self.size // 4), np.uint8)
-        self.owners: np.ndarray | None = None
-        self.reads: np.ndarray | None = None
-        self._views: dict[int, np.ndarray] = {1: self.bytes}
+
+    @cached_property
+    def reads(self) -> np.ndarray:
+        return np.zeros(len(self.marks), np.int64)
+
+    @cached_property
+    def owners(self) -> np.ndarray:
+        return np.full(len(self.marks), -1)
+
+    def offsets(self, address: np.ndarray) -> np.ndarray:
+        return (address - np.uint64(self.start)).astype(np.int64)
 
     def view(self, size: int) -> np.ndarray:
         """Return the allocation as unsigned numbers of a size."""
-        if size not in self._views:
-            assert self.start % size == 0, f"{self.name} begins at {self.start:#x}"
-            self._views[size] = self.bytes[: self.size // size * size].view(f"u{size}")
-        return self._views[size]
+        assert self.start % size == 0, f"{self.name} begins at {self.start:#x}"
+        buffer = (ctypes.c_uint8 * self.size).from_address(self.start)
+        return np.frombuffer(buffer, f"u{size}", self.size // size)
 
 
 class OutOfBounds(Exception):
@@ -71,32 +73,27 @@ class GlobalMemory:
         Raises:
             OutOfBounds: an access lies in none.
         """
-        low, high = int(address.min()), int(address.max()) + width
-        while True:
-            for region in self.regions:
-                if region.start <= low and high <= region.start + region.size:
-                    return [(region, slice(None))]
-            found, left = [], np.ones(len(address), bool)
-            for region in self.regions:
-                end = region.start + region.size - width
-                if end >= region.start:
-                    inside = (address >= np.uint64(region.start)) & (address <= np.uint64(end))
-                    if inside.any():
-                        found.append((region, np.flatnonzero(inside)))
-                        left &= ~inside
-            if not left.any():
-                return found
-            first = int(np.flatnonzero(left)[0])
-            if not self._look_for(int(address[first]), width):
-                raise OutOfBounds(first)
+        found, left = [], np.ones(len(address), bool)
+        for region in self.regions:
+            inside = (address >= region.start) & (address + width <= region.start + region.size)
+            if inside.all():
+                return [(region, slice(None))]
+            if inside.any():
+                found.append((region, np.flatnonzero(inside)))
+                left &= ~inside
+        if not left.any():
+            return found
+        first = int(np.argmax(left))
+        if not self._look_for(int(address[first]), width):
+            raise OutOfBounds(first)
+        return self.of(address, width)
 
     def _look_for(self, address: int, width: int) -> bool:
         """Add the tensor that holds these bytes, if there is one."""
         for each in gc.get_objects():
             if type(each) is torch.Tensor and each.layout == torch.strided:
                 storage = each.untyped_storage()
-                start = storage.data_ptr()
-                if start <= address <= start + storage.nbytes() - width:
+                if 0 <= address - storage.data_ptr() <= storage.nbytes() - width:
                     self.add(each, f"a tensor {list(each.shape)}", given=False)
                     return True
         return False

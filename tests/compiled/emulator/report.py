@@ -23,7 +23,6 @@ class Options:
         weak: stores wait in the program, and become visible to others in any allowed order.
         count: accesses of memory are counted.
         truncate: tensor cores round sums toward zero.
-        max_threads: of programs that run at once.
         noise: the seed of errors of approximate instructions, see `approximations`; or None.
         sign: of all these errors, -1 or 1; 0 draws it.
     """
@@ -36,7 +35,6 @@ class Options:
     truncate: bool = False
     noise: int | None = None
     sign: int = 0
-    max_threads: int = 16384
 
 
 @dataclass
@@ -59,17 +57,18 @@ class Report:
 
     Attributes:
         launches: by kernel.
-        executed: instructions × threads, by opcode.
+        executed: instructions × threads, by kernel and opcode.
         doubts: what is wrong without ending a launch, such as a race, by its text.
-        accesses: by opcode and tensor: threads, bytes, sectors of 32 bytes that warps touched.
-        conflicts: by opcode, accesses of shared memory in parts of 128 bytes, and their cycles.
+        accesses: by kernel, opcode and tensor: threads, bytes, sectors of 32 bytes of warps.
+        conflicts: by kernel and opcode, accesses of shared memory in parts of 128 bytes, and their
+            cycles.
         far_stores: stores into tensors that are no argument, by kernel and opcode.
         reads: the least and the most times that 4 bytes were read, by kernel and tensor.
         coverage: by PTX text.
     """
 
     launches: Counter[str] = field(default_factory=Counter)
-    executed: Counter[str] = field(default_factory=Counter)
+    executed: Counter[tuple[str, str]] = field(default_factory=Counter)
     doubts: Counter[str] = field(default_factory=Counter)
     accesses: dict = field(default_factory=lambda: defaultdict(lambda: np.zeros(3, np.int64)))
     conflicts: dict = field(default_factory=lambda: defaultdict(lambda: np.zeros(2, np.int64)))

@@ -10,7 +10,8 @@ Not modelled: loads that return older values than memory has, which a missing ac
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numba import njit
@@ -45,84 +46,82 @@ def perform(memory, places, values, how):
 
 
 @dataclass
-class _Waiting:
+class Waiting:
     """One instruction's stores: of each its program, thread, epoch of barriers, place and value."""
 
     region: Region
-    dtype: np.dtype
-    how: int
+    memory: np.ndarray
+    how: str
     program: np.ndarray
     thread: np.ndarray
     epoch: np.ndarray
     place: np.ndarray
     value: np.ndarray
 
-    def part(self, chosen: np.ndarray) -> _Waiting:
-        arrays = (self.program, self.thread, self.epoch, self.place, self.value)
-        return _Waiting(self.region, self.dtype, self.how, *(each[chosen] for each in arrays))
+    def part(self, chosen: np.ndarray) -> Waiting:
+        names = ("program", "thread", "epoch", "place", "value")
+        return replace(self, **{name: getattr(self, name)[chosen] for name in names})
 
     @property
     def cell(self) -> np.ndarray:
         """The address of each store, in units of 8 bytes."""
-        return (self.region.start + self.place * self.dtype.itemsize) >> 3
+        return (self.region.start + self.place * self.memory.itemsize) >> 3
 
 
 class StoreBuffers:
     """The stores of a launch that only their own program is sure to see."""
 
     def __init__(self, seed: int) -> None:
-        self._random, self._waiting = np.random.default_rng(seed), list[_Waiting]()
+        self._random, self.waiting = np.random.default_rng(seed), list[Waiting]()
 
-    def hold(
-        self, region: Region, dtype: np.dtype, how: str, program: np.ndarray, thread: np.ndarray,
-        epoch: np.ndarray, place: np.ndarray, value: np.ndarray,
-    ) -> None:  # fmt: skip
-        kept = (program, thread, epoch, place, value.copy())
-        self._waiting.append(_Waiting(region, dtype, ATOMICS.index(how), *kept))
-
-    def _show(self, choose) -> None:
+    def show(self, choose: Callable[[Waiting], np.ndarray]) -> None:
         """Make stores visible, in their order within a program, programs in any order."""
-        kept, shown = [], list[_Waiting]()
-        for each in self._waiting:
-            chosen = choose(each)
-            if chosen.any():
-                shown.append(each.part(chosen))
-            if not chosen.all():
-                kept.append(each.part(~chosen) if chosen.any() else each)
-        self._waiting = kept
-        if shown:
-            for program in self._random.permutation(
-                np.unique(np.concatenate([x.program for x in shown]))
-            ):
-                for each in shown:
-                    one = each.program == program
-                    memory = each.region.view(each.dtype.itemsize).view(each.dtype)
-                    perform(memory, each.place[one], each.value[one], each.how)
+        if not self.waiting:
+            return
+        chosen = [choose(each) for each in self.waiting]
+        parts = zip(self.waiting, chosen, strict=True)
+        shown = [each.part(own) for each, own in parts if own.any()]
+        parts = zip(self.waiting, chosen, strict=True)
+        self.waiting = [
+            each.part(~own) if own.any() else each for each, own in parts if not own.all()
+        ]
+        programs = np.unique(np.concatenate([each.program for each in shown] or [[]]))
+        for program in self._random.permutation(programs):
+            for each in shown:
+                own = each.program == program
+                perform(each.memory, each.place[own], each.value[own], ATOMICS.index(each.how))
 
     def release(self, programs: np.ndarray, threads: np.ndarray, epochs: np.ndarray) -> None:
         """Show what these threads stored, and their programs before the last barrier."""
-        epoch_of = dict(zip(programs.tolist(), epochs.tolist(), strict=True))
+        now = np.full(int(programs.max()) + 1, -1)
+        now[programs] = epochs
 
-        def choose(each: _Waiting) -> np.ndarray:
-            now = np.array([epoch_of.get(p, -1) for p in each.program.tolist()])
-            return (each.epoch < now) | np.isin(each.thread, threads)
+        def choose(each: Waiting) -> np.ndarray:
+            inside = each.program < len(now)
+            before = each.epoch < now[np.where(inside, each.program, 0)]
+            return (inside & before) | np.isin(each.thread, threads)
 
-        if self._waiting:
-            self._show(choose)
+        self.show(choose)
 
     def show_own(self, programs: np.ndarray, address: np.ndarray, width: int) -> None:
         """Show what programs stored near addresses that they access now."""
-        if self._waiting:
+        if self.waiting:
             cells = np.concatenate([address >> 3, (address + width - 1) >> 3]).astype(np.int64)
-            keys = cells * 4096 + np.tile(programs, 2) % 4096
-            self._show(lambda each: np.isin(each.cell * 4096 + each.program % 4096, keys))
+            keys, low, high = cells * 4096 + np.tile(programs, 2) % 4096, cells.min(), cells.max()
+
+            def choose(each: Waiting) -> np.ndarray:
+                if each.cell.max() < low or high < each.cell.min():
+                    return np.zeros(len(each.place), bool)
+                return np.isin(each.cell * 4096 + each.program % 4096, keys)
+
+            self.show(choose)
 
     def pass_time(self) -> None:
         """Show some stores now and then."""
-        if self._waiting and self._random.random() < _CHANCE:
+        if self.waiting and self._random.random() < _CHANCE:
             salt = int(self._random.integers(1, 1 << 30)) | 1
-            self._show(lambda each: (each.cell * salt >> 7) % 3 == 0)
+            self.show(lambda each: (each.cell * salt >> 7) % 3 == 0)
 
     def show_all(self) -> None:
         """The launch has ended."""
-        self._show(lambda each: np.ones(len(each.place), bool))
+        self.show(lambda each: np.ones(len(each.place), bool))

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 from numba import njit
 
+from tests.compiled.emulator.regions import GlobalMemory
 from tests.compiled.emulator.report import Coverage, Fault, Options, Report
+from tests.compiled.emulator.store_buffers import StoreBuffers
 from tests.compiled.emulator.translation import Translation
 
 Where: TypeAlias = Any
 """Threads: `slice(None)` for all, or an array of their indices."""
 ALL = slice(None)
-_REDUCTIONS: dict[str, Any] = {"max": np.max, "min": np.min, "add": np.sum}
+_REDUCTIONS = {
+    "max": np.fmax, "min": np.fmin, "max.NaN": np.maximum, "min.NaN": np.minimum, "add": np.add,
+}  # fmt: skip
 _MODES = ("bfly", "idx", "up")
 
 
@@ -25,15 +30,35 @@ def _shuffled(register, index, b, c, mode):
         lane, amount = index[k] % 32, np.int64(b[k]) & 31
         clamp, segment = np.int64(c[k]) & 31, (np.int64(c[k]) >> 8) & 31
         high = (lane & segment) | (clamp & ~segment)
-        if mode == 0:
-            source = lane ^ amount
-        elif mode == 1:
-            source = (lane & segment) | (amount & ~segment)
-        else:
-            source = lane - amount
+        source = (lane & segment) | (amount & ~segment)
+        if mode != 1:
+            source = lane - amount if mode else lane ^ amount
         valid = source >= high if mode == 2 else source <= high
         found[k] = register[index[k] - lane + (source if valid else lane)]
     return found
+
+
+@dataclass
+class Launch:
+    """A launch, which its programs share.
+
+    Attributes:
+        params: of the kernel, as bytes.
+        early: whether it may have begun before the launch before it has ended.
+        next_started: whether a launch behind it may have begun.
+    """
+
+    translation: Translation
+    params: dict[str, bytes]
+    grid: tuple[int, int, int]
+    shared_bytes: int
+    memory: GlobalMemory
+    buffers: StoreBuffers | None
+    options: Options
+    report: Report
+    coverage: Coverage
+    early: bool
+    next_started: bool = False
 
 
 class Threads:
@@ -41,39 +66,34 @@ class Threads:
 
     Attributes:
         program, warp: of each thread: the place of its program here, its warp in the program.
+        grid_program: of each thread, its program in the grid.
         epoch: of each program, how many barriers it has passed.
         total: how many threads.
+        special: of each thread, its special registers.
     """
 
-    def __init__(
-        self,
-        translation: Translation,
-        grid: tuple[int, int, int],
-        programs: np.ndarray,
-        options: Options,
-        report: Report,
-        coverage: Coverage,
-    ) -> None:
-        kernel = translation.kernel
+    def __init__(self, launch: Launch, programs: np.ndarray) -> None:
+        kernel, grid = launch.translation.kernel, launch.grid
+        self.launch, self.options, self.report = launch, launch.options, launch.report
         self.name, self.instructions = kernel.name, kernel.instructions
-        self.translation, self.options, self.report = translation, options, report
         self.threads, self.count = kernel.threads, len(programs)
         self.total = self.threads * self.count
         self.lanes = np.arange(self.total)
         self.program, inside = np.divmod(self.lanes, self.threads)
-        self.warp = inside // 32
-        self.tid_x, self.laneid = inside.astype(np.uint32), (self.lanes % 32).astype(np.uint32)
-        self.nctaid_x, self.nctaid_y, self.nctaid_z = (np.uint32(size) for size in grid)
-        self.ntid_x, of = np.uint32(self.threads), programs[self.program]
-        self.grid_program = of
-        self.ctaid_x = (of % grid[0]).astype(np.uint32)
-        self.ctaid_y = (of // grid[0] % grid[1]).astype(np.uint32)
-        self.ctaid_z = (of // (grid[0] * grid[1])).astype(np.uint32)
+        self.warp, self.grid_program = inside // 32, programs[self.program]
+        places = zip("xyz", np.unravel_index(self.grid_program, grid, order="F"), grid, strict=True)
+        special = {"%laneid": inside % 32, "%tid.x": inside, "%ntid.x": self.threads}
+        for axis, place, size in places:
+            special |= {f"%ctaid.{axis}": place, f"%nctaid.{axis}": size}
+        shape = (self.total,)
+        self.special = {
+            name: np.broadcast_to(np.asarray(number, np.uint32), shape)
+            for name, number in special.items()
+        }
         self.epoch = np.zeros(self.count, np.int64)
         self.queue: dict[int, list[Where]] = {0: [ALL]}
         self.waiting: dict[int, list[tuple[int, np.ndarray]]] = defaultdict(list)
         self.alive = np.full(self.count, self.threads)
-        self._ways = coverage.ways
 
     def index(self, where: Where) -> np.ndarray:
         return self.lanes if where is ALL else where
@@ -81,18 +101,19 @@ class Threads:
     def size(self, where: Where) -> int:
         return self.total if where is ALL else len(where)
 
+    def each(self, where: Where, x: Any) -> np.ndarray:
+        """Return a number of each thread, also where an operand is a constant."""
+        return x if np.ndim(x) else np.full(self.size(where), x)
+
     def those(self, where: Where, predicate: np.ndarray, negated: bool, at: int) -> tuple:
         """Return the threads whose predicate holds, and the others; None in place of no thread."""
-        chosen = predicate[where]
-        count = np.count_nonzero(chosen)
+        chosen = predicate[where] != negated
+        count, ways = np.count_nonzero(chosen), self.launch.coverage.ways
+        ways[at] |= (count > 0) + 2 * (count < len(chosen))
         if count in (0, len(chosen)):
-            holds = bool(count) != negated
-            self._ways[at] |= 1 if holds else 2
-            return (where, None) if holds else (None, where)
-        self._ways[at] |= 3
+            return (where, None) if count else (None, where)
         index = self.index(where)
-        yes, no = index[chosen], index[~chosen]
-        return (no, yes) if negated else (yes, no)
+        return index[chosen], index[~chosen]
 
     def fault(self, where: Where, at: int, what: str, place: int | None = None) -> NoReturn:
         """Raise, naming the instruction and, by its place among `where`, a thread.
@@ -103,9 +124,18 @@ class Threads:
         text = self._told(at, what)
         if place is not None:
             thread = int(self.index(where)[place])
-            program = int(self.ctaid_x[thread]), int(self.ctaid_y[thread])
-            text += f"; program {program}, thread {int(self.tid_x[thread])}"
+            program, inside = int(self.grid_program[thread]), thread % self.threads
+            text += f"; program {program}, thread {inside}"
         raise Fault(text)
+
+    def fault_if(self, bad: np.ndarray, where: Where, at: int, what: str) -> None:
+        """Raise for the first of these threads whose access is bad.
+
+        Raises:
+            Fault: there is one.
+        """
+        if bad.any():
+            self.fault(where, at, what, int(np.flatnonzero(bad)[0]))
 
     def doubt(self, at: int, what: str) -> None:
         """Note what is wrong, and go on."""
@@ -122,9 +152,8 @@ class Threads:
             self.epoch += 1
             return where
         waiting.append((at + 1, self.index(where)))
-        held = np.zeros(self.count, np.int64)
-        for _, each in waiting:
-            held += np.bincount(self.program[each], minlength=self.count)
+        everyone = self.program[np.concatenate([each for _, each in waiting])]
+        held = np.bincount(everyone, minlength=self.count)
         if whole and ((self.alive < self.threads) & (held > 0)).any():
             self.fault(where, at, "barrier after threads of the program have ended")
         full = held == (count or self.threads)
@@ -134,25 +163,21 @@ class Threads:
             self.doubt(at, "threads of one program meet at different barriers")
         if whole:
             self.epoch[full] += 1
-        kept = []
         for target, each in waiting:
-            go = full[self.program[each]]
-            if go.any():
-                part = each[go]
-                self.queue.setdefault(target, []).append(ALL if len(part) == self.total else part)
-            if not go.all():
-                kept.append((target, each[~go]))
-        self.waiting[number] = kept
+            go = each[full[self.program[each]]]
+            if len(go):
+                self.queue.setdefault(target, []).append(ALL if len(go) == self.total else go)
+        kept = ((target, each[~full[self.program[each]]]) for target, each in waiting)
+        self.waiting[number] = [(target, each) for target, each in kept if len(each)]
         return None
 
     def end(self, where: Where) -> None:
         """Threads have ended."""
         gone = np.bincount(self.program[where], minlength=self.count)
         self.alive -= gone
-        for waiting in self.waiting.values():
-            for _, held in waiting:
-                if gone[self.program[held]].any():
-                    raise Fault(f"{self.name}: threads end while others wait at a barrier")
+        for _, held in (each for waiting in self.waiting.values() for each in waiting):
+            if gone[self.program[held]].any():
+                raise Fault(f"{self.name}: threads end while others wait at a barrier")
 
     def warps(self, where: Where, at: int) -> np.ndarray:
         """Return threads as [warps, 32].
@@ -167,13 +192,18 @@ class Threads:
                 return rows
         self.fault(where, at, "a part of a warp at an instruction of whole warps")
 
-    def shuffle(self, where: Where, mode: str, a: np.ndarray, b: Any, c: Any, at: int) -> Any:
-        """Take a register of another lane; b and c are as `shfl.sync` has them."""
-        self.warps(where, at)
-        index = self.index(where)
-        b, c = (np.broadcast_to(x, index.shape) for x in (b, c))
-        return _shuffled(a, index, b, c, _MODES.index(mode))
+    def _whole(self, where: Where, mask: Any, at: int) -> np.ndarray:
+        if np.any(mask != 0xFFFFFFFF):
+            self.fault(where, at, "a mask of some lanes")
+        return self.warps(where, at)
 
-    def redux(self, where: Where, mode: str, a: np.ndarray, at: int) -> np.ndarray:
-        rows = np.broadcast_to(a, (self.size(where),)).reshape(self.warps(where, at).shape)
-        return np.repeat(_REDUCTIONS[mode](rows, axis=1).astype(a.dtype), 32)
+    def shuffle(
+        self, where: Where, mode: str, a: np.ndarray, b: Any, c: Any, mask: Any, at: int
+    ) -> np.ndarray:
+        """Take a register of another lane; b and c are as `shfl.sync` has them."""
+        index = self._whole(where, mask, at).ravel()
+        return _shuffled(a, index, self.each(where, b), self.each(where, c), _MODES.index(mode))
+
+    def redux(self, where: Where, mode: str, a: np.ndarray, mask: Any, at: int) -> np.ndarray:
+        rows = self.each(where, a).reshape(self._whole(where, mask, at).shape)
+        return np.repeat(_REDUCTIONS[mode].reduce(rows, axis=1).astype(a.dtype), 32)

@@ -2,7 +2,7 @@
 
 A function `b<first>(M, I)` executes a block for the threads I of a machine M: `slice(None)` for
 all, or an array of their indices. Registers are arrays over threads among the function's globals:
-`r12` has the bits, `r12_i` and `r12_f` are the same memory as signed integers and as floats. A
+`r12U` has the bits, `r12S` and `r12F` are the same memory as signed integers and as floats. A
 function returns where its threads go on: pairs of an instruction's place and threads.
 """
 
@@ -12,30 +12,32 @@ import re
 from collections import Counter
 from typing import Any
 
-from tests.compiled.emulator.memory_opcodes import MemoryOpcodes
-from tests.compiled.emulator.opcodes import Opcodes
-from tests.compiled.emulator.ptx import Instruction, Kernel
+import numpy as np
 
-ENDS = ("bra", "ret", "exit", "bar", "barrier")
+from tests.compiled.emulator import arithmetic
+from tests.compiled.emulator.memory_opcodes import MemoryOpcodes
+from tests.compiled.emulator.operands import TYPES
+from tests.compiled.emulator.ptx import REGISTER_BITS, Instruction, Kernel
+
+_ENDS = ("bra", "ret", "exit", "bar", "barrier")
 """Opcodes behind which a block ends."""
 
 
-class Translation(Opcodes, MemoryOpcodes):
-    """The Python source of a kernel, compiled, and what its namespace needs.
+class Translation(MemoryOpcodes):
+    """The Python source of a kernel, compiled.
 
     Attributes:
         blocks: by first instruction, the one behind the last.
         opcodes: by first instruction, how often a block has each opcode.
         grain: bytes of shared memory that races are looked for in together.
         unused: places of atomics whose result nothing reads, which the assembler makes reductions.
-        spaces: namespaces of the functions by the number of threads, see `machine`.
     """
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
         instructions = kernel.instructions
         leaders = {0, *kernel.labels.values()}
-        leaders |= {at + 1 for at, i in enumerate(instructions) if i.opcode[0] in ENDS}
+        leaders |= {at + 1 for at, i in enumerate(instructions) if i.opcode[0] in _ENDS}
         starts = sorted(each for each in leaders if each < len(instructions))
         self.blocks = dict(zip(starts, [*starts[1:], len(instructions)], strict=True))
         self.opcodes = {
@@ -43,12 +45,39 @@ class Translation(Opcodes, MemoryOpcodes):
             for start, stop in self.blocks.items()
         }
         shared = (i.opcode[-1] for i in instructions if "shared" in i.opcode)
-        small = any(t in ("b8", "u8", "s8", "b16", "u16", "s16") for t in shared)
-        self.grain = 1 if small else 4
+        self.grain = 1 if any(re.fullmatch(r"\w(8|16)", t) for t in shared) else 4
         source = [line for block in self.blocks.items() for line in self._block(*block)]
         self.unused = self._unused_atomics()
-        self.spaces: dict[int, Any] = {}
-        self.code = compile("\n".join(source), f"<PTX of {kernel.name}>", "exec")
+        self._spaces: dict[int, tuple[dict[str, Any], list[np.ndarray]]] = {}
+        self._code = compile("\n".join(source), f"<PTX of {kernel.name}>", "exec")
+
+    def space(self, total: int) -> dict[str, Any]:
+        """Return the functions of the blocks, over registers of so many threads.
+
+        The registers are those of the launch before with as many threads, filled with a pattern.
+        """
+        if total not in self._spaces:
+            self._spaces[total] = self._make_space(total)
+        space, blocks = self._spaces[total]
+        for block in blocks:
+            block.fill(0xA5)
+        return space
+
+    def _make_space(self, total: int) -> tuple[dict[str, Any], list[np.ndarray]]:
+        space, blocks = {"np": np, "N": arithmetic, "flushed": arithmetic.flushed, **TYPES}, []
+        for kind, bits in REGISTER_BITS.items():
+            names = [name for name in self.python.values() if name[0] == kind]
+            block = np.empty((len(names), max(1, bits // 8) * total), np.uint8)
+            views = {each: block.view(TYPES[f"{each}{bits}"]) for each in "USF" if bits > 1}
+            if bits == 1:
+                views[""] = block.view(bool)
+            if bits == 64:
+                views["X"] = block.view(np.float32).reshape(len(names), total, 2)
+            for suffix, of in views.items():
+                space.update(zip((f"{name}{suffix}" for name in names), of, strict=True))
+            blocks.append(block)
+        exec(self._code, space)
+        return space, blocks
 
     def _unused_atomics(self) -> frozenset[int]:
         """Return the atomics whose result is read nowhere; a move of zero goes before each."""
@@ -66,49 +95,31 @@ class Translation(Opcodes, MemoryOpcodes):
         for at in range(start, stop):
             i = self.kernel.instructions[at]
             try:
-                found = self._instruction(i, at)
+                lines += [f"    {line}" for line in self._instruction(i, at)]
             except Exception as error:
-                raise NotImplementedError(
-                    f"{i.source}, line {i.line}: {i.text}: {error!r}"
-                ) from error
-            lines += [f"    {line}" for line in found]
-        if i.opcode[0] not in ENDS:
+                told = f"{i.source}, line {i.line}: {i.text}: {error!r}"
+                raise NotImplementedError(told) from error
+        if i.opcode[0] not in _ENDS:
             lines.append(f"    return [({stop}, I)]")
         return lines
 
     def _instruction(self, i: Instruction, at: int) -> list[str]:
-        if i.opcode[0] in ENDS:
-            return self._end(i, at)
-        self.where = "I"
-        if i.guard is None:
-            return self._one(i, at)
-        self.where = "J"
-        guarded = [f"    {line}" for line in self._one(i, at)]
-        return [f"J = M.those(I, {self._guard(i)}, {at})[0]", "if J is not None:", *guarded]
-
-    def _guard(self, i: Instruction) -> str:
-        assert i.guard
-        return f"{self.python[i.guard[0]]}, {i.guard[1]}"
-
-    def _end(self, i: Instruction, at: int) -> list[str]:
-        op = i.opcode[0]
-        if op in ("bra", "ret", "exit"):
-            target = self.kernel.labels[i.operands[0]] if op == "bra" else -1
-            if i.guard is None:
-                return [f"return [({target}, I)]"]
-            lines = f"T, F = M.those(I, {self._guard(i)}, {at})"
-            return [lines, f"return [({target}, T), ({at + 1}, F)]"]
-        if i.guard is not None:
-            raise NotImplementedError("a barrier with a predicate")
-        if i.opcode[1] == "warp":
-            return [f"M.warps(I, {at})", f"return [({at + 1}, I)]"]
-        if i.opcode[1:] != ["sync"]:
-            raise NotImplementedError(i.name)
-        number, count = ([int(x, 0) for x in i.operands] + [0])[:2]
-        return [f"return [({at + 1}, M.arrive(I, {number}, {count}, {at}))]"]
-
-    def _one(self, i: Instruction, at: int) -> list[str]:
-        method = getattr(self, f"_op_{i.opcode[0]}", None)
-        if method is None:
-            raise NotImplementedError(i.name)
-        return method(i, at)
+        guard = f"M.those(I, {self.python[i.guard[0]]}, {i.guard[1]}, {at})" if i.guard else ""
+        self.where = "J" if guard else "I"
+        match i.opcode:
+            case ["bra" | "ret" | "exit", *_]:
+                target = self.kernel.labels[i.operands[0]] if i.operands else -1
+                if not guard:
+                    return [f"return [({target}, I)]"]
+                return [f"T, F = {guard}", f"return [({target}, T), ({at + 1}, F)]"]
+            case ["bar", "warp", "sync"]:
+                return [f"M.warps(I, {at})", f"return [({at + 1}, I)]"]
+            case ["bar" | "barrier", "sync"] if not guard:
+                number, count = ([int(x, 0) for x in i.operands] + [0])[:2]
+                return [f"return [({at + 1}, M.arrive(I, {number}, {count}, {at}))]"]
+            case ["bar" | "barrier", *_]:
+                raise NotImplementedError(i.name)
+        lines = self.one(i, at)
+        if guard:
+            return [f"J = {guard}[0]", "if J is not None:", *(f"    {line}" for line in lines)]
+        return lines
