@@ -96,13 +96,13 @@ tpsample/reference.py
     > test_the_kept_set_is_the_oracles
 tpsample/core/masses.py
     a coefficient of 2^f is one unit off
-    - 0.0013398873852565885,
-    + 0.0013398872688412666,
+    - 0.24022647738456726,
+    + 0.24022649228572845,
     > test_the_vectors_are_what_the_package_computes
-    the product of an exponent is fused with the sum after it
-    - shifted = (x * row.scale).sub_(row.turn).add_(row.rounder)
-    + shifted = (x.double() * row.scale - row.turn).float().add_(row.rounder)
-    > test_every_backend_finds_the_bits_of_the_page[_torch]
+    a power of f is fused with the sum after it
+    - power.mul_(fraction).add_(coefficient)
+    + power = (power.double() * fraction + coefficient).float()
+    > test_the_vectors_are_what_the_package_computes
     masses are rounded down
     - return (power * TOP_MASS).round_()
     + return (power * TOP_MASS).floor_()
