@@ -54,7 +54,7 @@ from tpsample.local.tile_table import Tile, all_tiles
 
 DTYPE_NAMES = {dtype: name for name, dtype in {**DTYPES, "i8": torch.int8}.items()}
 MAX_EPILOGUE = 31.0
-MAX_FLOAT64 = 40
+MAX_FLOAT64 = 16
 """What a row takes, once per program: on many GPUs float64 runs at 1/64 of fp32."""
 FLOAT64 = ("DFMA", "DMUL", "DADD", "DSETP")
 FLASHSAMPLING_EPILOGUE = 104.8

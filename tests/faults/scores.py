@@ -72,6 +72,10 @@ tpsample/kernels/noise.py
     - tl.minimum(temperature, HOTTEST), 1.0)
     + temperature, 1.0)
     > test_masked_tokens_of_hot_rows_stay_masked
+    kernel: a scale is the quotient of fp32 alone
+    - scale = fma(left, quotient * LN2, quotient)
+    + scale = quotient
+    > test_the_scale_of_every_temperature_is_the_rounded_quotient[1.0]
     kernel: noise of 32 bits
     - low = (base ^ (word & 0xFFFF)).to(tl.float32, bitcast=True) - LOW_OFFSET
     + low = (base & 0xFFFF0000).to(tl.float32, bitcast=True) - LOW_OFFSET
