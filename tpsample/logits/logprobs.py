@@ -8,8 +8,8 @@
 
 Each rank finds its own best words, answers for the ids it owns, counts, and sums. It sums integer
 masses and moments (`tpsample.core.masses`), so any number of ranks returns the same bits. A sum of
-V masses is off by at most max(2^-22, V · 2^-41) of it, hence a logprob by at most 5e-7; the rest is
-float64.
+V masses is off by at most max(2^-22, 0.51 V · 2^-40) of it, hence a logprob by at most 5e-7; the
+rest is float64.
 
 Names and the rank (how many logits are greater than or equal to a token's own) are vLLM's.
 """

@@ -7,8 +7,8 @@
 
 Masses are those of `core.masses`, so what ranks sum, and what follows from the sums, does not
 depend on the number of ranks, shards or tiles. The law of the masses is within
-max(2^-22, V · 2^-41) of the softmax in total variation, because a token less likely than 2^-41 of
-the likeliest has no mass. A greedy row, and one with a +inf logit, is certain of its first token.
+max(2^-22, 0.51 V · 2^-40) of the softmax in total variation: a token less likely than 2^-41 of the
+likeliest has no mass. A greedy row, and one with a +inf logit, is certain of its first token.
 """
 
 from __future__ import annotations
