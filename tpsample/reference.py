@@ -12,7 +12,8 @@ from torch import Tensor
 
 from tpsample.core import word
 from tpsample.core.checks import check_num_samples, positions_tensor
-from tpsample.core.order import below_top, candidates, mass_limit, masses, order_words
+from tpsample.core.masses import masses
+from tpsample.core.order import mass_limit, min_p_floor, order_words
 from tpsample.core.row_noise import GREEDY_BELOW, RowNoise, SeedSource, safe_temperature
 from tpsample.core.score import Head, logits_tile, score_tile
 from tpsample.core.vocab_shard import VocabShard
@@ -147,22 +148,22 @@ def kept_rows(logits: Tensor, temperature: Tensor, filters: RowFilters) -> Tenso
             filters.keep_ties, filters.joint,
         )
     )  # fmt: skip
-    words, order = order_words(logits).sort(dim=1, descending=True)
+    order = order_words(logits).argsort(dim=1, descending=True)
     logits = logits.gather(1, order)
-    below = below_top(logits, logits[:, :1], temperature.unsqueeze(1))
+    row = logits[:, :1], temperature.unsqueeze(1)
 
     rank = torch.arange(logits.shape[1], device=logits.device)
     kth = logits.gather(1, (top_k - 1))
     in_top_k = (rank < top_k) | (keep_ties & (logits == kth))
-    in_total = candidates(words, below, total_log_min_p) & (in_top_k | joint)
-    mass = masses(below)
+    in_total = (logits >= min_p_floor(*row, total_log_min_p)) & (in_top_k | joint)
+    mass = masses(logits, *row)
     total = (mass * in_total).sum(dim=1, keepdim=True)
     before = mass.cumsum(dim=1) - mass
     # With ties="keep" only greater logits count as before a token, as for the first of its equals.
     before[:, 1:].masked_fill_(keep_ties & (logits[:, 1:] == logits[:, :-1]), 0)
     before = before.cummax(dim=1).values
-    kept = candidates(words, below, log_min_p) & in_top_k & (before < mass_limit(total, top_p))
-    kept &= ~logits[:, :1].isnan()
+    kept = in_top_k & (logits >= min_p_floor(*row, log_min_p))
+    kept &= before < mass_limit(total, top_p)
     return torch.zeros_like(kept).scatter_(1, order, kept)
 
 

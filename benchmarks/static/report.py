@@ -54,6 +54,9 @@ from tpsample.local.tile_table import Tile, all_tiles
 
 DTYPE_NAMES = {dtype: name for name, dtype in {**DTYPES, "i8": torch.int8}.items()}
 MAX_EPILOGUE = 31.0
+MAX_FLOAT64 = 16
+"""The numbers of a row take some, once per program: on many GPUs float64 is 64 times as slow."""
+FLOAT64 = ("DFMA", "DMUL", "DADD", "DSETP")
 FLASHSAMPLING_EPILOGUE = 104.8
 """The epilogue of FlashSampling (arXiv 2603.15854: `tl.rand` and two software logarithms) copied
 into a matmul of ours, batch tile 64, sm_90, counted the same way over the same greedy epilogue."""
@@ -111,6 +114,9 @@ def judge(subject: Subject, binary: Binary, greedy: Binary | None) -> Row:
         faults.append(f"spills: {row['spills']} instructions, {row['stack']} bytes of stack")
     if row["shared"] > gpu.program_bytes:
         faults.append(f"shared memory: {row['shared']} of {gpu.program_bytes} bytes")
+    wide = sum(op.startswith(FLOAT64) for op in binary.opcodes)
+    if wide > MAX_FLOAT64:
+        faults.append(f"float64: {wide} instructions, more than those of a row")
     if given.get("OVERLAP"):
         faults += overlap_faults(binary.opcodes, first=tile is not None, ahead=bool(weight))
     if "row_done_ptr" in given:

@@ -87,8 +87,8 @@ tpsample/logits/shard_logits_triton.py
     > test_an_empty_shard_has_no_group_that_nobody_writes
 tpsample/kernels/sums.py
     kernel: min_p is taken off the total though it comes last
-    - in_total = in_top_k & is_candidate(logits, below, tl.load(total_log_min_p_ptr + row))
-    + in_total = in_top_k & is_candidate(logits, below, tl.load(log_min_p_ptr + row))
+    - total_floor = min_p_floor(top, temperature, tl.load(total_log_min_p_ptr + row))
+    + total_floor = min_p_floor(top, temperature, tl.load(log_min_p_ptr + row))
     > test_what_min_p_cuts_last_is_of_the_mass_of_the_top_words
     in fixed rounds decided rows are searched too
     -         return
@@ -97,10 +97,41 @@ tpsample/kernels/sums.py
     +     logits, ids, mask, _ = load_block(
     > test_rows_that_are_done_are_left_out
 tpsample/core/order.py
+    a floor of min_p is rounded to nearest
+    - return torch.where(floor < exact, floor.nextafter(torch.full_like(floor, torch.inf)), floor)
+    + return floor
+    > test_the_vectors_are_what_the_package_computes
+tpsample/reference.py
     min_p is exclusive
-    - return (word.key_of(order_word) > word.KEY_MINUS_INF) & (below >= log_min_p)
-    + return (word.key_of(order_word) > word.KEY_MINUS_INF) & (below > log_min_p)
+    - kept = in_top_k & (logits >= min_p_floor(*row, log_min_p))
+    + kept = in_top_k & (logits > min_p_floor(*row, log_min_p))
     > test_the_kept_set_is_the_oracles
+tpsample/core/masses.py
+    a coefficient of 2^f is one unit off
+    - 0.24022647738456726,
+    + 0.24022649228572845,
+    > test_the_vectors_are_what_the_package_computes
+    a power of f is fused with the sum after it
+    - power.mul_(fraction).add_(coefficient)
+    + power = (power.double() * fraction + coefficient).float()
+    > test_the_vectors_are_what_the_package_computes
+    masses are rounded down
+    - return (power * TOP_MASS).round_()
+    + return (power * TOP_MASS).floor_()
+    > test_the_vectors_are_what_the_package_computes
+    a row far from 0 takes no difference first
+    - near = (top * scale).abs() < NEAR
+    + near = (top * scale).abs() < 2**20
+    > test_masses_and_entropies_are_within_their_bounds
+tpsample/kernels/masses.py
+    kernel: a power of f is fused with the sum after it
+    - power = power * f + POLYNOMIAL[i]
+    + power = fma(power, f, POLYNOMIAL[i] + 0 * f)
+    > test_every_backend_finds_the_bits_of_the_page[_triton]
+    kernel: a moment has its whole part alone
+    - return mass, -(mass * whole) - rounded(power * f)
+    + return mass, -(mass * whole)
+    > test_every_backend_finds_the_bits_of_the_page[_triton]
 tpsample/logits/filters.py
     in fixed rounds undecided rows keep what the rejection found
     - return torch.where(decided.unsqueeze(1), words, best)
@@ -151,8 +182,8 @@ tpsample/logits/logprobs.py
     + marks.maximum(
     > test_the_layout_by_hand
     entropy has the wrong sign of its moment
-    - log_total.squeeze(1) + sums[:, 1] / sums[:, 0]
-    + log_total.squeeze(1) - sums[:, 1] / sums[:, 0]
+    - log_total.squeeze(1) + LN2 * (sums[:, 1]
+    + log_total.squeeze(1) - LN2 * (sums[:, 1]
     raw logprobs are divided by the temperature
     - temperature = torch.where(asked.processed, rows.temperature, 1.0)
     + temperature = rows.temperature

@@ -76,6 +76,10 @@ tpsample/kernels/noise.py
     - tl.minimum(temperature, HOTTEST), 1.0)
     + temperature, 1.0)
     > test_masked_tokens_of_hot_rows_stay_masked
+    kernel: a scale is the quotient of fp32 alone
+    - scale = fma(left, quotient * LN2, quotient)
+    + scale = quotient
+    > test_the_scale_of_every_temperature_is_the_rounded_quotient[1.0]
     kernel: noise of 32 bits
     - low = (base ^ (word & 0xFFFF)).to(tl.float32, bitcast=True) - LOW_OFFSET
     + low = (base & 0xFFFF0000).to(tl.float32, bitcast=True) - LOW_OFFSET
@@ -412,9 +416,10 @@ tpsample/native/passes.py
     - stream_of(noise, i, s))
     + stream_of(noise, i, 0))
     > test_top_words
+tpsample/native/masses.py
     native: a mass is truncated
-    - power_of_2(exponent) * F64(TOP_MASS))
-    + power_of_2(exponent) * F64(TOP_MASS) - 0.5)
+    - low = (power * HALF - (shifted - ROUNDER)) * HALF + ROUNDER
+    + low = (power * HALF - (shifted - ROUNDER)) * HALF - F32(0.5) + ROUNDER
     > test_digits
 tpsample/screening/int8_copy.py
     residual norms are 5 % too small

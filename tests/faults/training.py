@@ -17,7 +17,7 @@ tpsample/training/logprobs.py
     + top[part] = _amax(tile)
     > test_ranks_together_score_and_learn_as_one
     masses are not rounded
-    - weights = _masses_and_moments if logits.dtype == torch.float32 else _smooth_masses
+    - weights = masses_and_moments if logits.dtype == torch.float32 else _smooth_masses
     + weights = _smooth_masses
     > test_values_are_bit_for_bit_those_of_the_step
     the soft-cap has no slope

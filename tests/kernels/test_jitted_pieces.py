@@ -17,7 +17,7 @@ from tpsample.core import word
 from tpsample.core.row_noise import RowNoise
 from tpsample.kernels.decode import decode, decode_kernel
 from tpsample.kernels.epilogue import best_word, pack
-from tpsample.kernels.noise import NoiseRows, noise_tile, store_row_noise
+from tpsample.kernels.noise import NoiseRows, noise_tile, row_scale, store_row_noise
 from tpsample.local.triton_backend import TritonBackend
 from tpsample.logits.finish import shard_logits
 
@@ -55,6 +55,23 @@ def test_rows_get_the_streams_and_scales_of_the_oracle():
     assert torch.equal(streams[3, :slots].contiguous().view(torch.float32), gain)
     assert torch.equal(scale[:6], rows.scale[:, 0])
     assert (streams[:, slots:] == canary).all() and (scale[6:] == -77.0).all()
+
+
+@triton.jit
+def scale_probe(temperature_ptr, scale_ptr, N: tl.constexpr):
+    offs = tl.program_id(0) * N + tl.arange(0, N)
+    tl.store(scale_ptr + offs, row_scale(tl.load(temperature_ptr + offs))[0])
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0**-17, 2.0**99])
+def test_the_scale_of_every_temperature_is_the_rounded_quotient(power):
+    """Of every significand: an exponent changes no digit."""
+    bits = torch.arange(2**23, dtype=torch.int32) | 0x3F800000
+    temperature = bits.view(torch.float32) * power
+    scale = torch.empty_like(temperature)
+    scale_probe[(8,)](temperature, scale, N=2**20)
+    rows = RowNoise(temperature, bits, bits, 1)
+    assert torch.equal(scale, rows.scale.squeeze(1))
 
 
 def test_finish_kernel_writes_its_rows_and_clears_its_words_alone():

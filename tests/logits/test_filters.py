@@ -13,7 +13,7 @@ from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 from tpsample import LMHeadSampler, SamplingParams, Status
 from tpsample.core import word
-from tpsample.core.order import masses
+from tpsample.core.masses import masses
 from tpsample.core.row_noise import RowNoise
 from tpsample.logits import filters, stored_logits
 from tpsample.logits import kept_sets as threshold
@@ -123,7 +123,7 @@ def _boundary_rows() -> Rows:
     """top_p within one unit of the mass before a token, on either side, sequential and joint."""
     logits = KINDS["normal"].clone()
     order = logits.argsort(descending=True, stable=True)
-    mass = masses(logits[order].double() - logits[order[0]].double())
+    mass = masses(logits[order], logits[order[0]], torch.ones(()))
     params = []
     for place in (1, 2, 7, 40, 300):
         before, total = int(mass[:place].sum()), int(mass.sum())

@@ -1,6 +1,5 @@
 """The kept set by its definition: other views of the same rules, and other engines' answers."""
 
-import decimal
 import math
 from dataclasses import replace
 
@@ -13,7 +12,8 @@ from tests.support.filtered import Rows, V, grid, kinds_of_logits, masked
 from tests.support.other_samplers import by_pivots, by_transformers
 from tpsample import SamplingBatch, SamplingParams, reference
 from tpsample.core import word
-from tpsample.core.order import TOP_MASS, below_top, candidates, masses, min_p_cut
+from tpsample.core.masses import masses
+from tpsample.core.order import min_p_cut, min_p_floor
 from tpsample.core.row_noise import RowNoise
 from tpsample.logits.filters import sample_filtered
 from tpsample.logits.kept_sets import find_cut
@@ -28,22 +28,6 @@ def oracle_request(params: SamplingParams) -> oracle.Request:
     """The same request for the oracle."""
     names = oracle.Request.__dataclass_fields__
     return oracle.Request(**{name: getattr(params, name) for name in names})
-
-
-def test_masses_are_the_rounded_exponentials():
-    below = torch.cat([-torch.linspace(0, 30, 4001).double(), torch.tensor([-1e-12, -60, -INF])])
-    with decimal.localcontext(prec=50):
-        exact = [decimal.Decimal(y).exp() * TOP_MASS for y in below.tolist()]
-        errors = [abs(q - e) for q, e in zip(masses(below).tolist(), exact, strict=True)]
-    assert max(errors) < 0.501
-    assert masses(torch.zeros(1, dtype=torch.float64)).item() == TOP_MASS
-
-
-def test_masses_do_not_depend_on_the_place_in_a_tensor():
-    below = -torch.rand(1001, generator=torch.Generator().manual_seed(1)).double() * 20
-    whole = masses(below)
-    for start, stop, step in ((0, 1, 1), (3, 1001, 1), (5, 900, 7)):
-        assert torch.equal(masses(below[start:stop:step]), whole[start:stop:step])
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -66,9 +50,11 @@ def test_the_cut_of_min_p_is_where_its_rule_ends(top, temperature):
     log_min_p = torch.tensor([math.log(p) if p else -INF for p in rates], dtype=torch.float64)
     cut = min_p_cut(tops, temperatures, log_min_p)
     assert (cut & word.TOKEN_MASK == 0).all()
-    for words, expected in ((cut, True), (cut - 1, False)):
-        below = below_top(word.value_of(words), tops, temperatures)
-        assert (candidates(words, below, log_min_p) == expected).all()
+    floor = min_p_floor(tops, temperatures, log_min_p)
+    assert torch.equal(word.value_of(cut), floor)
+    exact = tops.double() + temperatures.double() * log_min_p
+    lower = word.value_of(cut - 1)  # -0.0 below 0
+    assert (floor >= exact)[:-1].all() and ((lower < exact) | (lower == 0))[:-1].all()
     assert (word.value_of(cut) <= tops).all() and word.value_of(cut)[0] == top
     assert word.key_of(cut)[-1] == word.KEY_MINUS_INF + 1
 
@@ -103,9 +89,9 @@ def test_sampling_by_an_explicit_threshold_is_the_same(name):
     mask = reference.kept_mask(rows.logits, batch)[filtered]
     order = word.pack(stored.logits, torch.arange(V))
     assert torch.equal(order >= cut.unsqueeze(1), mask)
-    below = below_top(stored.logits, top.unsqueeze(1), stored.temperature.unsqueeze(1))
+    own = masses(stored.logits, top.unsqueeze(1), stored.temperature.unsqueeze(1))
     mass = stored.mass_from(cut)[:, 0]
-    assert torch.equal((masses(below) * mask).sum(dim=1), mass)
+    assert torch.equal((own * mask).sum(dim=1), mass)
     token_ids, _ = word.decode(stored.best_kept(cut).squeeze(1))
     expected = reference.sample(rows.logits, batch, rows.positions).token_ids[filtered]
     assert torch.equal(token_ids, expected)

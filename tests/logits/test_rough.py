@@ -11,7 +11,6 @@ from tests.support.screening import HEADS, ODD_HEADS, problem
 from tests.support.settings import settings_of
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard
 from tpsample.core import word
-from tpsample.core.order import masses
 from tpsample.core.row_noise import RowNoise
 from tpsample.local import native_backend
 from tpsample.local.native_backend import NativeBackend
@@ -127,7 +126,7 @@ def test_sums_are_within_their_bounds(num_samples):
     sums = ends.rough.before(ends.gathered, ends.filters, BEST_SCORES).view(-1, 4, marks + 1)
     orders = ends.gathered[0, :, 1:].unflatten(1, (2, -1))[:, 1]
     top = word.value_of(ends.gathered[0, :, 0])
-    own = masses(ends.plain.below(word.value_of(orders), top))
+    own = ends.plain.masses(word.value_of(orders), top)
     exact = torch.cat([mass, total], dim=1), torch.cat([mass + own, total], dim=1)
     assert (sums[:, 0] <= exact[0]).all() and (exact[1] <= sums[:, 1]).all()
     assert (sums[:, 2, :-1] <= number).all() and (number + 1 <= sums[:, 3, :-1]).all()

@@ -22,8 +22,9 @@ def token(logits, request=None, context=None, **how) -> int:
 
 
 def test_the_oracle_imports_nothing_of_the_library():
-    # The noise checker imports NumPy alone (test_noise_vectors).
-    for module, known in ((oracle, "tests.support.noise_checker"), (oracle_steps, oracle.__name__)):
+    # Both checkers import NumPy alone (test_noise_vectors, test_masses).
+    checkers = "tests.support.noise_checker", "tests.support.masses_checker"
+    for module, known in ((oracle, checkers), (oracle_steps, oracle.__name__)):
         imported = imported_modules(Path(module.__file__))
         ours = {name for name in imported if name.split(".")[0] in ("torch", "tpsample", "tests")}
         assert ours and all(name.startswith(known) for name in ours)

@@ -1,8 +1,9 @@
 """The definition of the correct token, written a second time: numpy, one row, by sorting.
 
 Nothing here comes from the library, neither code nor constants nor a way of computing: noise from
-`tests.support.noise_checker`, masses as Python integers, the kept set from the sorted row. Where a
-sampler and this file disagree, the definition decides which of them is wrong.
+`tests.support.noise_checker`, masses from `tests.support.masses_checker` as Python integers, the
+kept set from the sorted row. Where a sampler and this file disagree, the definition decides which
+of them is wrong.
 
     answer = draw(logits, Request(top_k=5), seed=1, position=17)
     answer.token, answer.status, answer.kept
@@ -17,7 +18,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from tests.support import noise_checker
+from tests.support import masses_checker, noise_checker
 
 OK, NAN, EMPTY = "OK", "NAN", "EMPTY"
 NEAR_TIE = 4e-5
@@ -182,11 +183,9 @@ def scaled(x: np.ndarray, temperature: float) -> np.ndarray:
 
 
 def masses(x: np.ndarray, temperature: float) -> list[int]:
-    """rint(2^40 · exp(x / T − max / T)) as Python ints."""
-    wide, top = x.astype(np.longdouble), np.longdouble(x.max())
-    with np.errstate(all="ignore"):
-        below = np.where(x == x.max(), 0, (wide - top) / np.longdouble(heat(temperature)))
-        return [int(q) for q in np.rint(np.longdouble(2.0**40) * np.exp(below))]
+    """The masses of MASSES.md as Python ints."""
+    q, _ = masses_checker.masses_and_moments(x, x.max(), heat(temperature))
+    return [int(each) for each in q]
 
 
 def kept_set(x: np.ndarray, request: Request) -> np.ndarray:

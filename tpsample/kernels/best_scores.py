@@ -11,19 +11,18 @@ import triton
 import triton.language as tl
 
 from tpsample.kernels.epilogue import KEY_NAN, TOKEN_BITS, TOKEN_MASK, pack
+from tpsample.kernels.masses import mass_row, masses
 from tpsample.kernels.order import (
     KEY_MASK,
-    below_top,
     best_of_groups,
     block_scores,
     group_columns,
-    is_candidate,
     is_done,
     is_number,
     load_block,
     load_draw,
     mass_limit,
-    masses,
+    min_p_floor,
     nan_word,
     order_words,
     pop,
@@ -198,9 +197,9 @@ def before_kernel(
     orders = order_words(logits, ids, mask)
     gathered = Gathered(gathered_ptr, num_rows, num_samples, num_sources)
     top = value_of(load_first(gathered, row, COUNT, WORDS))
-    below = below_top(logits, top, tl.load(temperature_ptr + row))
-    mass = tl.where(mask, masses(below), 0)
-    in_total = is_candidate(logits, below, tl.load(total_log_min_p_ptr + row))
+    temperature = tl.load(temperature_ptr + row)
+    mass = masses(logits, mass_row(top, temperature))
+    in_total = logits >= min_p_floor(top, temperature, tl.load(total_log_min_p_ptr + row))
     # ties="keep": only greater logits come before.
     tie_bits = tl.where(tl.load(keep_ties_ptr + row), TOKEN_MASK, 0)
     marks = num_samples * COUNT
@@ -246,7 +245,7 @@ def first_kept_kernel(
     first = load_first(gathered, row, COUNT, WORDS)
     top, temperature = value_of(first), tl.load(temperature_ptr + row)
     top_k, top_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
-    log_min_p = tl.load(log_min_p_ptr + row)
+    floor = min_p_floor(top, temperature, tl.load(log_min_p_ptr + row))
     marks = num_samples * COUNT
     sums = sums_ptr + row * (2 * marks + 1)
     limit = mass_limit(tl.load(sums + 2 * marks), top_p)
@@ -258,9 +257,8 @@ def first_kept_kernel(
         for c in tl.static_range(COUNT):
             score, mark, scores = pop(scores, orders)
             place = sums + sample * COUNT + c
-            logit = value_of(mark)
-            member = (mark > 0) & is_candidate(logit, below_top(logit, top, temperature), log_min_p)
-            member = member & (tl.load(place + marks) < top_k) & (tl.load(place) < limit)
+            member = (value_of(mark) >= floor) & (tl.load(place + marks) < top_k)
+            member = member & (tl.load(place) < limit)
             found = tl.maximum(found, tl.where(member, score, 0))
         decided = decided & ((found > 0) | ~is_number(first))
         tl.store(words_ptr + row * num_samples + sample, tl.where(is_nan, nan_word(), found))

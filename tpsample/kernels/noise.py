@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from tpsample import noise
-from tpsample.core import row_noise
+from tpsample.core import masses, row_noise
 from tpsample.core.machine import interpreted
 from tpsample.kernels import interpreter
 
@@ -153,7 +153,9 @@ def noise_tile(quads, r0, r1, r2):
 
 
 GREEDY_BELOW, HOTTEST = map(tl.constexpr, (row_noise.GREEDY_BELOW, row_noise.HOTTEST))
-LOG2_E = tl.constexpr(1.4426950408889634)
+LOG2_E_HIGH = tl.constexpr(masses.LOG2_E)
+LOG2_E_LOW = tl.constexpr(row_noise.LOG2_E - masses.LOG2_E)
+LN2 = tl.constexpr(masses.LN2_HIGH)
 
 
 class NoiseRows(NamedTuple):
@@ -180,11 +182,17 @@ def safe_temperature(temperature):
 
 @triton.jit
 def row_scale(temperature):
-    """Returns log2 e / T in fp32 (1 for greedy rows) and the gain of the noise (-1, or 0)."""
+    """Returns log2 e / T in fp32 (1 for greedy rows) and the gain of the noise (-1, or 0).
+
+    A quotient of fp32 is corrected by what it leaves. For every T that is the quotient of float64,
+    rounded to fp32.
+    """
     random = temperature >= GREEDY_BELOW
-    safe = safe_temperature(temperature).to(tl.float64)
-    log2_e = tl.full(temperature.shape, LOG2_E, tl.float64)
-    return tl.where(random, (log2_e / safe).to(tl.float32), 1.0), tl.where(random, -1.0, 0.0)
+    safe = safe_temperature(temperature)
+    quotient = tl.div_rn(tl.full(temperature.shape, LOG2_E_HIGH, tl.float32), safe)
+    left = fma(-quotient, safe, LOG2_E_HIGH) + LOG2_E_LOW
+    scale = fma(left, quotient * LN2, quotient)
+    return tl.where(random, scale, 1.0), tl.where(random, -1.0, 0.0)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Shared by the kernels over stored logits: a block of one row, its order words and masses.
+"""Shared by the kernels over stored logits: a block of one row, its order words, its filters.
 
 Twins: `tpsample.core.order`, and `tpsample.logits.shard_logits` for what needs the noise, and for
 the first words, whose docstring says why the groups of ids in which they lie are enough.
@@ -15,7 +15,6 @@ from tpsample.kernels.epilogue import KEY_NAN, TOKEN_BITS, TOKEN_MASK, max_or_na
 from tpsample.kernels.noise import (
     KEY0,
     KEY1,
-    LOG2_E,
     fma,
     log2_exponential,
     low_base,
@@ -27,9 +26,7 @@ from tpsample.kernels.noise import (
 
 NO_ID = tl.constexpr(word.MAX_VOCAB_SIZE)
 KEY_MASK = tl.constexpr(0xFFFFFFFF)
-ROUNDER = tl.constexpr(1.5 * 2.0**52)
-POWER_OF_2 = tl.constexpr(tuple(order.POWER_OF_2))
-DEGREE = tl.constexpr(len(order.POWER_OF_2) - 1)
+LARGEST = tl.constexpr(order.LARGEST)
 
 
 class Draw(NamedTuple):
@@ -131,12 +128,6 @@ def value_of(word):
 
 
 @triton.jit
-def is_candidate(logits, below, log_min_p):
-    """Whether a token is neither masked nor cut by min_p."""
-    return (logits != float("-inf")) & (below >= log_min_p)
-
-
-@triton.jit
 def is_number(word):
     """Whether a row's first order word is of a logit that can be drawn."""
     key = (word >> TOKEN_BITS) & KEY_MASK
@@ -150,33 +141,20 @@ def nan_word():
 
 
 @triton.jit
-def below_top(logits, top, temperature):
-    """y = (logit - top) / T in float64; 0 for the top itself even if it is infinite."""
-    difference = (logits.to(tl.float64) - top.to(tl.float64)) / temperature.to(tl.float64)
-    return tl.where(logits == top, 0.0, difference)
+def min_p_floor(top, temperature, log_min_p):
+    """The least logit of a row that neither a mask nor min_p cuts; NaN for a NaN.
 
-
-@triton.jit
-def rint(x):
-    """float64 x, |x| < 2^51, to the nearest int64, ties to even."""
-    bits = (x + ROUNDER).to(tl.int64, bitcast=True)
-    return bits - tl.full((), ROUNDER, tl.float64).to(tl.int64, bitcast=True)
-
-
-@triton.jit
-def masses(below):
-    """q = rint(2^40 · e^y), int64, of y <= 0 in float64, by the same operations as the twin."""
-    exponent = tl.maximum(below * tl.full((), LOG2_E, tl.float64), -64.0)
-    shifted = exponent + ROUNDER
-    whole = shifted - ROUNDER
-    f = exponent - whole
-    p = tl.full((), POWER_OF_2[DEGREE], tl.float64)
-    for power in tl.static_range(DEGREE - 1, -1, -1):
-        p = p * f + tl.full((), POWER_OF_2[power], tl.float64)
-    # 2^(40 + whole) from its exponent bits, so the scaling is exact. `shifted` ends in the bits of
-    # `whole`: converting would be slower.
-    scale = ((shifted.to(tl.int64, bitcast=True) + (1023 + 40)) << 52).to(tl.float64, bitcast=True)
-    return rint(p * scale)
+    Twin: `tpsample.core.order.min_p_floor`.
+    """
+    floor = tl.where(top == top, -LARGEST, top)
+    if log_min_p > float("-inf"):
+        exact = top.to(tl.float64) + temperature.to(tl.float64) * log_min_p
+        exact = tl.where(exact < -LARGEST, -LARGEST, exact)
+        floor = exact.to(tl.float32)
+        bits = floor.to(tl.int32, bitcast=True)
+        above = (bits + tl.where(bits < 0, -1, 1)).to(tl.float32, bitcast=True)
+        floor = tl.where(floor.to(tl.float64) < exact, above, floor)
+    return floor
 
 
 @triton.jit

@@ -6,25 +6,26 @@ Twins: the methods of `tpsample.logits.shard_logits` that serve the same purpose
 import triton
 import triton.language as tl
 
-from tpsample.kernels.decode import KEY_MINUS_INF
+from tpsample.core.word import EPOCH_SHIFT
 from tpsample.kernels.epilogue import KEY_NAN, TOKEN_BITS, TOKEN_MASK, pack
+from tpsample.kernels.masses import mass_row, masses, masses_and_moments
 from tpsample.kernels.noise import safe_temperature
 from tpsample.kernels.order import (
     KEY_MASK,
-    below_top,
     block_scores,
-    is_candidate,
     is_done,
     load_block,
     load_draw,
     mass_limit,
-    masses,
+    min_p_floor,
     nan_word,
     order_words,
-    rint,
     token_scores,
     value_of,
 )
+
+NOTHING = tl.constexpr(1 << EPOCH_SHIFT)
+"""A cut above every order word."""
 
 
 @triton.jit
@@ -36,7 +37,7 @@ def mass_kernel(
     top_ptr,  # [F] fp32
     cut_ptr,  # [F] int64
     # outputs
-    sums_ptr,  # [F, 2] int64, zero before: Σ q, Σ rint(-q y) of order words >= cut
+    sums_ptr,  # [F, 2] int64, zero before: Σ q, Σ m of order words >= cut
     # sizes
     vocab_start,
     lead,
@@ -47,12 +48,11 @@ def mass_kernel(
     row = tl.program_id(1)
     logits, ids, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)
     orders = order_words(logits, ids, mask)
-    below = below_top(logits, tl.load(top_ptr + row), tl.load(temperature_ptr + row))
     kept = mask & (orders >= tl.load(cut_ptr + row))
-    mass = tl.where(kept, masses(below), 0)
+    its = mass_row(tl.load(top_ptr + row), tl.load(temperature_ptr + row))
+    mass, moment = masses_and_moments(logits, its)
+    mass, moment = tl.where(kept, mass, 0), tl.where(kept, moment, 0)
     tl.atomic_add(sums_ptr + row * 2, tl.sum(mass, axis=0), sem="relaxed")
-    # -q y is at most 2^40 / e; where there is no mass, y may be infinite.
-    moment = rint(tl.where(mass > 0, -mass.to(tl.float64) * below, 0.0))
     tl.atomic_add(sums_ptr + row * 2 + 1, tl.sum(moment, axis=0), sem="relaxed")
 
 
@@ -67,17 +67,10 @@ def min_p_cut_kernel(
 ):
     """The lowest order word that min_p keeps. Grid: (F,). Twin: `tpsample.core.order.min_p_cut`."""
     row = tl.program_id(0)
-    top, temperature = tl.load(top_ptr + row), tl.load(temperature_ptr + row)
-    log_min_p = tl.load(log_min_p_ptr + row)
-    top_key = pack(top, tl.full((), 0, tl.int32)) >> TOKEN_BITS
-    bytes_ = tl.arange(0, 256).to(tl.int64)
-    key = tl.full((), 0, tl.int64)
-    for shift in tl.static_range(24, -1, -8):
-        keys = tl.minimum(tl.maximum(key + (bytes_ << shift), KEY_MINUS_INF), top_key)
-        logits = value_of(keys << TOKEN_BITS)
-        kept = is_candidate(logits, below_top(logits, top, temperature), log_min_p)
-        key += (tl.sum((~kept).to(tl.int64), axis=0) - 1) << shift
-    tl.store(cut_ptr + row, (key + 1) << TOKEN_BITS)
+    top = tl.load(top_ptr + row)
+    floor = min_p_floor(top, tl.load(temperature_ptr + row), tl.load(log_min_p_ptr + row))
+    cut = pack(floor, tl.full((), TOKEN_MASK, tl.int32))
+    tl.store(cut_ptr + row, tl.where(top > float("-inf"), cut, NOTHING))
 
 
 @triton.jit(do_not_specialize=["num_marks"])
@@ -172,13 +165,14 @@ def top_words_kernel(
     first = tl.max(orders, axis=0)
     logits = value_of(orders)
     temperature = safe_temperature(tl.load(temperature_ptr + row))
-    below = below_top(logits, value_of(first), temperature)
+    top = value_of(first)
     in_top_k = (orders > 0) & (offs < tl.load(top_k_ptr + row))
-    in_total = in_top_k & is_candidate(logits, below, tl.load(total_log_min_p_ptr + row))
-    mass = tl.where(in_top_k, masses(below), 0)
+    total_floor = min_p_floor(top, temperature, tl.load(total_log_min_p_ptr + row))
+    in_total = in_top_k & (logits >= total_floor)
+    mass = tl.where(in_top_k, masses(logits, mass_row(top, temperature)), 0)
     total = tl.sum(tl.where(in_total, mass, 0), axis=0)
     limit = mass_limit(total, tl.load(top_p_ptr + row))
-    kept = in_top_k & is_candidate(logits, below, tl.load(log_min_p_ptr + row))
+    kept = in_top_k & (logits >= min_p_floor(top, temperature, tl.load(log_min_p_ptr + row)))
     kept = kept & (tl.cumsum(mass, axis=0) - mass < limit)
 
     ids = ((orders & TOKEN_MASK) ^ TOKEN_MASK).to(tl.int32)
@@ -222,8 +216,8 @@ def digit_kernel(
     if tl.max(inside.to(tl.int32), axis=0) > 0:
         digit = (~(orders >> shift) & ((1 << DIGIT_BITS) - 1)).to(tl.int32)
         if MASS:
-            below = below_top(logits, tl.load(top_ptr + row), tl.load(temperature_ptr + row))
-            weight = masses(below)
+            its = mass_row(tl.load(top_ptr + row), tl.load(temperature_ptr + row))
+            weight = masses(logits, its)
         else:
             weight = tl.full(digit.shape, 1, bins_ptr.dtype.element_ty)
         bins = bins_ptr + row * (1 << DIGIT_BITS) + digit

@@ -21,7 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tpsample.core import word
-from tpsample.core.order import DIGIT_BITS, TOP_MASS, Search, below_top, mass_limit
+from tpsample.core.masses import TOP_MASS
+from tpsample.core.order import DIGIT_BITS, Search, below_top, mass_limit
 from tpsample.logits.shard_logits import ShardLogits
 from tpsample.output import KeptSets
 from tpsample.ranks.ranks import Ranks

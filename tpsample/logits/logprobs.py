@@ -4,12 +4,12 @@
     raw_logprobs          x_v - max x - ln(Σ e^(x - max x))
     processed_logits      x_v / T in the kept set, -inf outside; T is 1 in a greedy row
     processed_logprobs    (x_v - max x) / T - ln(Z),  Z the mass of the kept set
-    entropy               ln(Z) - Σ q_v y_v / Z       of the same distribution, y = ln q
+    entropy               ln(Z) + ln 2 · Σ m_v / Z    of the same distribution
 
 Each rank finds its own best words, answers for the ids it owns, counts, and sums. It sums integer
-masses (`tpsample.core.order`), so any number of ranks returns the same bits. A sum of V masses is
-off by at most V · 2^-41 of the top mass, hence a logprob by at most 5e-7 at V = 2^20; the rest is
-float64.
+masses and moments (`tpsample.core.masses`), so any number of ranks returns the same bits. A sum of
+V masses is off by at most max(2^-22, 0.51 V · 2^-40) of it, hence a logprob by at most 5e-7; the
+rest is float64.
 
 Names and the rank (how many logits are greater than or equal to a token's own) are vLLM's.
 """
@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from tpsample.core import word
-from tpsample.core.order import TOP_MASS, below_top
+from tpsample.core.masses import LN2, TOP_MASS
+from tpsample.core.order import below_top
 from tpsample.logits.kept_sets import find_cut
 from tpsample.logits.shard_logits import ShardLogits
 from tpsample.output import Logprobs
@@ -54,7 +55,7 @@ def find_logprobs(rows: ShardLogits, asked: LogprobRows, sampled: Tensor, ranks:
     temperature = torch.where(asked.processed, rows.temperature, 1.0)
     sums = ranks.sum_integers(replace(rows, temperature=temperature).mass_from(cut)).double()
     log_total = (sums[:, :1] / TOP_MASS).log()
-    entropies = log_total.squeeze(1) + sums[:, 1] / sums[:, 0]
+    entropies = log_total.squeeze(1) + LN2 * (sums[:, 1] / sums[:, 0])
 
     # Ranks of the N best follow from their own order, but for what ties with the last of them.
     # The kept set is a prefix, so no rank in it exceeds its size.

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from tpsample.core import word
+from tpsample.core.masses import masses_and_moments
 from tpsample.core.order import (
     DIGIT_BITS,
     DIGITS,
     Search,
-    candidates,
     mass_limit,
-    masses,
     min_p_cut,
     order_words,
 )
@@ -107,17 +106,15 @@ class ShardLogits(StoredLogits):
         """
         top = word.value_of(gathered[:, :, 0].amax(dim=0))
         marks = self._marks(gathered, filters, count)
-        c = marks.shape[1]
+        c, floor = marks.shape[1], self.min_p_floor(top, filters.total_log_min_p)
         sums = marks.new_zeros(len(marks), 2 * c + 1)
         for first_id, logits in self.tiles():
-            words, below = order_words(logits, first_id), self.below(logits, top)
-            mass = masses(below)
+            words, mass = order_words(logits, first_id), self.masses(logits, top)
             for i in range(c):
                 before = words > marks[:, i, None]
                 sums[:, i] += (mass * before).sum(dim=1)
                 sums[:, c + i] += before.sum(dim=1)
-            in_total = candidates(words, below, filters.total_log_min_p.unsqueeze(1))
-            sums[:, -1] += (mass * in_total).sum(dim=1)
+            sums[:, -1] += (mass * (logits >= floor)).sum(dim=1)
         return self.of_undone(sums)
 
     def first_kept(
@@ -134,24 +131,27 @@ class ShardLogits(StoredLogits):
         """
         scores, orders = self._merged(gathered, count)
         top_word, marks = gathered[:, :, 0].amax(dim=0), orders.flatten(1)
-        below = self.below(word.value_of(marks), word.value_of(top_word))
-        drawable = candidates(marks, below, filters.log_min_p.unsqueeze(1))
+        logits, top = word.value_of(marks), word.value_of(top_word)
+        drawable = logits >= self.min_p_floor(top, filters.log_min_p)
         sure, words = (
             (scores * (drawable & kept).unflatten(1, scores.shape[1:])).amax(dim=2)
-            for kept in self.kept(sums, below, filters)
+            for kept in self.kept(sums, logits, top, filters)
         )
         key = word.key_of(top_word)
         is_number = (key > word.KEY_MINUS_INF) & (key != word.KEY_NAN)
         return or_nan(words, top_word), ((words > 0) & (words == sure)).all(dim=1) | ~is_number
 
-    def kept(self, sums: Tensor, below: Tensor, filters: RowFilters) -> tuple[Tensor, Tensor]:
+    def kept(
+        self, sums: Tensor, logits: Tensor, top: Tensor, filters: RowFilters
+    ) -> tuple[Tensor, Tensor]:
         """Return which marks top_k and top_p surely keep, and which they may keep, bool [F, C].
 
         Args:
             sums: what `before` returns, summed over the ranks.
-            below: float64 [F, C], y of the marks.
+            logits: fp32 [F, C], those of the marks.
+            top: fp32 [F], largest logits over all ranks.
         """
-        mass, number, total = sums.split([below.shape[1], below.shape[1], 1], dim=1)
+        mass, number, total = sums.split([logits.shape[1], logits.shape[1], 1], dim=1)
         top_k, top_p = filters.top_k.unsqueeze(1), filters.top_p.unsqueeze(1)
         kept = (number < top_k) & (mass < mass_limit(total, top_p))
         return kept, kept
@@ -164,12 +164,12 @@ class ShardLogits(StoredLogits):
             filters: of these rows: none with ties="keep", top_p only after top_k.
         """
         count, logits = first.shape[1], word.value_of(first)
-        below = self.below(logits, logits[:, 0])
+        top = logits[:, 0]
         in_top_k = torch.arange(count, device=first.device) < filters.top_k.unsqueeze(1)
-        in_total = in_top_k & candidates(first, below, filters.total_log_min_p.unsqueeze(1))
-        mass = masses(below)
+        in_total = in_top_k & (logits >= self.min_p_floor(top, filters.total_log_min_p))
+        mass = self.masses(logits, top)
         total = (mass * in_total).sum(dim=1, keepdim=True)
-        kept = in_top_k & candidates(first, below, filters.log_min_p.unsqueeze(1))
+        kept = in_top_k & (logits >= self.min_p_floor(top, filters.log_min_p))
         kept &= mass.cumsum(dim=1) - mass < mass_limit(total, filters.top_p.unsqueeze(1))
 
         ids, samples = word.token_of(first), range(self.noise.num_samples)
@@ -242,21 +242,22 @@ class ShardLogits(StoredLogits):
         return self.of_undone(best)
 
     def mass_from(self, cut: Tensor) -> Tensor:
-        """Return int64 [F, 2], Σ q and Σ rint(-q y), from which the entropy follows.
+        """Return int64 [F, 2], Σ q and Σ m, from which the entropy follows.
 
         Where nothing is a number, or all is masked, they mean nothing.
 
         Args:
             cut: int64 [F]; tokens count whose order word is >= it.
         """
-        sums = cut.new_zeros(len(cut), 2)
+        assert self.top is not None
+        its, sums = (
+            (self.top.unsqueeze(1), self.temperature.unsqueeze(1)),
+            cut.new_zeros(len(cut), 2),
+        )
         for first_id, logits in self.tiles():
             kept = order_words(logits, first_id) >= cut.unsqueeze(1)
-            below = self.below(logits)
-            mass = masses(below) * kept
-            # -q y is at most 2^40 / e; where there is no mass, y may be infinite.
-            moment = torch.where(mass > 0, -mass.double() * below, 0.0).round_().to(torch.int64)
-            sums += torch.stack([mass.sum(dim=1), moment.sum(dim=1)], dim=1)
+            found = masses_and_moments(logits, *its)
+            sums += torch.stack([(each * kept).sum(dim=1) for each in found], dim=1)
         return sums
 
     def count_from(self, marks: Tensor) -> Tensor:

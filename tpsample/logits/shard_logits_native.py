@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tpsample.core import word
-from tpsample.core.order import DIGITS, mass_limit, masses, min_p_cut
+from tpsample.core.order import DIGITS, mass_limit
 from tpsample.logits.shard_logits import ShardLogits
 from tpsample.native import ends, passes
 from tpsample.native.arrays import array_of
@@ -64,8 +64,10 @@ class NativeShardLogits(ShardLogits):
         if self.rough is not None:
             return self._bounds(top, self._merged(gathered, count)[1].flatten(1), filters)
         marks = self._marks(gathered, filters, count) + 1  # only greater words come before
-        mass, number, _, total = self._weigh(top, marks, filters.total_log_min_p)
-        return torch.cat([mass, number, total], dim=1)
+        sums = marks.new_zeros(len(marks), 2 * marks.shape[1] + 1)
+        tensors = top.contiguous(), marks.contiguous(), filters.total_log_min_p.contiguous(), sums
+        self.run(passes.weigh, *map(array_of, tensors))
+        return sums
 
     def _bounds(self, top: Tensor, marks: Tensor, filters: RowFilters) -> Tensor:
         """Bound what stands before order words, int64 [F, C], and the total of top_p.
@@ -76,23 +78,25 @@ class NativeShardLogits(ShardLogits):
         """
         assert self.rough is not None
         logits = word.value_of(marks).masked_fill(marks == 0, torch.inf)  # there is none
-        total = torch.full_like(top, -torch.inf)
+        total = torch.full_like(top.unsqueeze(1), -torch.inf)
         if any(kind.total_log_min_p > -torch.inf for kind in filters.different):
-            total = word.value_of(min_p_cut(top, self.temperature, filters.total_log_min_p))
-        logits = torch.cat([logits, total.unsqueeze(1)], dim=1)
+            total = self.min_p_floor(top, filters.total_log_min_p)
+        logits = torch.cat([logits, total], dim=1)
         sums = marks.new_zeros(len(marks), 4, logits.shape[1])
         tensors = self.rough.slack.contiguous(), top.contiguous(), logits, sums
         self.run(ends.bound_sums, *map(array_of, tensors))
         has_top_k = any(kind.top_k < self.vocab_size for kind in filters.different)
         return sums[:, : 4 if has_top_k else 2].flatten(1)
 
-    def kept(self, sums: Tensor, below: Tensor, filters: RowFilters) -> tuple[Tensor, Tensor]:
+    def kept(
+        self, sums: Tensor, logits: Tensor, top: Tensor, filters: RowFilters
+    ) -> tuple[Tensor, Tensor]:
         if self.rough is None:
-            return super().kept(sums, below, filters)
-        least, most, *numbers = sums.unflatten(1, (-1, below.shape[1] + 1)).unbind(dim=1)
+            return super().kept(sums, logits, top, filters)
+        least, most, *numbers = sums.unflatten(1, (-1, logits.shape[1] + 1)).unbind(dim=1)
         top_k, top_p = filters.top_k.unsqueeze(1), filters.top_p.unsqueeze(1)
         # The upper bounds count a mark as before itself.
-        sure = most[:, :-1] - masses(below) < mass_limit(least[:, -1:], top_p)
+        sure = most[:, :-1] - self.masses(logits, top) < mass_limit(least[:, -1:], top_p)
         possible = least[:, :-1] < mass_limit(most[:, -1:], top_p)
         if numbers:
             possible &= numbers[0][:, :-1] < top_k
@@ -120,22 +124,15 @@ class NativeShardLogits(ShardLogits):
 
     def mass_from(self, cut: Tensor) -> Tensor:
         assert self.top is not None
-        none = torch.full_like(self.top, torch.inf, dtype=torch.float64)
-        mass, _, moment, _ = self._weigh(self.top, cut.unsqueeze(1), none)
-        return torch.cat([mass, moment], dim=1)
+        sums = cut.new_zeros(len(cut), 2)
+        tensors = self.top.contiguous(), cut.contiguous(), sums
+        self.run(passes.mass_from, *map(array_of, tensors))
+        return sums
 
     def count_from(self, marks: Tensor) -> Tensor:
         counts = torch.zeros_like(marks, memory_format=torch.contiguous_format)
         self.run(passes.count_from, array_of(marks.contiguous()), array_of(counts))
         return counts
-
-    def _weigh(self, top: Tensor, marks: Tensor, log_min_p: Tensor) -> tuple[Tensor, ...]:
-        """Return what `passes.weigh` sums: masses, numbers and moments [F, C], totals [F, 1]."""
-        c = marks.shape[1]
-        sums = marks.new_zeros(len(marks), 3 * c + 1)
-        tensors = top.contiguous(), marks.contiguous(), log_min_p.contiguous(), sums
-        self.run(passes.weigh, *map(array_of, tensors))
-        return sums.split([c, c, c, 1], dim=1)
 
     def _scores(self, cut: np.ndarray, count: int) -> Tensor:
         """Return int64 [F, samples, count], the best score words of what reaches a cut."""

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tpsample.core.order import below_top, masses, order_words
+from tpsample.core.masses import masses
+from tpsample.core.order import min_p_floor, order_words
 from tpsample.core.row_noise import RowNoise, safe_temperature
 from tpsample.request.filters import lists_all
 from tpsample.request.plan import BatchView
@@ -165,11 +166,15 @@ class StoredLogits:
         for start in range(0, self.logits.shape[1], width):
             yield self.first_id + start, self.logits[:, start : start + width]
 
-    def below(self, logits: Tensor, top: Tensor | None = None) -> Tensor:
-        """Return (logit - top) / temperature of logits [F, n]; see `tpsample.core.order`."""
+    def masses(self, logits: Tensor, top: Tensor | None = None) -> Tensor:
+        """Return the masses of logits [F, n]; see `tpsample.core.masses`."""
         top = self.top if top is None else top
         assert top is not None
-        return below_top(logits, top.unsqueeze(1), self.temperature.unsqueeze(1))
+        return masses(logits, top.unsqueeze(1), self.temperature.unsqueeze(1))
+
+    def min_p_floor(self, top: Tensor, log_min_p: Tensor) -> Tensor:
+        """Return fp32 [F, 1], the least logit that min_p leaves; see `tpsample.core.order`."""
+        return min_p_floor(top, self.temperature, log_min_p).unsqueeze(1)
 
     @cached_property
     def words_and_mass(self) -> tuple[Tensor, Tensor]:
@@ -181,5 +186,5 @@ class StoredLogits:
             tile = slice(start, start + logits.shape[1])
             unmasked = logits > -torch.inf
             words[:, tile] = order_words(logits, first_id) * unmasked
-            mass[:, tile] = masses(self.below(logits)) * unmasked
+            mass[:, tile] = self.masses(logits) * unmasked
         return words, mass

@@ -6,18 +6,16 @@ import math
 
 import numpy as np
 
-from tpsample.core.order import LOG2_E, TOP_MASS
+from tpsample.core.masses import TOP_MASS
+from tpsample.core.row_noise import LOG2_E
 from tpsample.native.compiling import F32, F64, I32, I64, SUMS, jit
 from tpsample.native.head import up
-from tpsample.native.numbers import COEFFICIENTS
+from tpsample.native.masses import COEFFICIENTS, DEGREE, ROUNDER, ROUNDER_BITS
 from tpsample.native.threads import share
 from tpsample.screening.bound import TINY
 
 IDS_AT_ONCE = 512
 """As many masses as are summed in fp32, whose roundings stay below 2^-15 of the sum."""
-INTEGER_32 = F32(1.5 * 2.0**23)
-"""Adding it rounds an fp32 number below 2^22 to an integer, in the lowest bits."""
-INTEGER_BITS = INTEGER_32.view(I32)
 
 
 @jit()
@@ -26,11 +24,11 @@ def weigh_ends(ends, top, scale, mass):
     for j in range(len(ends)):
         exponent = (ends[j] - top) * scale
         exponent = exponent if exponent > F32(-64) else F32(-64)
-        shifted = exponent + INTEGER_32
-        fraction, power = exponent - (shifted - INTEGER_32), F32(COEFFICIENTS[6])
-        for i in range(5, -1, -1):
-            power = power * fraction + F32(COEFFICIENTS[i])
-        bits = I32(F32(shifted).view(I32) - INTEGER_BITS + I32(127))
+        shifted = exponent + ROUNDER
+        fraction, power = exponent - (shifted - ROUNDER), COEFFICIENTS[DEGREE]
+        for i in range(DEGREE - 1, -1, -1):
+            power = power * fraction + COEFFICIENTS[i]
+        bits = I32(F32(shifted).view(I32) - ROUNDER_BITS + I32(127))
         mass[j] = power * I32(bits << I32(23)).view(F32)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numba.extending import overload
 from numba.np.numpy_support import as_dtype
 
-from tpsample.core.order import POWER_OF_2
+from tpsample.core.score import POWER_OF_2
 from tpsample.core.word import KEY_MINUS_INF, TOKEN_BITS, TOKEN_MASK
 from tpsample.native.compiling import F32, F64, I16, I32, I64, SUMS, U16, U32, U64, jit
 
@@ -57,7 +57,7 @@ def _compiled_as_fp32(number):
 
 @jit()
 def power_of_2(exponent):
-    """Return 2^x of float64 x, |x| <= 1000; twin: `tpsample.core.order.power_of_2`."""
+    """Return 2^x of float64 x, |x| <= 1000; twin: `tpsample.core.score.power_of_2`."""
     shifted = exponent + INTEGER
     fraction = exponent - (shifted - INTEGER)
     power = COEFFICIENTS[13]

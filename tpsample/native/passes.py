@@ -7,19 +7,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tpsample.core.order import DIGIT_BITS, DIGITS, LOG2_E, TOP_MASS
+from tpsample.core.order import DIGIT_BITS, DIGITS
 from tpsample.core.word import KEY_NAN, LOWEST_DRAWABLE, TOKEN_BITS, TOKEN_MASK
-from tpsample.native.compiling import F32, F64, I64, jit
+from tpsample.native.compiling import F32, F64, I32, I64, jit
 from tpsample.native.heap import push
 from tpsample.native.inputs import BLOCK
+from tpsample.native.masses import mass_row, min_p_floor, weigh_block, weigh_moments
 from tpsample.native.noise import exact_score, noise_of, stream_of
-from tpsample.native.numbers import (
-    INTEGER,
-    key_of,
-    pack,
-    power_of_2,
-    value_of,
-)
+from tpsample.native.numbers import key_of, pack, value_of
 from tpsample.native.threads import share
 
 
@@ -71,25 +66,6 @@ def words_of_block(logits, first_id, words):
     return largest
 
 
-@jit()
-def weigh_block(logits, top, heat, mass, below):
-    """Find y and q of some logits, float64 and int64; see `tpsample.core.order`."""
-    for j in range(len(logits)):
-        logit = logits[j]
-        y = (F64(logit) - F64(top)) / F64(heat)
-        y = 0.0 if logit == top else y
-        below[j] = y
-        exponent = y * LOG2_E
-        exponent = exponent if exponent > -64.0 else -64.0
-        mass[j] = whole(power_of_2(exponent) * F64(TOP_MASS))
-
-
-@jit()
-def whole(value):
-    """Return a float64 number below 2^51 rounded to an integer, as `rint` does."""
-    return F64(value + INTEGER).view(I64) - F64(INTEGER).view(I64)
-
-
 @jit(entry=True)
 def weigh(start, stop, parts, threads, arguments):
     """Do `weigh_of_rows` for each part of the rows; see `tpsample.native.threads`."""
@@ -103,38 +79,66 @@ def weigh_of_rows(start, stop, part, arguments):
     Args:
         top: fp32 [F], largest logits of all ranks.
         marks: int64 [F, C], order words; the words from them on count.
-        log_min_p: float64 [F]; below it nothing is in the total, and no masked token is.
-        sums: int64 [F, 3 C + 1], zeros: C masses Σ q, C numbers, C sums of rint(-q y), the total.
+        log_min_p: float64 [F]; what it cuts is not in the total, and no masked token is.
+        sums: int64 [F, 2 C + 1], zeros: C masses Σ q, C numbers, the total.
     """
     stored, top, marks, log_min_p, sums = arguments
     num_ids, num_marks = stored.logits.shape[1], marks.shape[1]
-    mass, below, words = np.empty(BLOCK, I64), np.empty(BLOCK, F64), np.empty(BLOCK, I64)
+    power, mass, words = np.empty(BLOCK, F32), np.empty(BLOCK, I64), np.empty(BLOCK, I64)
     for row in stored.rows[start:stop]:
         logits, of_row, total = stored.logits[row], sums[row], I64(0)
-        least, limit = marks[row].min(), log_min_p[row]
+        its = mass_row(top[row], stored.temperature[row])
+        least = marks[row].min()
+        floor = min_p_floor(top[row], stored.temperature[row], log_min_p[row])
         for base in range(0, num_ids, BLOCK):
             part = logits[base : base + BLOCK]
             largest = words_of_block(part, stored.first_id + base, words)
             if largest < min(least, LOWEST_DRAWABLE):
                 continue
-            weigh_block(part, top[row], stored.temperature[row], mass, below)
+            weigh_block(part, its, power, mass)
             for j in range(len(part)):
-                counts = (words[j] >= I64(LOWEST_DRAWABLE)) & (below[j] >= limit)
-                total += mass[j] if counts else I64(0)
+                total += mass[j] if part[j] >= floor else I64(0)
             if largest < least:
                 continue
             for c in range(num_marks):
-                mark, sum_mass, number, moment = marks[row, c], I64(0), I64(0), I64(0)
+                mark, sum_mass, number = marks[row, c], I64(0), I64(0)
                 for j in range(len(part)):
                     reaches = words[j] >= mark
                     sum_mass += mass[j] if reaches else I64(0)
                     number += reaches
-                    weighs = reaches and mass[j] > 0
-                    moment += whole(-F64(mass[j]) * below[j]) if weighs else I64(0)
                 of_row[c] += sum_mass
                 of_row[num_marks + c] += number
-                of_row[2 * num_marks + c] += moment
-        of_row[3 * num_marks] = total
+        of_row[2 * num_marks] = total
+
+
+@jit(entry=True)
+def mass_from(start, stop, parts, threads, arguments):
+    """Do `mass_from_of_rows` for each part of the rows; see `tpsample.native.threads`."""
+    share(mass_from_of_rows, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def mass_from_of_rows(start, stop, part, arguments):
+    """Sum the masses and moments of what reaches a cut, int64 [F]; sums: int64 [F, 2], zeros."""
+    stored, top, cut, sums = arguments
+    num_ids = stored.logits.shape[1]
+    mass, moment, words = np.empty(BLOCK, I64), np.empty(BLOCK, I64), np.empty(BLOCK, I64)
+    parts, whole = np.empty((2, BLOCK), F32), np.empty(BLOCK, I32)
+    for row in stored.rows[start:stop]:
+        logits, of_row, least = stored.logits[row], sums[row], cut[row]
+        its = mass_row(top[row], stored.temperature[row])
+        for base in range(0, num_ids, BLOCK):
+            part = logits[base : base + BLOCK]
+            if words_of_block(part, stored.first_id + base, words) < least:
+                continue
+            weigh_moments(part, its, parts, whole, mass, moment)
+            sum_mass, sum_moment = I64(0), I64(0)
+            for j in range(len(part)):
+                reaches = words[j] >= least
+                sum_mass += mass[j] if reaches else I64(0)
+                sum_moment += moment[j] if reaches else I64(0)
+            of_row[0] += sum_mass
+            of_row[1] += sum_moment
 
 
 @jit(entry=True)
@@ -177,22 +181,24 @@ def best_of_first_rows(start, stop, part, arguments):
     num_rows, count = first.shape
     top_k, total_log_min_p, log_min_p, top_p = limits
     noise, logits = noise_of(draws, np.arange(num_rows)), np.empty(count, F32)
-    mass, below = np.empty(count, I64), np.empty(count, F64)
+    power, mass = np.empty(count, F32), np.empty(count, I64)
     for i in range(start, stop):
         for j in range(count):
             logits[j] = value_of(first[i, j])
-        weigh_block(logits, logits[0], temperature[i], mass, below)
+        top, heat = logits[0], temperature[i]
+        weigh_block(logits, mass_row(top, heat), power, mass)
+        total_floor = min_p_floor(top, heat, total_log_min_p[i])
+        floor = min_p_floor(top, heat, log_min_p[i])
         total, before, last = I64(0), I64(0), min(count, top_k[i])
         for j in range(last):
-            if first[i, j] >= I64(LOWEST_DRAWABLE) and below[j] >= total_log_min_p[i]:
-                total += mass[j]
+            total += mass[j] if logits[j] >= total_floor else I64(0)
         limit = I64(math.ceil(F64(total) * top_p[i])) if top_p[i] < 1.0 else I64(2**62)
         for j in range(last):
-            word, kept = first[i, j], below[j] >= log_min_p[i] and before < limit
+            kept = logits[j] >= floor and before < limit
             before += mass[j]
-            if not kept or word < I64(LOWEST_DRAWABLE):
+            if not kept:
                 continue
-            token_id = I64(TOKEN_MASK) - (word & I64(TOKEN_MASK))
+            token_id = I64(TOKEN_MASK) - (first[i, j] & I64(TOKEN_MASK))
             for s in range(draws.samples):
                 score = exact_score(logits[j], token_id, stream_of(noise, i, s))
                 out[i, s] = max(out[i, s], pack(score, token_id))
@@ -216,9 +222,9 @@ def digits_of_rows(start, stop, part, arguments):
     """
     stored, top, prefix, shift, weighs, bins = arguments
     num_ids = stored.logits.shape[1]
-    mass, below, words = np.ones(BLOCK, I64), np.empty(BLOCK, F64), np.empty(BLOCK, I64)
+    power, mass, words = np.empty(BLOCK, F32), np.ones(BLOCK, I64), np.empty(BLOCK, I64)
     for row in stored.rows[start:stop]:
-        logits = stored.logits[row]
+        logits, its = stored.logits[row], mass_row(top[row], stored.temperature[row])
         for base in range(0, num_ids, BLOCK):
             part, found = logits[base : base + BLOCK], 0
             words_of_block(part, stored.first_id + base, words)
@@ -230,7 +236,7 @@ def digits_of_rows(start, stop, part, arguments):
             if not found:
                 continue
             if weighs:
-                weigh_block(part, top[row], stored.temperature[row], mass, below)
+                weigh_block(part, its, power, mass)
             for j in range(len(part)):
                 if words[j] > 0:
                     bins[row, ~(words[j] >> I64(shift)) & I64(DIGITS - 1)] += mass[j]

@@ -5,10 +5,10 @@
                        certain, all mass at the draft token; q = 0 where there is no draft
     residual           max(c · p_v - q_v, 0), c = 1 or a prefix's coefficient
 
-Masses are those of `core.order`, so what ranks sum, and what follows from the sums, does not depend
-on the number of ranks, shards or tiles. The law of the masses is within V · 2^-41 of the softmax in
-total variation, because a token less likely than 2^-41 of the likeliest has no mass. A greedy row,
-and one with a +inf logit, is certain of its first token.
+Masses are those of `core.masses`, so what ranks sum, and what follows from the sums, does not
+depend on the number of ranks, shards or tiles. The law of the masses is within
+max(2^-22, 0.51 V · 2^-40) of the softmax in total variation: a token less likely than 2^-41 of the
+likeliest has no mass. A greedy row, and one with a +inf logit, is certain of its first token.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tpsample.core import word
-from tpsample.core.order import TOP_MASS, below_top, masses, order_words
+from tpsample.core.masses import TOP_MASS, masses
+from tpsample.core.order import order_words
 from tpsample.core.word import Status
 from tpsample.logits.kept_sets import find_cut
 from tpsample.logits.shard_logits import ShardLogits
@@ -142,9 +143,9 @@ class Laws:
         for tile in _tiles(self.target):
             first_id = self.first_id + tile.start
             logits = self.target[:, :, tile]
-            below = below_top(logits, self.top.unsqueeze(2), self.temperature.unsqueeze(2))
+            mass = masses(logits, self.top.unsqueeze(2), self.temperature.unsqueeze(2))
             kept = order_words(logits, first_id) >= self.cut.unsqueeze(2)
-            yield first_id, masses(below) * kept, self._draft_masses(first_id, tile, logits)
+            yield first_id, mass * kept, self._draft_masses(first_id, tile, logits)
 
     def _draft_masses(self, first_id: int, tile: slice, target: Tensor) -> Tensor:
         if self.draft is None:
@@ -153,10 +154,10 @@ class Laws:
         logits = self.draft[:, :, tile].float()
         positions = logits.shape[1]
         temperature = self.temperature[:, :positions].unsqueeze(2)
-        below = below_top(logits, self.draft_top[:, :positions].unsqueeze(2), temperature)
+        mass = masses(logits, self.draft_top[:, :positions].unsqueeze(2), temperature)
         possible = (logits > -torch.inf) & (self.drafts[:, :positions] >= 0).unsqueeze(2)
         draft = torch.zeros_like(target, dtype=torch.int64)
-        draft[:, :positions] = masses(below) * possible
+        draft[:, :positions] = mass * possible
         return draft
 
     def residual_tiles(self, coefficient: Tensor) -> Iterator[tuple[int, Tensor]]:

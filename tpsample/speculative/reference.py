@@ -11,7 +11,8 @@ from torch import Tensor
 from tpsample import reference
 from tpsample.core import word
 from tpsample.core.checks import positions_tensor
-from tpsample.core.order import TOP_MASS, below_top, masses, order_words
+from tpsample.core.masses import TOP_MASS, masses
+from tpsample.core.order import order_words
 from tpsample.core.row_noise import SeedSource, safe_temperature
 from tpsample.core.word import Status
 from tpsample.noise import row_stream, tile_noise
@@ -112,7 +113,7 @@ def _target_law(logits: Tensor, batch: BatchView) -> Tensor:
     temperature, random = safe_temperature(batch.temperature.unsqueeze(1))
     first = words == words.amax(dim=1, keepdim=True)
     kept = torch.where(random & (top < torch.inf), kept, first)
-    mass = masses(below_top(logits, top, temperature)) * kept
+    mass = masses(logits, top, temperature) * kept
     return mass.double() / mass.sum(dim=1, keepdim=True).clamp(min=1).double()
 
 
@@ -124,7 +125,7 @@ def _draft_law(draft: Tensor | None, drafts: Tensor, batch: StepBatch, like: Ten
     elif draft.shape[1]:
         logits = draft.float()
         temperature, _ = safe_temperature(batch.temperature.view(-1, 1, 1))
-        below = below_top(logits, logits.amax(dim=2, keepdim=True), temperature)
-        mass[:, :-1] = masses(below) * (logits > -torch.inf)
+        q = masses(logits, logits.amax(dim=2, keepdim=True), temperature)
+        mass[:, :-1] = q * (logits > -torch.inf)
     mass *= (drafts >= 0).unsqueeze(2)
     return mass.double() / mass.sum(dim=2, keepdim=True).clamp(min=1).double()

@@ -2,9 +2,9 @@
 
     x_u      logit of id u: soft-cap(scale · h · w_u)
     y_u      (x_u - max x) / T, the maximum over the row's set S
-    q_u      rint(2^40 · e^(y_u)), Z = Σ q_u over S            the masses of `tpsample.core.order`
+    q_u, m_u masses and moments of `tpsample.core.masses`, Z = Σ q_u over S
     logprob  y_v - ln(Z / 2^40)                                v the drawn token
-    entropy  ln(Z / 2^40) - Σ q_u y_u / Z
+    entropy  ln(Z / 2^40) + ln 2 · Σ m_u / Z
 
     ∂ logprob / ∂ x_u = (1[u = v] - p_u) / T                   p_u = e^(y_u) · 2^40 / Z
     ∂ entropy / ∂ x_u = -p_u (ln p_u + entropy) / T
@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tpsample.core.order import TOP_MASS, below_top, masses
+from tpsample.core.masses import LN2, TOP_MASS, masses_and_moments
+from tpsample.core.order import below_top
 from tpsample.core.score import Head
 from tpsample.training.kept_tokens import KeptTokens
 from tpsample.training.products import (
@@ -106,9 +107,9 @@ class KeptLogprobsFunction(torch.autograd.Function):
         top = torch.full_like(rows, -torch.inf, dtype=logits.dtype)
         top.scatter_reduce_(0, row_of, logits, "amax")
         temperature = scored.temperature
-        below = below_top(logits, top[row_of], temperature[row_of])
-        weights = _masses_and_moments if logits.dtype == torch.float32 else _smooth_masses
-        listed = weights(below)
+        weights = masses_and_moments if logits.dtype == torch.float32 else _smooth_masses
+        its = logits, top[row_of], temperature[row_of]
+        below, listed = below_top(*its), torch.stack(weights(*its), dim=-1)
         sums = listed.new_zeros(len(rows), 2).index_add_(0, row_of, listed)
         drawn = torch.zeros_like(rows)
         is_drawn = ids == scored.token_ids[row_of]
@@ -117,8 +118,8 @@ class KeptLogprobsFunction(torch.autograd.Function):
             tile = tile_products(hidden_states[part], weight[: len(scored.ranks.shard)])
             tile = logits_of(tile, scored.head)
             top[part] = scored.ranks.largest(_amax(tile))
-            under = below_top(tile, top[part, None], temperature[part, None])
-            sums[part] = scored.ranks.sum(weights(under).sum(dim=1))
+            pair = weights(tile, top[part, None], temperature[part, None])
+            sums[part] = scored.ranks.sum(torch.stack([x.sum(dim=1) for x in pair], dim=-1))
             own, column = _owned_tokens(scored, part)
             each = _from_owner(tile[own, column], own, len(part), scored.ranks)
             drawn[part] = below_top(each, top[part], temperature[part])
@@ -126,7 +127,7 @@ class KeptLogprobsFunction(torch.autograd.Function):
         log_total = (total[:, 0] / TOP_MASS).log()
         is_number = top.isfinite()
         values = (drawn - log_total).where(is_number, torch.nan)
-        entropies = (log_total + total[:, 1] / total[:, 0]).where(is_number, torch.nan)
+        entropies = (log_total + LN2 * (total[:, 1] / total[:, 0])).where(is_number, torch.nan)
         ctx.save_for_backward(hidden_states, weight, products, top, log_total, entropies)
         ctx.scored = scored
         return values, entropies
@@ -209,14 +210,8 @@ def _amax(tile: Tensor) -> Tensor:
     return torch.cat([lowest, tile], dim=1).amax(dim=1)
 
 
-def _masses_and_moments(below: Tensor) -> Tensor:
-    """Return int64 [..., 2], q and rint(-q y) of y <= 0, as a step sums them."""
-    mass = masses(below)
-    moment = torch.where(mass > 0, -mass.double() * below, 0.0).round_().to(torch.int64)
-    return torch.stack([mass, moment], dim=-1)
-
-
-def _smooth_masses(below: Tensor) -> Tensor:
-    """Return what `_masses_and_moments` rounds, float64, for gradients by small differences."""
+def _smooth_masses(logits: Tensor, top: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what `masses_and_moments` rounds, float64, for gradients by small differences."""
+    below = below_top(logits, top, temperature)
     mass = below.exp() * TOP_MASS
-    return torch.stack([mass, (-mass * below).where(mass > 0, 0.0)], dim=-1)
+    return mass, (-mass * below / LN2).where(mass > 0, 0.0)

@@ -1,0 +1,212 @@
+"""Masses and moments: the page and its vectors, errors, and the same bits in every backend."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tests.support import masses_checker, masses_vectors
+from tests.support.modules import imported_modules
+from tpsample.core import masses
+from tpsample.core.order import below_top, min_p_floor
+from tpsample.kernels import masses as triton_masses
+from tpsample.kernels import order as triton_order
+from tpsample.native import passes
+from tpsample.native.threads import in_ranges
+
+VECTORS = json.loads(masses_vectors.FILE.read_text())
+CHECKER = Path(masses_checker.__file__)
+LARGEST = float(np.finfo(np.float32).max)
+N = 256
+"""Logits of a row."""
+
+# -- the page ----------------------------------------------------------------------------------
+
+
+def test_the_vectors_hold_in_a_program_that_knows_numpy_and_nothing_of_tpsample() -> None:
+    imported = imported_modules(CHECKER)
+    names = ("__future__.annotations", "json", "sys", "pathlib.Path", "typing.Any", "numpy")
+    assert imported == set(names)
+    command = [sys.executable, "-I", str(CHECKER), str(masses_vectors.FILE)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "33 test vectors hold\n", done.stderr
+
+
+def test_the_vectors_are_what_the_package_computes() -> None:
+    assert masses_vectors.FILE.read_text() == masses_vectors.as_text()
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"), [("rows", "masses"), ("rows", "moments"), ("floors", "floor")]
+)
+def test_a_wrong_vector_is_noticed(kind: str, field: str) -> None:
+    changed = copy.deepcopy(VECTORS)
+    its = changed[kind][1]
+    if kind == "rows":
+        its[field][5] = str(int(its[field][5]) + 1)
+    else:
+        its[field] = f"{int(its[field], 16) + 1:08x}"
+    with pytest.raises(AssertionError):
+        masses_checker.check(changed)
+
+
+def test_the_page_names_the_constants_of_the_code() -> None:
+    page = (masses_vectors.FILE.parent / "MASSES.md").read_text()
+    for number in masses.POLYNOMIAL:
+        assert repr(number) in page
+    for number in (masses.LN2_LOW, masses.ROUNDER, masses.NEAR, masses.FLOOR):
+        assert f"{number:g}" in page or repr(number) in page or str(int(number)) in page
+    for number in (masses.LN2_HIGH, masses.LOG2_E):
+        assert f"{number:.23f}".rstrip("0") in page
+
+
+# -- errors ------------------------------------------------------------------------------------
+
+
+def _power_errors(first: int, stop: int, step: int) -> float:
+    worst = 0.0
+    for sign in (0, -(2**31)):
+        for start in range(first, stop, step << 20):
+            bits = np.arange(start, min(stop, start + (step << 20)), step, dtype=np.int32)
+            f = (bits ^ np.int32(sign)).view(np.float32)
+            error = masses_checker.power_of_2(f) / np.exp2(f.astype(np.float64)) - 1
+            worst = max(worst, float(np.abs(error).max()))
+    return worst
+
+
+FIRST, STOP = (int(np.float32(x).view(np.int32)) for x in (2.0**-27, 0.50001))
+
+
+def test_the_polynomial_is_within_its_bound() -> None:
+    assert _power_errors(FIRST, STOP, 997) < 2**-23.2
+
+
+@pytest.mark.long
+def test_the_polynomial_is_within_its_bound_at_every_number() -> None:
+    assert _power_errors(FIRST, STOP, 1) < 2**-23.2
+
+
+def _rows(count: int, seed: int, *, hostile: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits [count, N], their largest, and temperatures."""
+    draw = np.random.default_rng(seed)
+    temperature = 10 ** draw.uniform(-5, 3, count)
+    top = draw.normal(size=count) * 10 ** draw.uniform(-6, 6, count) * np.sqrt(temperature)
+    if hostile:
+        temperature[: count // 4] = 2.0 ** draw.integers(-16, 101, count // 4)
+        tops = [np.inf, -np.inf, np.nan, LARGEST, -LARGEST, 0.0, -0.0, 1e-45, 85.0, 58.9]
+        top[: count // 2 : 2] = draw.choice(tops, -(-count // 4))
+    temperature, top = temperature.astype(np.float32), top.astype(np.float32)[:, None]
+    with np.errstate(all="ignore"):
+        x = (top - draw.exponential(size=(count, N)) * 8 * temperature[:, None]).astype(np.float32)
+    x = np.minimum(x, top)
+    x[:, 0] = top[:, 0]
+    if hostile:
+        x[:, 1:4] = -np.inf, -LARGEST, LARGEST
+        x = np.minimum(x, top)
+    return torch.tensor(x), torch.tensor(top[:, 0]), torch.tensor(temperature)
+
+
+def test_masses_and_entropies_are_within_their_bounds() -> None:
+    logits, top, temperature = _rows(2000, 1, hostile=False)
+    q, m = masses.masses_and_moments(logits, top.unsqueeze(1), temperature.unsqueeze(1))
+    wide = np.longdouble(logits.numpy()), np.longdouble(top.numpy())[:, None]
+    y = (wide[0] - wide[1]) / np.longdouble(temperature.numpy())[:, None]
+    exact = np.exp(y) * np.longdouble(masses.TOP_MASS)
+    error = np.abs(np.longdouble(q.numpy()) - exact)
+    assert (error <= exact * 2**-22 + 0.5).all()
+    assert (q[:, 0] == masses.TOP_MASS).all() and not m[:, 0].any()
+    total = exact.sum(axis=1)
+    sums = np.abs(np.longdouble(q.sum(dim=1).numpy()) - total) / total
+    assert sums.mean() < 1e-8 and sums.max() < 1e-7
+    entropy = np.log(total / masses.TOP_MASS) - (exact * y).sum(axis=1) / total
+    z, mean = q.sum(dim=1).double(), m.sum(dim=1) / q.sum(dim=1).double()
+    found = (z / masses.TOP_MASS).log() + masses.LN2 * mean
+    assert np.abs(np.longdouble(found.numpy()) - entropy).max() < 5e-7
+
+
+def test_a_floor_cuts_what_is_below_it_in_logits_and_no_more() -> None:
+    """Between two neighbours of fp32, as the quotient's rule does, but for its own roundings."""
+    _, top, temperature = _rows(4000, 2, hostile=False)
+    log_min_p = torch.linspace(-20, 0, 4000, dtype=torch.float64)
+    floor = min_p_floor(top, temperature, log_min_p)
+    below = below_top(floor, top, temperature) - log_min_p
+    under = floor.nextafter(torch.full_like(floor, -torch.inf))
+    slack = 2**-50 * (top.double().abs() / temperature + 20)
+    assert (below >= -slack).all()
+    assert (below_top(under, top, temperature) - log_min_p < slack).all()
+
+
+# -- backends ----------------------------------------------------------------------------------
+
+
+def _torch(logits: Tensor, top: Tensor, temperature: Tensor) -> tuple[Tensor, ...]:
+    return masses.masses_and_moments(logits, top.unsqueeze(1), temperature.unsqueeze(1))
+
+
+def _numba(logits: Tensor, top: Tensor, temperature: Tensor) -> tuple[Tensor, ...]:
+    """Each logit is a row, whose sums are its own."""
+    rows = np.arange(logits.numel())
+    each = (x.repeat_interleave(N).numpy() for x in (temperature, top))
+    stored = passes.Stored(logits.numpy().reshape(-1, 1), 0, next(each), rows)
+    sums = np.zeros((len(rows), 2), np.int64)
+    arguments = stored, next(each), np.zeros(len(rows), np.int64), sums
+    in_ranges(passes.mass_from, 0, len(rows), 1, *arguments)
+    return tuple(torch.from_numpy(sums).view(*logits.shape, 2).unbind(dim=2))
+
+
+@triton.jit
+def probe(logits_ptr, top_ptr, temperature_ptr, out_ptr, N: tl.constexpr):  # type: ignore
+    row = tl.program_id(0)
+    offs = row * N + tl.arange(0, N)
+    its = triton_masses.mass_row(tl.load(top_ptr + row), tl.load(temperature_ptr + row))
+    q, m = triton_masses.masses_and_moments(tl.load(logits_ptr + offs), its)
+    tl.store(out_ptr + offs, q)
+    tl.store(out_ptr + tl.num_programs(0) * N + offs, m)
+
+
+def _triton(logits: Tensor, top: Tensor, temperature: Tensor) -> tuple[Tensor, ...]:
+    out = torch.empty(2, *logits.shape, dtype=torch.int64)
+    probe[(len(logits),)](logits, top, temperature, out, N=N)  # type: ignore[index]
+    return tuple(out)
+
+
+def _checker(logits: Tensor, top: Tensor, temperature: Tensor) -> tuple[Tensor, ...]:
+    its = zip(logits.numpy(), top.numpy(), temperature.numpy(), strict=True)
+    found = [masses_checker.masses_and_moments(*each) for each in its]
+    return tuple(torch.from_numpy(np.stack(each)) for each in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("backend", [_torch, _numba, _triton])
+def test_every_backend_finds_the_bits_of_the_page(backend: Callable[..., Any]) -> None:
+    for given in (_rows(150, 3, hostile=True), _rows(150, 4, hostile=False)):
+        for found, expected in zip(backend(*given), _checker(*given), strict=True):
+            assert torch.equal(found, expected)
+
+
+@triton.jit
+def floor_probe(top_ptr, temperature_ptr, log_min_p_ptr, floor_ptr):  # type: ignore
+    row = tl.program_id(0)
+    its = tl.load(top_ptr + row), tl.load(temperature_ptr + row), tl.load(log_min_p_ptr + row)
+    tl.store(floor_ptr + row, triton_order.min_p_floor(its[0], its[1], its[2]))
+
+
+def test_floors_of_the_kernels_are_the_twins() -> None:
+    _, top, temperature = _rows(400, 5, hostile=True)
+    log_min_p = torch.linspace(-20, 0, 400, dtype=torch.float64)
+    log_min_p[::3] = -torch.inf
+    floor = torch.empty_like(top)
+    floor_probe[(400,)](top, temperature, log_min_p, floor)  # type: ignore[index]
+    expected = min_p_floor(top, temperature, log_min_p)
+    assert torch.equal(floor.nan_to_num(nan=7.0), expected.nan_to_num(nan=7.0))
