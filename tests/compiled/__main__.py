@@ -25,7 +25,7 @@ from tests.compiled.coverage import PACKAGE
 from tests.compiled.never_ran import unexplained
 from tests.compiled.page import write_page
 
-QUICK = ("emulator", "few_goldens", "one_push", "planted")
+QUICK = ("few_goldens", "one_push", "planted")
 """The parts that `make test` runs, on sm_90."""
 NORMAL = (
     *("goldens", "peers", "one_push", "plain", "tiles", "stories", "planted", "counts", "emulator"),

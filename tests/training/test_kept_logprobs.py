@@ -63,7 +63,7 @@ def _rollout(dtype: torch.dtype, **head: float) -> tuple[Case, Tensor, Tensor]:
         for row in range(ROWS)
     ]
     batch = SamplingBatch.from_params(params, vocab_size=V, kept_cap=V)
-    with LMHeadSampler(weight, group="alone", **head) as sampler:
+    with LMHeadSampler(weight, group="alone", backend="torch", **head) as sampler:
         out = sampler(states, batch, 5)
     assert out.logprobs is not None
     temperature = torch.tensor([each.temperature for each in params])
