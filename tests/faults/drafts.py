@@ -17,6 +17,10 @@ tpsample/speculative/drawn_drafts.py
     + random = (batch.temperature >= 0)
     > test_drafts_that_are_no_draws_of_their_law_are_told_of_once[greedy]
 tpsample/speculative/acceptance.py
+    a draft that a ratio refused has a kept set
+    - kept_sets_of(stored, batch, ranks, reached(stop, width).flatten())
+    + kept_sets_of(stored, batch, ranks)
+    > test_sets_are_those_of_the_definition[rejection-1]
     an output without drafts has the seeds of the batch
     - seed = batch.seed[::width].clone()
     + seed = batch.seed[::width].contiguous()
@@ -107,6 +111,10 @@ tpsample/speculative/verify.py
     - place < lengths.unsqueeze(1)
     + place <= lengths.unsqueeze(1)
     > test_lengths_end_the_drafts_of_each_row[coupled]
+    a draft that was not emitted has a kept set
+    - sampler._stored(step), batch, sampler.ranks, emitted)
+    + sampler._stored(step), batch, sampler.ranks)
+    > test_sets_are_those_of_the_definition[coupled-1]
     a draft equal to the token of failed rows is accepted
     - sampler._end(step)
     + sampler._finish(step)

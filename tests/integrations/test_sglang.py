@@ -20,7 +20,7 @@ from tpsample.integrations.sglang import (
     SAMPLED,
     check_request,
     params_of,
-    seed_of,
+    seed_of_request,
 )
 
 README = Path(sglang.__file__).with_name("README.md")
@@ -57,9 +57,9 @@ def test_the_readme_names_what_is_refused():
 def test_a_request_without_a_seed_has_that_of_its_name():
     named = SimpleNamespace(rid="a", sampling_params=SimpleNamespace(sampling_seed=None))
     other = SimpleNamespace(rid="b", sampling_params=SimpleNamespace(sampling_seed=None))
-    assert seed_of(named) == seed_of(named) != seed_of(other)
+    assert seed_of_request(named) == seed_of_request(named) != seed_of_request(other)
     named.sampling_params.sampling_seed = 5
-    assert seed_of(named) == 5
+    assert seed_of_request(named) == 5
 
 
 def test_nothing_changes_in_a_server_with_another_backend():
@@ -214,7 +214,7 @@ def test_a_request_of_sglang_is_ours():
     fields = {"top_k": 7, "top_p": 0.9, "min_p": 0.1, "filter_order": "min_p_last"}
     assert params_of(its) == SamplingParams(temperature=0.5, seed=4, **fields)
     assert params_of(asked("a", top_k=1)).greedy
-    assert params_of(asked("a")).seed == seed_of(asked("a"))
+    assert params_of(asked("a")).seed == seed_of_request(asked("a"))
 
 
 def test_modes_that_were_not_tried_are_refused():

@@ -87,6 +87,13 @@ def test_the_drafted_text_is_plain_decodings_in_fewer_steps() -> None:
     assert steps < 0.8 * plain_steps == 0.8 * (example.LENGTH - 2)
 
 
+def test_ratios_over_replayed_sets_are_1() -> None:
+    ratios = _main(_load("replay_rollouts"), Job())
+    assert len(ratios["replayed"]) == 72
+    assert ratios["replayed"] == pytest.approx([1.0] * 72, abs=1e-5)
+    assert max(ratios["over all ids"]) < 0.9
+
+
 @pytest.mark.parametrize("name", [CHEAPEST, *long(*(n for n in NAMES if n != CHEAPEST))])
 def test_it_runs_under_torchrun_as_its_docstring_says(name: str) -> None:
     docstring = ast.get_docstring(ast.parse((EXAMPLES / f"{name}.py").read_text()))

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.request.test_host_slots import GPU
 from tests.support import host_reads
 from tests.support.filtered import Rows, V, grid, kinds_of_logits
 from tests.support.ranks import run_ranks
+from tests.support.slots import GPU
 from tests.support.tiers import long
 from tpsample import KeptSets, SamplingBatch, SamplingParams, reference, verify
 from tpsample.core.order import order_words

@@ -13,11 +13,8 @@ from tests.request.test_slots import graph_rows
 from tests.support.cases import own_sampler
 from tests.support.random_requests import so_far_of
 from tests.support.ranks import run_ranks
-from tests.support.slots import D, V, sampler_of
+from tests.support.slots import GPU, D, V, sampler_of
 from tpsample import SamplingBatch, SamplingParams, verify
-
-GPU = patch("tpsample.core.tensors.READ_ON", ())
-"""The host reads nothing of the device, as on a GPU."""
 
 
 def _eight_slots(**of_slot_3: Any) -> SamplingBatch:

@@ -4,8 +4,8 @@
     q   rint(2^40 · 2^E)                            int64, 0 … 2^40; the top's is 2^40
     m   -q w - rint(2^40 · 2^E f)                   int64, about -q E: the sum of entropies
 
-`MASSES.md` beside this package names each operation and proves the errors: 2^-22.7 of a mass, and
-3·10^-8 of an E. No operation is fused, and none is of float64, so any device finds the same bits.
+`tpsample/MASSES.md` names each operation and proves the errors: at most 2^-22 of a mass. No
+operation is fused, and none is of float64, so any device finds the same bits.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class MassRow(NamedTuple):
 
 
 def mass_row(top: Tensor, temperature: Tensor) -> MassRow:
-    """Return what the masses of rows need.
+    """Return the numbers of rows that their masses need.
 
     Args:
         top: fp32 largest logit of the row, over all ranks.

@@ -148,8 +148,8 @@ def seed_of(master: int, *identity: int) -> int:
         s_0 = master,   s_(i+1) = r0 + 2^32 r1 of the row stream of seed s_i at position identity_i
         and sample i, in a domain of its own;   the seed is the last s, mod 2^63
 
-    So a rollout is drawn again from its master and its identity, in any batch and order, and no two
-    texts share their noise. A name becomes a number by a digest, such as
+    So a rollout is drawn again from its master and its identity, in any batch and order. Two texts
+    share their noise with a chance of 2^-63. A name becomes a number by a digest, such as
     ``int.from_bytes(hashlib.sha256(name).digest()[:8], "big")``.
 
     >>> seed_of(7, 0, 3)

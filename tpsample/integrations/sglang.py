@@ -179,7 +179,7 @@ def params_of(request: Any) -> SamplingParams:
         top_k=its.top_k,
         top_p=its.top_p,
         min_p=its.min_p,
-        seed=seed_of(request),
+        seed=seed_of_request(request),
         filter_order="min_p_last",
     )
 
@@ -204,7 +204,7 @@ def check_request(request: Any) -> None:
             raise UnsupportedParameter(f"{name}: not known to tpsample")
 
 
-def seed_of(request: Any) -> int:
+def seed_of_request(request: Any) -> int:
     """Return the seed of a request in its batch; one that names none has that of its own name.
 
     SGLang's names are random, and the same on every rank.
@@ -223,7 +223,7 @@ def masks_of(
 
     They are ids int32 [N, width], how many there are, the log-probability of the token among them,
     those of all ids for the rows `support` of the N, and a status: 0 with a set, 1 if it is larger
-    than the cap, 2 if the row has no token.
+    than the cap or of all ids, 2 if the row has no token.
     """
     starts, counts = kept.offsets[rows], kept.offsets.diff()[rows]
     place = torch.arange(width, device=rows.device)

@@ -79,15 +79,16 @@ def _may_read(batch: BatchView) -> bool:
 def kept_sets_of(
     rows: ShardLogits, batch: BatchView, ranks: Ranks, drawn: Tensor | None = None
 ) -> KeptSets | None:
-    """Return the kept sets of all rows, None without `kept_cap` or rows. Collective.
+    """Return the kept sets of all rows, None if the batch has no `kept_cap`. Collective.
 
     Args:
-        rows: the logits of all rows.
+        rows: the logits of all rows, one at least.
         drawn: bool [R], the rows that drew a token; None for all. Padding never does.
     """
     cap, filters = batch.plan.kept_cap, batch.plan.filters
-    if cap is None or filters is None:
+    if cap is None:
         return None
+    assert filters is not None
     if batch.undrawn is not None:
         there = ~batch.undrawn.rows
         drawn = there if drawn is None else drawn & there

@@ -1,0 +1,54 @@
+"""Ratios of a rollout of a toy in place of the bundled model."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.lab.harness import Run
+from benchmarks.questions import replay
+
+V, D = 500, 16
+
+
+def _toy(_: Any, job: Any, dtype: torch.dtype) -> Any:
+    """A trunk that looks at one token."""
+    generator = torch.Generator().manual_seed(4)
+    weight, embedding = (torch.randn(V, D, generator=generator).to(dtype) for _ in range(2))
+    return SimpleNamespace(
+        lm_head=SimpleNamespace(weight=weight),
+        prompt_token_ids=lambda text: [len(text), 7],
+        hidden_states=lambda ids, **_: (embedding[ids], None),
+    )
+
+
+def _rows(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    monkeypatch.setattr(replay, "load", _toy)
+    return [row for rows in replay.rows(Run.small()) for row in rows]
+
+
+def test_replayed_ratios_are_1_and_others_are_not(monkeypatch):
+    found = _rows(monkeypatch)
+    facts = [row for row in found if row["of"] == "all"]
+    assert len(facts) == 8
+    for row in facts:
+        assert (row["exactly_1_percent"] == 100) == (row["candidate"] == "replayed")
+        assert (row["mean"] < 0.95) == (row["candidate"] == "all ids")
+        bins = [each["percent"] for each in found if each["of"] == "bin"
+                and all(each[name] == row[name] for name in ("shape", "candidate"))]  # fmt: skip
+        assert sum(bins) == pytest.approx(100)
+
+
+def test_ranks_that_score_otherwise_are_told(monkeypatch):
+    own = replay.kept_logprobs
+
+    def wrong(*given: Any, **how: Any) -> Any:
+        scores = own(*given, **how)
+        return scores if "group" in how else scores._replace(logprobs=scores.logprobs + 1e-9)
+
+    monkeypatch.setattr(replay, "kept_logprobs", wrong)
+    with pytest.raises(AssertionError, match="ranks score otherwise than one"):
+        _rows(monkeypatch)
