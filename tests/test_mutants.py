@@ -49,7 +49,6 @@ b.py
             faults(f"a.py\n    one\n    > {name}")
 
 
-@pytest.mark.long
 def test_every_test_of_the_table_is_there():
     tests = {test for fault in FAULTS for test in fault.tests}
     assert mutants.run_tests(mutants.ROOT, ["--collect-only", *tests], 300) == ""

@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.lab.harness import Run
 from benchmarks.questions import replay
+from tpsample.agreement import construction
 
 V, D = 500, 16
 
@@ -27,6 +28,8 @@ def _toy(_: Any, job: Any, dtype: torch.dtype) -> Any:
 
 def _rows(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     monkeypatch.setattr(replay, "load", _toy)
+    monkeypatch.setattr(replay, "PROMPTS", replay.PROMPTS[:2])
+    monkeypatch.setattr(construction, "interpreted", lambda: False)
     return [row for rows in replay.rows(Run.small()) for row in rows]
 
 

@@ -165,7 +165,7 @@ tpsample/request/step_batch.py
     a batch takes another vocabulary and device
     - _FIXED: ClassVar[Mapping[str, str]] = {
     + _LEFT: ClassVar[Mapping[str, str]] = {
-    > test_a_process_alone_is_told[another vocabulary for tensors of an engine]
+    > test_a_process_alone_is_told[another vocabulary for a batch]
     > test_a_process_alone_is_told[room for more rows]
     a written temperature that counts as 0 is not told of
     - if not temperature >= 0:
