@@ -1,6 +1,7 @@
 """Nothing that a peer or a file sends is unpickled, evaluated or given to a shell.
 
-The one exception is the user's own cache of compiled kernels (`tests/native/test_kernel_cache.py`).
+The one exception is the user's own cache of compiled kernels: see
+`tests/backends/numba_/test_kernel_cache.py`.
 """
 
 import ast

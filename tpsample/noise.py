@@ -11,7 +11,7 @@
 Winners have u close to 0, where a float has full relative precision, so no token is too rare to be
 drawn: P(e < x) is right down to x = 2^-46, while that of fp32 -log(-log(rand)) ends at 2^-24.
 
-This is the definition, and `tpsample.kernels.noise` is its jitted twin. Here every fp32 operation
+This is the definition, and `triton_.kernels.noise` is its jitted twin. Here every fp32 operation
 is computed in float64 and rounded once, as a fused multiply-add does.
 
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), for Philox.

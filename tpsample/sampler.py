@@ -14,11 +14,11 @@ from tpsample import compiled
 from tpsample.agreement.arguments import BackendName, ExchangeName, ScreeningName, refuse_unknown
 from tpsample.agreement.construction import agree
 from tpsample.agreement.step_checks import MISSING
+from tpsample.backends.triton_.tile_table import tile_ends
 from tpsample.core.handles import handle_of
 from tpsample.core.tensors import ordinary_tensors
 from tpsample.core.vocab_shard import VocabShard
-from tpsample.local.tile_table import tile_ends
-from tpsample.logits.finish import prompt_logprobs
+from tpsample.filters.finish import prompt_logprobs
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.kinds import KINDS, Kind, batches_of
@@ -39,7 +39,7 @@ class LMHeadSampler(Steps):
     candidate per row, the ranks exchange 8 bytes per row, and all return the same token. For given
     hidden states it depends on nothing but its row: not on the number of ranks, shards, tiles,
     other rows or the exchange. Of rows with top_k, top_p, min_p or logprobs each rank stores its
-    own part of the logits, and the ranks exchange some integers more (`tpsample.logits`). Logits
+    own part of the logits, and the ranks exchange some integers more (`tpsample.filters`). Logits
     that the caller computed, a shard's columns per rank, are sampled by `sample_logits`.
 
     Building a sampler is collective over `group`, because the ranks compare their arguments: if
@@ -78,7 +78,7 @@ class LMHeadSampler(Steps):
             exact dot product, rounded once to fp32, with both of the last.
         screening: None, or "int8": steps of up to 64 rows × samples first read an 8-bit copy of the
             weights, then the weights of the few tokens that a bound cannot rule out: the same
-            tokens for about half the bytes (`tpsample.screening`). A step on a GPU with filters
+            tokens for about half the bytes (`backends.screening`). A step on a GPU with filters
             or logprobs in any row reads all weights; on a CPU steps of three rows or more do,
             which is faster there. The copy takes D + 12 bytes per row of the shard; on a GPU D is
             rounded up to 128, and 17 bytes more are working memory. It does not follow weights

@@ -18,15 +18,15 @@ from tpsample.agreement.caller_tensors import CallerTensors
 from tpsample.agreement.desync import DesyncDetector
 from tpsample.agreement.step import StepAgreement
 from tpsample.agreement.step_checks import StepChecks
+from tpsample.backends import make_backend
+from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core.ranges import range_of
 from tpsample.core.sealed import Sealed
 from tpsample.core.tensors import capturing, readable
 from tpsample.core.word import NO_TOKEN, warn_of_failed
 from tpsample.errors import PeerLost
 from tpsample.exchange import make_exchange
-from tpsample.local import make_backend
-from tpsample.logits.finish import candidates_of, finish_logits, kept_sets_of, shard_logits
-from tpsample.logits.shard_logits import ShardLogits
+from tpsample.filters.finish import candidates_of, finish_logits, kept_sets_of, shard_logits
 from tpsample.output import SampleOutput, VerifyOutput
 from tpsample.request.moving_on import REBUILT, Rebuilt
 from tpsample.request.plan import BatchPlan, BatchView

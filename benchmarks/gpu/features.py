@@ -29,7 +29,7 @@ from tpsample import (
     VocabShard,
     reference,
 )
-from tpsample.local.screen_launches import accumulation_error
+from tpsample.backends.triton_.screen_launches import accumulation_error
 from tpsample.request.kinds import KINDS, batches_of
 
 ODD_BOUNDS = (33331, 64000)

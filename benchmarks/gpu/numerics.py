@@ -26,7 +26,7 @@ from benchmarks.lab.problem import (
 )
 from benchmarks.lab.timing import one_line
 from tpsample import SamplingBatch, SamplingParams, VocabShard
-from tpsample.local.tile_table import Tile, all_tiles
+from tpsample.backends.triton_.tile_table import Tile, all_tiles
 from tpsample.request.step import Inputs
 
 MAX_ERROR = 1.1e-5

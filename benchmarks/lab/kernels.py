@@ -3,9 +3,17 @@
 import triton
 import triton.language as tl
 
-from tpsample.kernels.lm_head import product_tile
-from tpsample.kernels.noise import NoiseRows, log2_exponential, low_base, store_row_noise
-from tpsample.kernels.overlap import let_next_launch_start, wait_for_previous_launch
+from tpsample.backends.triton_.kernels.lm_head import product_tile
+from tpsample.backends.triton_.kernels.noise import (
+    NoiseRows,
+    log2_exponential,
+    low_base,
+    store_row_noise,
+)
+from tpsample.backends.triton_.kernels.overlap import (
+    let_next_launch_start,
+    wait_for_previous_launch,
+)
 
 
 @triton.jit

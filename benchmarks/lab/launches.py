@@ -25,7 +25,7 @@ import torch
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-from tpsample.logits.shard_logits_triton import TritonShardLogits
+from tpsample.backends.triton_.passes import TritonShardLogits
 
 _INT32 = range(-(2**31), 2**31)
 

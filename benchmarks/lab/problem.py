@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tpsample import LMHeadSampler, SampleOutput, SamplingBatch, SamplingParams, reference
-from tpsample.local.tile_table import Tile
+from tpsample.backends.triton_.tile_table import Tile
 
 _ORACLE_ROWS = 64
 
@@ -223,7 +223,7 @@ def make_sampler(weight: Tensor, rows: int, **options: Any) -> LMHeadSampler:
 
 def override_tile(sampler: LMHeadSampler, tile: Tile | None) -> None:
     """Let the sampler take `tile` whatever the table says; None is what the table says."""
-    from tpsample.local.triton_backend import TritonBackend
+    from tpsample.backends.triton_.launch import TritonBackend
 
     assert isinstance(sampler.local, TritonBackend)
     sampler.local.tile = tile

@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.lab import kernels
 from benchmarks.lab.baselines import has_triton
 from benchmarks.lab.timing import Timing
-from tpsample.local.tile_table import Gpu, Tile, interpreter_tile, tile_for
+from tpsample.backends.triton_.tile_table import Gpu, Tile, interpreter_tile, tile_for
 
 READ_PROGRAMS_PER_SM = (4, 8, 16)
 """Grids of the read kernel that are tried; the fastest one is the limit."""

@@ -36,9 +36,8 @@ from benchmarks.lab.absent import AbsentGpu
 from benchmarks.lab.problem import Problem, make_sampler, make_weight
 from tpsample import SampleOutput, SamplingBatch, SamplingParams, VocabShard
 from tpsample.agreement import construction
+from tpsample.backends.triton_ import decode, launch
 from tpsample.core import tensors
-from tpsample.kernels import decode
-from tpsample.local import triton_backend
 from tpsample.ranks.ranks import Ranks
 
 ROUNDS = 7
@@ -106,7 +105,7 @@ def overheads(rows: int, times: int) -> dict[str, dict[str, float]]:
     """Return the walk of each step, and its µs without Triton and with it."""
     steps = steps_of(rows)
     with (  # this package's own Python and nothing else
-        patch.object(triton_backend, "lm_head_kernel", NoKernel()),
+        patch.object(launch, "lm_head_kernel", NoKernel()),
         patch.object(decode, "decode_kernel", NoKernel()),
     ):
         found: dict[str, dict[str, float]] = {

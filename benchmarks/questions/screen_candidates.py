@@ -1,6 +1,6 @@
 """Counts the tokens that can still win after the 8-bit pass, on real rows of the bundled model.
 
-The counts are those of `tpsample.kernels.screening`: ids whose upper end reaches the row's
+The counts are those of `backends.triton_.kernels.screening`: ids whose upper end reaches the row's
 threshold, and the groups of 16 that hold them, which the LM head then reads.
 """
 
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from benchmarks.lab.harness import Benchmark, Run
 from benchmarks.lab.results import Row, View
+from tpsample.backends.screening.int8_copy import Int8Copy, limbs
+from tpsample.backends.triton_.screen_launches import GROUP, accumulation_error
 from tpsample.core.row_noise import RowNoise
 from tpsample.core.score import Head, logits_tile, score_tile
 from tpsample.distributed import Job
-from tpsample.local.screen_launches import GROUP, accumulation_error
-from tpsample.screening.int8_copy import Int8Copy, limbs
 
 TEMPERATURES = (0.0, 0.7, 1.0, 1.3)
 PROMPTS = (

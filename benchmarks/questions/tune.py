@@ -22,8 +22,8 @@ from benchmarks.lab.harness import Benchmark, Run
 from benchmarks.lab.problem import Problem, WrongToken, make_sampler, override_tile, tile_text
 from benchmarks.lab.results import Result, Row, View, row, with_ratios
 from tpsample import VocabShard
-from tpsample.local import tile_table
-from tpsample.local.tile_table import Gpu, MeasuredTile, Tile
+from tpsample.backends.triton_ import tile_table
+from tpsample.backends.triton_.tile_table import Gpu, MeasuredTile, Tile
 
 WORLD_SIZES = (8, 1)
 MIN_GAIN = 1.02

@@ -18,21 +18,21 @@ from unittest.mock import patch
 import torch
 import triton
 
-import tpsample.kernels
+import tpsample.backends.triton_.kernels
 from benchmarks.lab.launches import Launch, Pointer, filled, listed
 from benchmarks.lab.problem import make_sampler, override_tile
 from benchmarks.lab.ranks import even_shards
 from benchmarks.static.aot import GPUS
 from tpsample import LMHeadSampler, SamplingBatch, verify
 from tpsample.agreement import construction
+from tpsample.backends.triton_.screen_launches import MAX_SLOTS, SCREEN_TILES
+from tpsample.backends.triton_.tile_table import MAX_BLOCK_B, Gpu, Tile, fitted, is_short, rule
 from tpsample.core.machine import OVERLAP_ARCH
-from tpsample.local.screen_launches import MAX_SLOTS, SCREEN_TILES
-from tpsample.local.tile_table import MAX_BLOCK_B, Gpu, Tile, fitted, is_short, rule
 from tpsample.ranks.virtual import VirtualWorld
 from tpsample.request.kinds import KINDS, Kind, batches_of
 
-LM_HEAD = "tpsample.kernels.lm_head:lm_head_kernel"
-SCREEN = "tpsample.kernels.screening:screen_kernel"
+LM_HEAD = "tpsample.backends.triton_.kernels.lm_head:lm_head_kernel"
+SCREEN = "tpsample.backends.triton_.kernels.screening:screen_kernel"
 GREEDY = "benchmarks.lab.kernels:greedy_kernel"
 ROW_NOISE = "benchmarks.lab.kernels:row_noise_kernel"
 
@@ -125,9 +125,11 @@ def lm_head(arch: int, tile: Tile, dtype: torch.dtype) -> Subject:
 
 
 def package_kernels() -> set[str]:
-    """Return the jitted functions of `tpsample.kernels` that are launched, named `…_kernel`."""
+    """Return the jitted functions of the package that are launched, named `…_kernel`."""
     found = set()
-    for module in pkgutil.iter_modules(tpsample.kernels.__path__, "tpsample.kernels."):
+    for module in pkgutil.iter_modules(
+        tpsample.backends.triton_.kernels.__path__, "tpsample.backends.triton_.kernels."
+    ):
         for name, value in vars(import_module(module.name)).items():
             if name.endswith("_kernel") and isinstance(value, triton.JITFunction):
                 found.add(f"{value.__module__}:{name}")

@@ -50,7 +50,7 @@ from benchmarks.static.sass import (
     push_order_faults,
     spills,
 )
-from tpsample.local.tile_table import Tile, all_tiles
+from tpsample.backends.triton_.tile_table import Tile, all_tiles
 
 DTYPE_NAMES = {dtype: name for name, dtype in {**DTYPES, "i8": torch.int8}.items()}
 MAX_EPILOGUE = 31.0

@@ -25,7 +25,7 @@ import triton
 from benchmarks.lab.launches import Launch, filled, listed, searched
 from benchmarks.static.builds import samplers_of
 from tpsample import LMHeadSampler
-from tpsample.local.tile_table import tile_ends
+from tpsample.backends.triton_.tile_table import tile_ends
 
 SHAPE = (8192, 2048)
 """Of the weight, in bf16; a larger vocabulary has the same kernels."""

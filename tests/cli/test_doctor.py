@@ -27,7 +27,7 @@ def test_alone():
 
 def test_a_cache_says_how_many_kernels_it_lacks(monkeypatch):
     pytest.importorskip("numba", reason="needs the extra cpu")
-    from tpsample.native import compiled_ahead
+    from tpsample.backends.numba_.kernels import compiled_ahead
 
     for missing, said in ((0, "warm"), (2, "2 of 17 to be compiled, about 4 s")):
         monkeypatch.setattr(compiled_ahead, "entries", lambda weight: [None] * 17)

@@ -10,7 +10,7 @@ from typing import Any
 
 import triton.language
 
-import tpsample.kernels
+import tpsample.backends.triton_.kernels
 from tests.compiled.coverage import merged
 
 UNKNOWN = "nobody knows"
@@ -28,7 +28,7 @@ _REASONS = (
 """A pattern of the source line, the opcode and the outcome, and the reason."""
 _FOLDERS = tuple(
     Path(module.__file__).parent
-    for module in (tpsample.kernels, triton.language)
+    for module in (tpsample.backends.triton_.kernels, triton.language)
     if module.__file__
 )
 

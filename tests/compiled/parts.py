@@ -30,7 +30,7 @@ from tests.support.random_heads import ModelHead
 from tests.support.random_requests import THEMES
 from tests.support.virtual import in_turn
 from tpsample import VocabShard
-from tpsample.local.tile_table import Gpu, Tile, all_tiles, fitted
+from tpsample.backends.triton_.tile_table import Gpu, Tile, all_tiles, fitted
 from tpsample.ranks.virtual import VirtualRanks, VirtualWorld
 
 EXACT = [part for part in GOLDEN_PARTS if part != "cancelling"]

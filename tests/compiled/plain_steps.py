@@ -15,10 +15,10 @@ import torch
 from tests.support.judging import Tally
 from tests.support.settings import settings_of
 from tpsample import SamplingBatch, SamplingParams, VocabShard, reference
+from tpsample.backends.triton_.launch import TritonBackend
+from tpsample.backends.triton_.tile_table import Tile
 from tpsample.core import word
 from tpsample.exchange.base import Exchange
-from tpsample.local.tile_table import Tile
-from tpsample.local.triton_backend import TritonBackend
 
 
 @dataclass

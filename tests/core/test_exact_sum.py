@@ -11,10 +11,10 @@ from torch import Tensor
 
 from tests.support.screening import Problem, backends, words
 from tpsample import SamplingBatch, SamplingParams, VocabShard
+from tpsample.backends.numba_.kernels.arrays import array_of
+from tpsample.backends.numba_.kernels.compiling import jit
+from tpsample.backends.numba_.kernels.numbers import as_fp32, exact_dot
 from tpsample.core.exact_sum import exact_products, exact_sums
-from tpsample.native.arrays import array_of
-from tpsample.native.compiling import jit
-from tpsample.native.numbers import as_fp32, exact_dot
 
 V, D = 370, 96
 

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from tests.support import masses_checker, masses_vectors
 from tests.support.modules import imported_modules
+from tpsample.backends.numba_.kernels import passes
+from tpsample.backends.numba_.kernels.threads import in_ranges
+from tpsample.backends.triton_.kernels import masses as triton_masses
+from tpsample.backends.triton_.kernels import order as triton_order
 from tpsample.core import masses
 from tpsample.core.order import below_top, min_p_floor
-from tpsample.kernels import masses as triton_masses
-from tpsample.kernels import order as triton_order
-from tpsample.native import passes
-from tpsample.native.threads import in_ranges
 
 VECTORS = json.loads(masses_vectors.FILE.read_text())
 CHECKER = Path(masses_checker.__file__)

@@ -10,16 +10,16 @@ import random
 import pytest
 import torch
 
+import tpsample.backends.triton_.launch
 import tpsample.exchange.peer
-import tpsample.local.triton_backend
 from tests.support.cases import Case, even_shards, uneven_shards
 from tests.support.settings import settings_of
 from tests.support.tiers import long
 from tests.support.virtual import Spy, assert_all_equal, step, virtual
 from tpsample import LMHeadSampler, PeerLost, Status, VocabShard
+from tpsample.backends.torch_.launch import TorchBackend
+from tpsample.backends.triton_.kernels.inbox import chunk_of_tile, tiles_of_chunk
 from tpsample.core import word
-from tpsample.kernels.inbox import chunk_of_tile, tiles_of_chunk
-from tpsample.local.torch_backend import TorchBackend
 from tpsample.request.step import Inputs
 
 CANARY = -987654321
@@ -107,11 +107,11 @@ def test_a_chunk_is_pushed_by_its_last_tile_and_not_before(monkeypatch):
     """Stops the launch after each of its programs: 5 tiles in 2 chunks, 2 and 3."""
     case = Case.make(640, 3)
     _, (sampler, peer) = virtual(case, [VocabShard(0, 640), VocabShard(640, 640)], chunks=2)
-    kernel = tpsample.local.triton_backend.lm_head_kernel
+    kernel = tpsample.backends.triton_.launch.lm_head_kernel
     pushed = []
     for programs in range(1, 6):
         stopped = Spy(kernel, lambda _, grid, __, programs=programs: (min(programs, *grid),))
-        monkeypatch.setattr(tpsample.local.triton_backend, "lm_head_kernel", stopped)
+        monkeypatch.setattr(tpsample.backends.triton_.launch, "lm_head_kernel", stopped)
         sampler._start(Inputs(case.hidden_states), case.batch, case.positions)
         slots = peer.exchange.memory.own[1, :, 0, :3]
         pushed.append([bool((chunk != 0).all()) for chunk in slots])
@@ -202,7 +202,7 @@ def test_a_step_replayed_from_its_launches(monkeypatch):
     launches = []
 
     for module, name in (
-        (tpsample.local.triton_backend, "lm_head_kernel"),
+        (tpsample.backends.triton_.launch, "lm_head_kernel"),
         (tpsample.exchange.peer, "peer_finish_kernel"),
     ):
         spy = Spy(getattr(module, name), lambda *launch: launches.append(launch))

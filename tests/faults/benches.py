@@ -104,7 +104,7 @@ benchmarks/questions/tune.py
     candidates of the tuner may be too large
     - tile_table.fitted(tile, gpu) for tile in tried
     + tile for tile in tried
-    > local/test_tiles.py
+    > backends/triton_/test_tiles.py
 tests/support/interpreter.py
     operations count as in place before they are
     - self._in_place |= found

@@ -3,7 +3,7 @@
 from tests.faults.fault import faults
 
 FAULTS = faults(r"""
-tpsample/local/tile_table.py
+tpsample/backends/triton_/tile_table.py
     the highest batch tile is not warmed up
     - + [min(max_rows, MAX_BLOCK_B)]
     +
@@ -34,16 +34,16 @@ tpsample/request/step.py
     - return 2 * (count + -count % 4) if controlled else count
     + return 2 * count if controlled else count
     > test_filtered_rows_with_controls_are_warm_at_any_number_of_rows
-tpsample/kernels/decode.py
+tpsample/backends/triton_/kernels/decode.py
     an output that is a view compiles another kernel
     -     do_not_specialize_on_alignment=["seed_ptr", "token_ptr", "status_ptr", "out_seed_ptr"],
     +
     > test_views_at_odd_places_are_warm
-tpsample/kernels/token_mask.py
+tpsample/backends/triton_/kernels/token_mask.py
     a grammar that is a view compiles another kernel
     - do_not_specialize_on_alignment=["grammar_ptr", "forced_ptr"],
     +
-tpsample/local/native_backend.py
+tpsample/backends/numba_/launch.py
     kernels of a CPU are not loaded by a warm-up
     -         load_all(self._weight, screened=self.copy is not None)
     +         pass
@@ -91,7 +91,7 @@ tpsample/ranks/process.py
     - return self.home or torch.device("cuda", torch.cuda.current_device())
     + return torch.device("cuda", 0)
     > test_texts_are_sent_from_the_gpu_of_the_weight_even_if_it_is_not_the_current_one
-tpsample/native/compiling.py
+tpsample/backends/numba_/kernels/compiling.py
     the search for garbage stays off after a kernel was compiled
     - if looks:
     + if False:

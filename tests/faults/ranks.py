@@ -48,7 +48,7 @@ tpsample/agreement/construction.py
     - ranks.prepare(compile_kernels)
     + ranks.prepare(versions)
     > test_a_rank_that_compiles_is_not_lost[slow]
-tpsample/native/compiled_ahead.py
+tpsample/backends/numba_/kernels/compiled_ahead.py
     a kernel of later steps is not compiled in the constructor
     -         (passes.count_from, (STORED, INTS_2, INTS_2)),
     > test_every_kernel_that_python_calls_is_among_them
@@ -80,7 +80,7 @@ tpsample/exchange/swap.py
     - its[rank:]]).view(-1, *mine.shape)
     + its[rank:] * 0]).view(-1, *mine.shape)
     > test_a_step_is_one_message_to_every_peer_and_with_top_p_two
-tpsample/kernels/lm_head.py
+tpsample/backends/triton_/kernels/lm_head.py
     kernel: a tile begins at its shard
     - TileIds(vocab_start // 4 * 4 + pid_v * BLOCK_V, None, None)
     + TileIds(vocab_start + pid_v * BLOCK_V, None, None)
@@ -156,12 +156,12 @@ tpsample/core/vocab_shard.py
     - min((rank + 1) * rows, vocab_size))
     + (rank + 1) * rows)
     > test_even_is_torch_chunk
-tpsample/kernels/decode.py
+tpsample/backends/triton_/kernels/decode.py
     the decoding kernel starts on words that are not there yet
     -     if OVERLAP:
     -         wait_for_previous_launch()
-    > kernels/test_jit_launches.py::test_every_step_compiles_as_it_is_launched
-tpsample/local/triton_backend.py
+    > backends/triton_/test_jit_launches.py::test_every_step_compiles_as_it_is_launched
+tpsample/backends/triton_/launch.py
     a bulk prefetch at an odd address
     - if not self._overlap or not aligned:
     + if not self._overlap:
@@ -169,7 +169,7 @@ tpsample/local/triton_backend.py
     - head_arguments(head, None if given else self._bias)
     + head_arguments(head, self._bias)
     > test_the_head_is_not_applied
-tpsample/kernels/inbox.py
+tpsample/backends/triton_/kernels/inbox.py
     the parity of the inbox is not written
     - source = ((epoch & 1) * peers.num_chunks + chunk) * peers.world_size + peers.rank
     + source = chunk * peers.world_size + peers.rank

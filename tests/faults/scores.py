@@ -3,17 +3,17 @@
 from tests.faults.fault import faults
 
 FAULTS = faults(r"""
-tpsample/native/numbers.py
+tpsample/backends/numba_/kernels/numbers.py
     an overflow of native products is a forced token
     - return F32(np.nan) if product == F32(np.inf) else F32(product)
     + return F32(product)
     > test_an_overflow_is_no_token_and_an_infinite_logit_of_the_caller_is_forced
-tpsample/kernels/interpreter.py
+tpsample/backends/triton_/kernels/interpreter.py
     an array of one element is no index in an older interpreter
     - int(self.handle.data.item())
     + int(self.handle.data)
     > test_a_number_is_an_index_where_tritons_own_interpreter_raises
-tpsample/kernels/epilogue.py
+tpsample/backends/triton_/kernels/head.py
     an overflow of a kernel's products is a forced token
     - if not GIVEN:
     + if False:
@@ -47,7 +47,7 @@ tpsample/noise.py
     - word = torch.stack(quad).gather(0, (ids & 3).unsqueeze(0)).squeeze(0)
     + word = torch.stack(quad).gather(0, (ids & 1).unsqueeze(0)).squeeze(0)
     > test_a_tile_is_a_window_of_the_row
-tpsample/local/torch_backend.py
+tpsample/backends/torch_/launch.py
     noise is that of the index in the shard
     - scores = score_tile(logits, first_id, noise, sample)
     + scores = score_tile(logits, start, noise, sample)
@@ -58,7 +58,7 @@ tpsample/local/torch_backend.py
     a filtered row's neighbours draw nothing
     - best[:, drawn] = drawn_best
     + pass
-    > logits/test_filters.py::test_tokens_are_the_oracles[0-1]
+    > filters/test_filters.py::test_tokens_are_the_oracles[0-1]
     padding rows of the weight are seen
     - num_rows = len(self._shard)
     + num_rows = len(self._weight)
@@ -71,7 +71,7 @@ tpsample/local/torch_backend.py
     - step.local_logits[:, start:stop].float()
     + step.local_logits[:, -len(self._shard) :][:, start:stop].float()
     > test_columns_behind_the_shard_are_never_read
-tpsample/kernels/noise.py
+tpsample/backends/triton_/kernels/noise.py
     kernel: a temperature above all others is taken as it is
     - tl.minimum(temperature, HOTTEST), 1.0)
     + temperature, 1.0)
@@ -104,7 +104,7 @@ tpsample/core/word.py
     - bits = (score.float() + 0.0).view(torch.int32)
     + bits = score.float().view(torch.int32)
     > core/test_word.py
-tpsample/exchange/decode.py
+tpsample/backends/torch_/decode.py
     the status of every row is OK
     - out.status.copy_(status.amax(dim=0))
     + out.status.copy_(status[0] * 0)
@@ -125,7 +125,7 @@ tpsample/reference.py
     - in_top_k = (rank < top_k) | (keep_ties & (logits == kth))
     + in_top_k = (rank <= top_k) | (keep_ties & (logits == kth))
     > test_golden
-tpsample/kernels/epilogue.py
+tpsample/backends/triton_/kernels/head.py
     kernel: the highest id of equal scores
     - token_id = tl.min(tl.where(holds_best, offs_v[:, None], TOKEN_MASK), axis=0)
     + token_id = tl.max(tl.where(holds_best, offs_v[:, None], 0), axis=0)
@@ -135,7 +135,7 @@ tpsample/kernels/epilogue.py
     -
     + return first + place % GROUP
     +
-    > kernels/test_screening_kernels.py::test_heads
+    > backends/triton_/test_screening_kernels.py::test_heads
     kernel: the last tile is not masked
     - return (ids.first < shard.start) | (ids.first + BLOCK_V > shard.stop)
     + return ids.first < shard.start
@@ -143,12 +143,12 @@ tpsample/kernels/epilogue.py
     kernel: the first tile is not masked
     - return (ids.first < shard.start) | (ids.first + BLOCK_V > shard.stop)
     + return ids.first + BLOCK_V > shard.stop
-tpsample/kernels/sums.py
+tpsample/backends/triton_/kernels/sums.py
     kernel: the first words of a row are weighed by what a caller wrote
     - temperature = safe_temperature(tl.load(temperature_ptr + row))
     + temperature = tl.load(temperature_ptr + row)
     > sampler/test_written_temperatures.py::test_every_backend_takes_the_token_of_the_definition
-tpsample/native/arrays.py
+tpsample/backends/numba_/kernels/arrays.py
     native: a step makes the caller's tensors unresizable
     - shape, dtype = tensor.shape, DTYPES[tensor.dtype]
     + shape, dtype = tensor.shape, DTYPES[tensor.dtype]
@@ -158,12 +158,12 @@ tpsample/native/arrays.py
     - memory.tensor = tensor
     + memory.tensor = None
     > test_an_array_keeps_its_tensor
-tpsample/local/native_backend.py
+tpsample/backends/numba_/launch.py
     native: a weight is read where it lay first
     - if self._numbers is None or self._address != self._weight.data_ptr():
     + if self._numbers is None:
     > test_the_next_step_reads_the_new_weight_or_raises
-tpsample/native/threads.py
+tpsample/backends/numba_/kernels/threads.py
     native: a thread takes one part
     -         builder.branch(loop)
     -         builder.position_at_end(end)
@@ -181,7 +181,7 @@ tpsample/native/threads.py
     - builder.store(status.code, places[6])
     + pass
     > test_an_error_of_a_part_is_raised_after_all_parts
-tpsample/native/inputs.py
+tpsample/backends/numba_/kernels/inputs.py
     native: a range without ids has a block
     - if end <= begin:
     + if False:
@@ -194,7 +194,7 @@ tpsample/core/machine.py
     Numba that is not whole is taken
     - found = {name: importlib.import_module(f"numba.{name}") for name in _NEEDED}
     + found = {name: importlib.import_module(f"numba.{name}") for name in _NEEDED[:1]}
-tpsample/native/kernel_cache.py
+tpsample/backends/numba_/kernels/kernel_cache.py
     cache: code of a damaged file is loaded
     - if digest != _digest(name.encode(), code):
     + if not digest:
@@ -247,7 +247,7 @@ tpsample/native/kernel_cache.py
     - *("BOUNDSCHECK", "DEBUGINFO_DEFAULT",
     + *("DEBUGINFO_DEFAULT",
     > test_a_setting_that_changes_code_has_a_folder_of_its_own
-tpsample/native/compile_lock.py
+tpsample/backends/numba_/kernels/compile_lock.py
     cache: a process that is stuck is waited for
     - elif time.monotonic() > heard + STUCK_S:
     + elif time.monotonic() < heard:
@@ -281,7 +281,7 @@ tpsample/native/compile_lock.py
     -     after_in_parent=global_compiler_lock.release,
     -     after_in_child=_begin_as_child,
     +     after_in_child=_opened.clear,
-tpsample/native/products.py
+tpsample/backends/numba_/kernels/products.py
     native: the fp32 bound leaves out the sum
     - spread = (depth_of(products) + 4) * UNIT
     + spread = 4 * UNIT
@@ -289,7 +289,7 @@ tpsample/native/products.py
     native: a block without a proof is trusted
     -         products.values[i] = np.nan
     +         products.values[i] = -3e38
-    > screening/test_words.py::test_numbers_that_are_not_finite_or_nearly_so
+    > backends/screening/test_words.py::test_numbers_that_are_not_finite_or_nearly_so
     native: fp32 rows of any width are multiplied as they lie in memory
     - if size % PADDING != 0 or not len(hidden):
     + if not len(hidden):
@@ -297,12 +297,12 @@ tpsample/native/products.py
     - most <= 2.0**52 * rows.quanta
     + most <= 2.0**82 * rows.quanta
     > test_a_logit_depends_on_the_row_and_the_id_alone
-tpsample/native/vectors.py
+tpsample/backends/numba_/kernels/vectors.py
     native: the last id of a block has the product of the one before
     - builder.sub(count, constant(1))
     + builder.sub(count, constant(2))
     > test_products_are_within_the_bound
-tpsample/native/noise.py
+tpsample/backends/numba_/kernels/noise.py
     native: a temperature above all others is taken as it is
     - min(F64(heat), HOTTEST)
     + F64(heat)
@@ -311,11 +311,11 @@ tpsample/native/noise.py
     - math.log2(math.log2(math.e)) + 1e-5)
     + math.log2(math.log2(math.e)) - 1e-4)
     > test_the_noise_is_below_its_bound
-tpsample/native/store.py
+tpsample/backends/numba_/kernels/store.py
     native: a filter takes a NaN for less than its threshold
     - if upper[i, j] < threshold:
     + if not upper[i, j] >= threshold:
-    > screening/test_filters.py::test_numbers_that_are_not_finite_or_nearly_so
+    > backends/screening/test_filters.py::test_numbers_that_are_not_finite_or_nearly_so
     native: the threshold of min_p is above the least kept logit
     - step - DOWN * (abs(F64(top)) - step) - 1e-30
     + step + F64(2.0**-12) * (abs(F64(top)) - step)
@@ -338,11 +338,11 @@ tpsample/native/store.py
     - push(first[place], top_k, pack(
     + push(first[i], top_k, pack(
     > sampler/test_golden.py::test_one_rank
-tpsample/logits/shard_logits_native.py
+tpsample/backends/numba_/passes.py
     native: beside listed rows the others have no first words
     - rows = rows[first[rows, 0] == 0]
     + rows = rows[:0]
-tpsample/native/head.py
+tpsample/backends/numba_/kernels/head.py
     native: the lower end of a product is taken for its upper end
     - out[j] = up(products[j] + error)
     + out[j] = up(products[j] - error)
@@ -350,16 +350,16 @@ tpsample/native/head.py
     native: a mask is left out
     - if len(head.mask):
     + if False:
-    > screening/test_words.py::test_many_rows
+    > backends/screening/test_words.py::test_many_rows
     native: drafts are left out of the history
     -                     history[i] += I32(2)
     +                     history[i] += I32(0)
     > test_drafts_count_as_output
-tpsample/native/draw.py
+tpsample/backends/numba_/kernels/draw.py
     native: upper ends have no slack
     - slack[place] = max(slack[place], slack_of(logits, lower, block))
     + slack[place] = max(slack[place], F32(0))
-    > screening/test_words.py::test_rows_that_store_their_logits
+    > backends/screening/test_words.py::test_rows_that_store_their_logits
     native: the stored logit of a best word stays an upper end
     -                     stored[local] = logit
     +                     stored[local] = max(stored[local], logit)
@@ -369,8 +369,8 @@ tpsample/native/draw.py
     -         push(heap, len(heap), pack(logit, block.base + j))
     +         stored[local] = logit
     +         heap[0] = pack(logit, block.base + j)
-    > screening/test_filters.py::test_many_rows
-tpsample/native/numbers.py
+    > backends/screening/test_filters.py::test_many_rows
+tpsample/backends/numba_/kernels/numbers.py
     native: lanes outside of a block reach a threshold
     - return lanes & within
     + return lanes
@@ -379,7 +379,7 @@ tpsample/native/numbers.py
     -     if decided or sums_are_exact(
     +     if True or sums_are_exact(
     > test_midpoints
-tpsample/logits/shard_logits_native.py
+tpsample/backends/numba_/passes.py
     native: a row is decided by a mark that may be kept
     -         return sure, possible
     +         return possible, possible
@@ -392,7 +392,7 @@ tpsample/logits/shard_logits_native.py
     - self._marks(gathered, filters, count) + 1
     + self._marks(gathered, filters, count)
     > test_rejection
-tpsample/native/ends.py
+tpsample/backends/numba_/kernels/ends.py
     native: the least sums have the logits that may be below a mark
     - edges[c] = up(marks[row, c] + slack[row]) + F32(TINY)
     + edges[c] = marks[row, c]
@@ -403,7 +403,7 @@ tpsample/native/ends.py
     native: the least mass is that of upper ends
     - low, high = math.exp(-spread) * (1.0 - 2.0**-14), 1.0 + 2.0**-14
     + low, high = 1.0 - 2.0**-14, 1.0 + 2.0**-14
-tpsample/native/passes.py
+tpsample/backends/numba_/kernels/passes.py
     native: a total of top_p leaves out what is below every mark
     - if largest < min(least, LOWEST_DRAWABLE):
     + if largest < least:
@@ -416,12 +416,12 @@ tpsample/native/passes.py
     - stream_of(noise, i, s))
     + stream_of(noise, i, 0))
     > test_top_words
-tpsample/native/masses.py
+tpsample/backends/numba_/kernels/masses.py
     native: a mass is truncated
     - low = (power * HALF - (shifted - ROUNDER)) * HALF + ROUNDER
     + low = (power * HALF - (shifted - ROUNDER)) * HALF - F32(0.5) + ROUNDER
     > test_digits
-tpsample/screening/int8_copy.py
+tpsample/backends/screening/int8_copy.py
     residual norms are 5 % too small
     - round_up(lost.norm(dim=1))
     + round_up(0.95 * lost.norm(dim=1))
@@ -433,12 +433,12 @@ tpsample/screening/int8_copy.py
     the rows that are looked at stay the same
     - self._turn += 1
     + pass
-tpsample/screening/bound.py
+tpsample/backends/screening/bound.py
     norms are rounded to nearest
     - return (values * (1.0 + 4 * UNIT) + TINY).float()
     + return values.float()
     > test_norms_are_rounded_up
-tpsample/kernels/screening.py
+tpsample/backends/triton_/kernels/screening.py
     kernel: the bound is 5 % too small
     - bound = tl.load(bounds.residual_ptr + row_v)[:, None] * norm[None, :]
     + bound = tl.load(bounds.residual_ptr + row_v)[:, None] * (0.95 * norm)[None, :]
@@ -447,7 +447,7 @@ tpsample/kernels/screening.py
     - upper = tl.where(upper == upper, upper, float("inf"))
     + upper = tl.where(upper == upper, upper, float("-inf"))
     > test_what_is_not_a_number_goes_the_whole_way
-tpsample/kernels/limbs.py
+tpsample/backends/triton_/kernels/limbs.py
     kernel: what the limbs leave of a hidden state is forgotten
     - error = tl.sqrt(tl.sum(lost_squares, axis=0)) * unit * UP + ACCUMULATION * norm + TINY
     + error = ACCUMULATION * norm + TINY

@@ -15,7 +15,7 @@ from tests.support.limits import slowness
 from tests.support.ranks import run_ranks
 from tests.support.virtual import assert_all_equal
 from tpsample import PeerLost, RankMismatch
-from tpsample.native import compiled_ahead
+from tpsample.backends.numba_.kernels import compiled_ahead
 from tpsample.ranks.bounded_store import BoundedStore
 from tpsample.ranks.process import ranks_of
 from tpsample.ranks.roll_call import GRACE_S

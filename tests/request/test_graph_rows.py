@@ -23,7 +23,7 @@ from tpsample import (
     SamplingParams,
     compiled,
 )
-from tpsample.logits import finish
+from tpsample.filters import finish
 from tpsample.request.graph_rows import GraphRows
 
 TABLES = {

@@ -19,7 +19,7 @@ from tpsample import (
     reference,
     verify,
 )
-from tpsample.logits import filters
+from tpsample.filters import sample as filters
 
 SLOTS = 9
 

@@ -25,7 +25,7 @@ from tpsample import (
     VocabShard,
     verify,
 )
-from tpsample.native import threads
+from tpsample.backends.numba_.kernels import threads
 
 V, D, B = 300, 24, 4
 FIELDS: dict[str, dict[str, Any]] = {

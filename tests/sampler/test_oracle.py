@@ -1,6 +1,6 @@
 """The oracle against what others published and what can be worked out by hand.
 
-Its kept sets are worked out in `tests/logits/test_kept_set.py`.
+Its kept sets are worked out in `tests/filters/test_kept_set.py`.
 """
 
 from __future__ import annotations

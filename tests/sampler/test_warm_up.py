@@ -23,7 +23,7 @@ from tpsample import (
     SamplingParams,
     verify,
 )
-from tpsample.local.tile_table import batch_tile, tile_ends
+from tpsample.backends.triton_.tile_table import batch_tile, tile_ends
 from tpsample.request.kinds import KINDS, Kind
 
 V, D = 400, 16

@@ -17,13 +17,13 @@ from tests.support import oracle
 from tests.support.cases import Case, uneven_shards
 from tests.support.settings import settings_of
 from tpsample import SampleOutput, SamplingParams, Status, VocabShard, noise, reference
+from tpsample.backends import decoder
+from tpsample.backends.numba_.launch import NativeBackend
+from tpsample.backends.torch_.launch import TorchBackend
+from tpsample.backends.triton_.launch import TritonBackend
+from tpsample.backends.triton_.tile_table import Tile
 from tpsample.core.score import Head
 from tpsample.exchange.base import Exchange
-from tpsample.exchange.decode import decoder
-from tpsample.local.native_backend import NativeBackend
-from tpsample.local.tile_table import Tile
-from tpsample.local.torch_backend import TorchBackend
-from tpsample.local.triton_backend import TritonBackend
 from tpsample.reference import NEAR_TIE
 
 # (seed, planted id, its word, its Gumbel noise, id with noise near 0): position and sample

@@ -23,12 +23,12 @@ from benchmarks.lab.absent import AbsentGpu
 from benchmarks.lab.allocations import Operators
 from tests.support.settings import settings_of
 from tpsample import SamplingBatch, SamplingParams, VocabShard
+from tpsample.backends.triton_.launch import TritonBackend
+from tpsample.backends.triton_.tile_table import Gpu, Tile
 from tpsample.core.score import Head
 from tpsample.exchange.base import Exchange
 from tpsample.exchange.peer import PeerExchange
-from tpsample.local.tile_table import Gpu, Tile
-from tpsample.local.triton_backend import TritonBackend
-from tpsample.logits.finish import finish_logits, shard_logits
+from tpsample.filters.finish import finish_logits, shard_logits
 from tpsample.output import SampleOutput
 from tpsample.ranks.ranks import Ranks
 from tpsample.ranks.virtual import VirtualWorld

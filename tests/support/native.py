@@ -7,12 +7,18 @@ import torch
 
 from tests.support.screening import Problem, backends
 from tpsample import SamplingBatch, VocabShard
-from tpsample.local.native_backend import copy_of
-from tpsample.native import int8, products
-from tpsample.native.compiling import F32, jit
-from tpsample.native.head import end_logits, upper_ends
-from tpsample.native.inputs import BLOCK, block_at, blocks_of, take_rows, weight_of
-from tpsample.native.noise import draws_of, exact_noise, noise_of, stream_of, upper_scores
+from tpsample.backends.numba_.kernels import int8, products
+from tpsample.backends.numba_.kernels.compiling import F32, jit
+from tpsample.backends.numba_.kernels.head import end_logits, upper_ends
+from tpsample.backends.numba_.kernels.inputs import BLOCK, block_at, blocks_of, take_rows, weight_of
+from tpsample.backends.numba_.kernels.noise import (
+    draws_of,
+    exact_noise,
+    noise_of,
+    stream_of,
+    upper_scores,
+)
+from tpsample.backends.numba_.launch import copy_of
 
 
 @jit(entry=True)

@@ -18,16 +18,18 @@ from triton.runtime.interpreter import InterpretedFunction
 import tests.support.agreement
 import tests.support.mixtures
 import tests.support.virtual  # noqa: F401
+import tpsample.backends.numba_.passes
+import tpsample.backends.triton_.kernels
+import tpsample.backends.triton_.launch
 import tpsample.exchange.peer
-import tpsample.kernels
-import tpsample.local.triton_backend
-import tpsample.logits.shard_logits_native
 
 for module in [
     triton.language.standard,
     *(
         import_module(found.name)
-        for found in pkgutil.iter_modules(tpsample.kernels.__path__, "tpsample.kernels.")
+        for found in pkgutil.iter_modules(
+            tpsample.backends.triton_.kernels.__path__, "tpsample.backends.triton_.kernels."
+        )
     ),
 ]:
     for value in [*vars(module).values()]:

@@ -14,14 +14,14 @@ from tests.support.cases import TEMPERATURES
 from tests.support.random_requests import Row, Theme
 from tests.support.settings import settings_of
 from tpsample import SamplingBatch, SamplingParams, VocabShard
+from tpsample.backends.backend import Backend
+from tpsample.backends.numba_.kernels.draw import draw
+from tpsample.backends.numba_.kernels.store import list_kept, store
+from tpsample.backends.numba_.launch import NativeBackend
+from tpsample.backends.torch_.launch import TorchBackend
 from tpsample.core import word
 from tpsample.core.order import order_words
 from tpsample.core.score import Head
-from tpsample.local.backend import Backend
-from tpsample.local.native_backend import NativeBackend
-from tpsample.local.torch_backend import TorchBackend
-from tpsample.native.draw import draw
-from tpsample.native.store import list_kept, store
 from tpsample.request.step import Step, halves
 
 PASSES = ("fp32", "int8")

@@ -6,8 +6,8 @@ from typing import Any
 
 from tests.support.cases import Case
 from tpsample import LMHeadSampler, VocabShard
+from tpsample.backends.triton_.tile_table import Tile
 from tpsample.exchange.peer import PeerExchange
-from tpsample.local.tile_table import Tile
 from tpsample.ranks.virtual import VirtualRanks, VirtualWorld
 
 SMALL_TILE = Tile(block_v=128, block_b=4, block_d=16, num_warps=1, num_stages=1)

@@ -16,6 +16,7 @@ from torch import Tensor
 from tpsample.agreement.arguments import checked_arguments
 from tpsample.agreement.caller_tensors import local_arguments
 from tpsample.agreement.held_rows import HeldRows, check_sliced, resolve_shards
+from tpsample.backends.triton_ import tile_table
 from tpsample.core.checks import check_current
 from tpsample.core.machine import interpreted, kernels_overlap, numba_missing
 from tpsample.core.row_noise import SeedSource
@@ -24,7 +25,6 @@ from tpsample.core.version import __version__
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.errors import RankMismatch
 from tpsample.exchange.choice import choose_exchange, reach
-from tpsample.local import tile_table
 from tpsample.noise import LAYOUT
 from tpsample.ranks.process import launched, ranks_of
 from tpsample.ranks.ranks import gather_or_raise, require_equal
@@ -69,7 +69,9 @@ def agree(group: object, *, logit_scale: Any, logit_softcap: Any, **given: Any) 
 
     def compile_kernels() -> None:
         if error is None and backend == "numba":
-            from tpsample.native.compiled_ahead import compile_missing  # needs Numba
+            from tpsample.backends.numba_.kernels.compiled_ahead import (
+                compile_missing,  # needs Numba
+            )
 
             compile_missing(given["weight"], screened=given["screening"] is not None)
 

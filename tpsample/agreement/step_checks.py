@@ -17,6 +17,7 @@ from tpsample.agreement.arguments import WEIGHT_DTYPES
 from tpsample.agreement.caller_tensors import CallerTensors
 from tpsample.agreement.ready_made import ReadyMadeLogits
 from tpsample.agreement.step import Call
+from tpsample.backends.backend import Backend
 from tpsample.core.checks import (
     check_current,
     check_int,
@@ -29,7 +30,6 @@ from tpsample.core.checks import (
     require_plain,
 )
 from tpsample.core.vocab_shard import VocabShard
-from tpsample.local.backend import Backend
 from tpsample.output import SampleOutput
 from tpsample.request.kinds import Kind, check_kinds
 from tpsample.request.plan import BatchView

@@ -16,6 +16,7 @@ import tpsample
 from tpsample import reference
 from tpsample.agreement.arguments import BackendName
 from tpsample.agreement.construction import default_backend
+from tpsample.backends.screening.int8_copy import NUMBERS
 from tpsample.cli import report
 from tpsample.core.machine import how_to_install, numba_missing
 from tpsample.core.vocab_shard import VocabShard
@@ -28,7 +29,6 @@ from tpsample.record.verify import sampled_again
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
-from tpsample.screening.int8_copy import NUMBERS
 
 _HEADS = ((128256, 8192), (151936, 4096))
 """Vocabulary and hidden size of heads whose 8-bit copies are weighed."""
@@ -145,7 +145,11 @@ def _cache(backend: str) -> list[tuple[str, str]]:
     """Say whether steps find the kernels of a CPU compiled."""
     if backend != "numba":
         return []
-    from tpsample.native.compiled_ahead import SECONDS_EACH, entries, missing_of  # needs Numba
+    from tpsample.backends.numba_.kernels.compiled_ahead import (  # needs Numba
+        SECONDS_EACH,
+        entries,
+        missing_of,
+    )
 
     found = []
     for dtype in (torch.float32, torch.bfloat16):

@@ -1,4 +1,4 @@
-"""The per-row part of a score: seed, random streams, scale. Twin: `tpsample.kernels.noise`."""
+"""The per-row part of a score: seed, random streams, scale. Twin: `triton_.kernels.noise`."""
 
 from __future__ import annotations
 

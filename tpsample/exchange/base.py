@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tpsample.exchange.decode import decoder
+from tpsample.backends import decoder
 from tpsample.output import SampleOutput
 from tpsample.ranks.process import ProcessRanks
 from tpsample.ranks.ranks import Ranks

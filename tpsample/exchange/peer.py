@@ -1,6 +1,6 @@
 """The exchange in the kernel: the LM head writes words into the peers' inboxes.
 
-The protocol is in `tpsample.kernels.inbox`, the memory in `tpsample.exchange.inboxes`.
+The protocol is in `backends.triton_.kernels.inbox`, the memory in `tpsample.exchange.inboxes`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import torch.distributed as dist
 import triton
 from torch import Tensor
 
+from tpsample.backends.torch_.decode import decode_words
+from tpsample.backends.triton_.kernels.inbox import peer_finish_kernel
 from tpsample.core import word
 from tpsample.exchange.base import Exchange
 from tpsample.exchange.collective import ring_bytes
-from tpsample.exchange.decode import decode_words
 from tpsample.exchange.inboxes import peer_memory
-from tpsample.kernels.inbox import peer_finish_kernel
 from tpsample.output import SampleOutput
 from tpsample.ranks.lost import peer_lost
 from tpsample.ranks.process import ProcessRanks

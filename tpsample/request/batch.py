@@ -107,7 +107,7 @@ class SamplingBatch(ChangingRows):
             kept_cap: report the tokens that masks and filters left of each row
                 (`SampleOutput.kept`), up to this many per row. Default: report none.
             fixed_rounds: draw filtered rows in a fixed number of exchanges, so that a step never
-                waits for the device (`tpsample.logits.filters`). The tokens are the same. A
+                waits for the device (`tpsample.filters.sample`). The tokens are the same. A
                 captured step does so anyway.
 
         Raises:

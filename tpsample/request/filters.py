@@ -25,7 +25,7 @@ rows with top_p."""
 
 
 class Way(Enum):
-    """How a filtered row finds its token on shards; see `tpsample.logits.filters`."""
+    """How a filtered row finds its token on shards; see `tpsample.filters.sample`."""
 
     TOP_WORDS = "top words"
     REJECTION = "rejection"

@@ -21,7 +21,7 @@ class Push(NamedTuple):
     Attributes:
         arrive: int32 [num_chunks, max_rows], zero between steps.
         epoch: int64 [1].
-        lost: int64 [4]; see `tpsample.kernels.inbox`.
+        lost: int64 [4]; see `tpsample.backends.triton_.kernels.inbox`.
         inboxes: int64 [world_size], addresses of every rank's inbox.
     """
 

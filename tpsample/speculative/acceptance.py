@@ -35,7 +35,7 @@ from torch import Tensor
 
 from tpsample.core import word
 from tpsample.core.order import order_words
-from tpsample.logits.finish import kept_sets_of, logprobs_of, shard_logits
+from tpsample.filters.finish import kept_sets_of, logprobs_of, shard_logits
 from tpsample.noise import row_stream, tile_noise
 from tpsample.output import SampleOutput, VerifyOutput, reached
 from tpsample.ranks.ranks import Ranks

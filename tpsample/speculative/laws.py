@@ -20,13 +20,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tpsample.backends.torch_.passes import ShardLogits
+from tpsample.backends.torch_.stored_logits import tile_elements
 from tpsample.core import word
 from tpsample.core.masses import TOP_MASS, masses
 from tpsample.core.order import order_words
 from tpsample.core.word import Status
-from tpsample.logits.kept_sets import find_cut
-from tpsample.logits.shard_logits import ShardLogits
-from tpsample.logits.stored_logits import tile_elements
+from tpsample.filters.kept_sets import find_cut
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.filters import lists_all
 from tpsample.request.plan import BatchView

@@ -25,8 +25,8 @@ from tests.compiled.emulator.store_buffers import StoreBuffers
 from tests.compiled.emulator.threads import Launch
 from tests.compiled.emulator.translation import Translation
 from tpsample.agreement import construction
+from tpsample.backends.triton_ import tile_table
 from tpsample.core.machine import OVERLAP_ARCH
-from tpsample.local import tile_table
 
 _FORMATS = {
     "i1": "B", "i8": "B", "i16": "H", "i32": "I", "i64": "Q", "fp32": "f", "fp64": "d",

@@ -1,6 +1,6 @@
 """The controls of the rows of one step: their slots, the ids they may draw, and their logits.
 
-Twins: `tpsample.kernels.token_mask` and `tpsample.kernels.controls`. The mask of a row is
+Twins: `triton_.kernels.token_mask` and `triton_.kernels.controls`. The mask of a row is
 
     allowed_token_ids ∧ grammar bitmask, then without stop ids while the output is shorter than
     min_tokens, unless stop ids are all that is left, and without the last id of every bad word

@@ -1,0 +1,185 @@
+"""Threads, forked children and scratch memory of the native kernels change no word."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import subprocess
+import sys
+
+import numba
+import numpy as np
+import pytest
+import torch
+
+from tests.support.screening import (
+    Problem,
+    assert_same_words,
+    backends,
+    problem,
+    requests,
+    words,
+)
+from tpsample import SamplingBatch, VocabShard
+from tpsample.backends.numba_.kernels import threads
+from tpsample.backends.numba_.kernels.compiling import jit
+from tpsample.backends.numba_.kernels.threads import share
+
+SIZES = ((300, 5, 24), (1000, 2, 40), (130, 9, 7))
+
+
+@pytest.fixture
+def two_threads(monkeypatch):
+    monkeypatch.setattr(threads, "THREAD_WORK", 1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def cases(which: str = "fp32"):
+    """Samplers of several sizes, plain and with stored logits, and the words of the definition."""
+    for v, b, d in SIZES:
+        case, params = problem("normal", v, b, d), requests(b)
+        for changes in ({}, {"top_k": 5}, {"logprobs": 1, "top_p": 0.9}):
+            params[-1] = requests(b, **changes)[-1]
+            batch = SamplingBatch.from_params(params, vocab_size=v)
+            definition, native = backends(case, VocabShard(0, v), which)
+            step = case.hidden_states, batch, torch.arange(b), 2
+            yield native, step, words(definition, *step)[0]
+
+
+def check(made) -> None:
+    for _ in range(2):  # interleaved, so that scratch memory is that of a larger step
+        for native, step, expected in [*made, *reversed(made)]:
+            assert torch.equal(words(native, *step)[0][0], expected[0])
+
+
+def test_samplers_take_turns():
+    check(list(cases()))
+
+
+@pytest.mark.parametrize("which", ["fp32", "int8"])
+def test_two_threads(two_threads, which):
+    assert threads.threads_for(100) == 2
+    check(list(cases(which)))
+
+
+_sleep = ctypes.CDLL(None).usleep
+_sleep.argtypes, _sleep.restype = [ctypes.c_uint], ctypes.c_int
+
+
+@jit(allocates=True)
+def meet(first, last, part, arguments):
+    """Note the range of a part, and wait up to a minute until the other one has come."""
+    ranges, spins = arguments[0], 0
+    ranges[part, 0], ranges[part, 1] = first, last
+    while ranges[1 - part, 1] == 0 and spins < 60_000:
+        _sleep(1000)
+        spins += 1
+    ranges[part, 2] = ranges[1 - part, 1] > 0
+
+
+@numba.njit(nogil=True)
+def meet_in_team(first, last, parts, threads, arguments):
+    share(meet, first, last, parts, threads, arguments)
+
+
+def test_two_threads_take_parts_at_once():
+    ranges = np.zeros((2, 3), np.int64)
+    assert threads.has_teams
+    threads.in_ranges(meet_in_team, 3, 10, 2, ranges)
+    assert ranges.tolist() == [[3, 6, 1], [6, 10, 1]]
+
+
+@jit(allocates=True)
+def note_or_fail(first, last, part, arguments):
+    """Note that a part ran; one of them fails."""
+    ran, failing = arguments
+    ran[part] += last - first
+    if part == failing:
+        raise ValueError("a part")
+
+
+@numba.njit(nogil=True)
+def note_in_team(first, last, parts, threads, arguments):
+    share(note_or_fail, first, last, parts, threads, arguments)
+
+
+@pytest.mark.parametrize("has_teams", [True, False], ids=["team", "no team"])
+def test_an_error_of_a_part_is_raised_after_all_parts(monkeypatch, has_teams):
+    monkeypatch.setattr(threads, "has_teams", has_teams)
+    for failing in range(3):
+        ran = np.zeros(3, np.int64)
+        with pytest.raises(ValueError, match="a part"):
+            threads.in_ranges(note_in_team, 3, 13, 3, ran, failing)
+        assert ran.tolist() == [3, 3, 4]
+
+
+TEAM_OF_ONE = """
+import torch
+from tests.backends.numba_.test_launch import cases, check
+from tpsample.backends.numba_.kernels import threads
+
+torch.set_num_threads(2)
+threads.THREAD_WORK = 1
+assert threads.threads_for(100) == 2
+check(list(cases()))
+print("same")
+"""
+
+
+def test_a_team_of_one_leaves_no_part():
+    """OpenMP may give fewer threads than were asked for."""
+    environment = os.environ | {"OMP_THREAD_LIMIT": "1", "OMP_NUM_THREADS": "2"}
+    command = [sys.executable, "-c", TEAM_OF_ONE]
+    found = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=300)
+    assert found.stdout == "same\n", found.stderr
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("which", ["fp32", "int8"])
+def test_flushed_subnormal_numbers_change_no_word(monkeypatch, count, which):
+    """The mode of `torch.set_flush_denormal` is that of one thread."""
+    monkeypatch.setattr(threads, "THREAD_WORK", 1)
+    g = torch.Generator().manual_seed(3)
+    weight, hidden = torch.randn(300, 24, generator=g) * 1e-39, torch.randn(4, 24, generator=g)
+    case = Problem(weight, hidden * 1e38)  # logits up to 1
+    before = torch.get_num_threads()
+    for changes in ({}, {"top_k": 5}, {"logprobs": 1, "top_p": 0.9}):
+        batch = SamplingBatch.from_params(requests(4, **changes), vocab_size=300)
+        definition, native = backends(case, VocabShard(0, 300), which)
+        step = case.hidden_states, batch, torch.arange(4), 2
+        expected = words(definition, *step)[0]
+        torch.set_num_threads(count)
+        try:
+            assert torch.set_flush_denormal(True), "a processor that flushes nothing"
+            found = words(native, *step)[0]
+            assert (weight[0] * 1).eq(0).all(), "a thread has another mode than before"
+        finally:
+            torch.set_flush_denormal(False)
+            torch.set_num_threads(before)
+        assert_same_words(found, expected, str(changes))
+
+
+def _child(made, results) -> None:
+    try:
+        check(made)
+        results.send("same")
+    except BaseException as error:
+        results.send(repr(error))
+
+
+def test_a_forked_child_takes_all_parts_itself(two_threads):
+    made = list(cases())  # OpenMP's do not survive a fork, so that a team would wait for ever
+    check(made)
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_child, args=(made, sender), daemon=True)
+    child.start()
+    try:
+        assert receiver.poll(120) and receiver.recv() == "same"
+    finally:
+        child.kill()
+        child.join()

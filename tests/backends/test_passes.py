@@ -1,0 +1,261 @@
+"""Each pass over stored logits: Triton and native kernels give the integers of their twins."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.support.filtered import Rows, V, grid, kinds_of_logits
+from tests.support.tiers import long
+from tpsample import SampleOutput, SamplingParams, Status
+from tpsample.backends.numba_.passes import NativeShardLogits
+from tpsample.backends.torch_.passes import ShardLogits
+from tpsample.backends.triton_.passes import TritonShardLogits
+from tpsample.core import word
+from tpsample.core.order import DIGIT_BITS, Search, mass_limit
+from tpsample.core.row_noise import RowNoise
+from tpsample.request.filters import MAX_TOP_WORDS
+
+# The interpreter computes with the NaN and infinities of these rows as a GPU does, and warns.
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+
+COUNT = 3
+# Ties and min_p last, which the ways of the kernels differ for.
+MORE = [
+    SamplingParams(top_k=40, top_p=0.6, min_p=0.3, filter_order="min_p_last", seed=1),
+    SamplingParams(top_k=90, top_p=0.4, ties="keep", temperature=3.0, seed=2),
+    SamplingParams(top_p=0.2, min_p=0.9, filter_order="min_p_last", ties="keep", seed=3),
+]
+# Whole; within one block, starting inside a group of four ids; one id; none.
+SHARDS = [(0, V), (5, 777), (801, 802), (640, 640), (641, 641)]
+
+
+class Twins:
+    """The same rows for both, and what their filters are."""
+
+    def __init__(
+        self, first: int, last: int, num_samples: int = 1, params: Sequence[SamplingParams] = MORE
+    ) -> None:
+        kinds = kinds_of_logits()
+        rows = Rows([kinds["normal"], kinds["two-valued"]], [*grid()[3::125], *params])
+        batch = rows.batch
+        logits = rows.logits[batch.plan.stored_index]
+        logits[0, 17], logits[1, 90], logits[2] = math.nan, math.inf, -math.inf
+        logits[3, 100:700], logits[4, :3], logits[4, 3:6] = -math.inf, -0.0, 0.0
+        noise = RowNoise(batch.temperature, batch.seed, rows.positions, num_samples)
+        # In memory of their own. An empty shard owns none.
+        own = logits[:, first:last].clone(memory_format=torch.contiguous_format)
+        self.filters, self.logits = batch.plan.filters, own
+        self.plain, self.triton, self.native = (
+            replace(kind.of(self.logits, batch, noise, first_id=first), top=self.top)
+            for kind in (ShardLogits, TritonShardLogits, NativeShardLogits)
+        )
+        self.kernels = self.triton, self.native
+        # Of a row with a NaN, or with nothing to draw, sums mean nothing.
+        self.numbers = torch.arange(len(self.filters)) % len(self.filters) > 2
+        self.numbers[1] = True
+
+    @property
+    def top(self) -> torch.Tensor:
+        return self.logits.amax(dim=1) if self.logits.shape[1] else torch.zeros(len(self.logits))
+
+    @property
+    def cut(self) -> torch.Tensor:
+        """An order word in the middle of each row."""
+        return word.pack(self.logits.nanmean(dim=1).nan_to_num(), torch.tensor(self.plain.first_id))
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and torch.equal(a, b)
+
+
+def _unmasked(words: torch.Tensor) -> torch.Tensor:
+    """Return words with 0 for masked tokens, whose words win against nothing."""
+    return words * (word.key_of(words) > word.KEY_MINUS_INF)
+
+
+@pytest.fixture(
+    params=[SHARDS[1], SHARDS[3], *long((SHARDS[0],), (SHARDS[2],))],
+    ids=lambda shard: f"{shard[0]}-{shard[1]}",
+)
+def twins(request) -> Twins:
+    return Twins(*request.param)
+
+
+@pytest.mark.parametrize("count", [1, 2, 9, 300])
+def test_first_words(twins, count):
+    first = twins.plain.first_words(count)
+    for rows in twins.kernels:
+        assert _equal(rows.first_words(count), first)
+    ids = torch.arange(twins.plain.first_id, twins.plain.first_id + twins.logits.shape[1])
+    ordered = word.pack(twins.logits, ids).sort(dim=1, descending=True).values[:, :count]
+    assert torch.equal(first[:, : ordered.shape[1]], ordered)
+    assert not first[:, ordered.shape[1] :].any()
+
+
+@pytest.mark.parametrize(
+    ("shard", "num_samples"),
+    [
+        (SHARDS[2], 2),
+        (SHARDS[3], 1),
+        *long((SHARDS[0], 1), (SHARDS[1], 1), (SHARDS[2], 1), (SHARDS[1], 2)),
+    ],
+)
+def test_rejection(shard, num_samples):
+    """With two ranks that hold the same."""
+    twins = Twins(*shard, num_samples)
+    plain, triton, filters = twins.plain, twins.triton, twins.filters
+    best = plain.best_scores(COUNT)
+    for rows in twins.kernels:
+        assert _equal(_unmasked(rows.best_scores(COUNT)), _unmasked(best))
+    other = best.clone()
+    other[:, 1:] -= 2048 * (other[:, 1:] > 0)  # of other ids
+    every = torch.stack([best, other])
+    sums = plain.before(every, filters, COUNT)
+    for rows in twins.kernels:
+        found = rows.before(every, filters, COUNT)
+        assert _equal(found[twins.numbers], sums[twins.numbers])
+    # As many before as top_k allows; as much mass as top_p allows, and one less; as they are.
+    marks = num_samples * COUNT
+    at_top_k, at_top_p = sums.clone(), sums.clone()
+    at_top_k[:, marks : 2 * marks] = filters.top_k.unsqueeze(1)
+    at_top_p[:, :marks] = mass_limit(sums[:, -1:], filters.top_p.unsqueeze(1))
+    below_top_p = at_top_p - (torch.arange(2 * marks + 1) < marks).long()
+    some = []
+    for edge in (at_top_k, at_top_p, below_top_p, sums):
+        words, decided = plain.first_kept(every, edge, filters, COUNT)
+        triton_words, triton_decided = triton.first_kept(every, edge, filters, COUNT)
+        assert _equal(triton_words, words) and _equal(triton_decided, decided)
+        some += decided.tolist()
+    # An empty shard has nothing to draw, which is decided.
+    assert set(some) == ({True} if shard[0] == shard[1] else {False, True})
+
+
+@pytest.mark.parametrize("num_samples", [1, 2])
+@pytest.mark.parametrize("shard", SHARDS[:2])
+def test_top_words(shard, num_samples):
+    twins = Twins(*shard, num_samples)
+    first = twins.plain.first_words(MAX_TOP_WORDS)
+    words = twins.plain.best_of_first(first, twins.filters)
+    for rows in twins.kernels:
+        assert _equal(rows.best_of_first(first, twins.filters), words)
+    assert words.shape[1] == num_samples and (words > 0).any(dim=0).all()
+
+
+@pytest.mark.parametrize(("order", "left"), [("sequential", {0}), ("min_p_last", {0, 1})])
+def test_what_min_p_cuts_last_is_of_the_mass_of_the_top_words(order, left):
+    """Before the second token stands 0.4: over half of what min_p leaves, under that of top_k."""
+    changes = {"top_k": 3, "top_p": 0.5, "min_p": 0.7, "filter_order": order}
+    params = [SamplingParams(**changes, seed=seed) for seed in range(12)]
+    rows = Rows([torch.tensor([0.4, 0.3, 0.2, 0.1]).log()], params)
+    batch = rows.batch
+    noise = RowNoise(batch.temperature, batch.seed, rows.positions, 1)
+    for kind in (ShardLogits, TritonShardLogits):
+        stored = kind.of(rows.logits, batch, noise)
+        words = stored.best_of_first(stored.first_words(3), batch.plan.filters)
+        assert set(word.token_of(words).flatten().tolist()) == left
+
+
+def test_min_p_cut():
+    """Also of a row with a NaN, a forced token, or nothing to draw."""
+    twins = Twins(0, V)
+    for log_min_p in (twins.filters.log_min_p, torch.full_like(twins.filters.log_min_p, -0.125)):
+        cut = twins.plain.min_p_cut(log_min_p)
+        assert _equal(twins.triton.min_p_cut(log_min_p), cut)
+        kept = twins.plain.words_of(torch.arange(V).expand(len(cut), -1)) >= cut.unsqueeze(1)
+        assert kept.any(dim=1)[twins.numbers].all() and not kept[0].any() and not kept[2].any()
+
+
+def test_sums_down_to_a_word(twins):
+    plain, cut, numbers = twins.plain, twins.cut, twins.numbers
+    sums = plain.mass_from(cut)
+    some = plain.first_words(1).squeeze(1)  # a mark that is a word itself
+    marks = torch.stack([cut, cut + (5 << word.TOKEN_BITS), torch.zeros_like(cut), some], dim=1)
+    for rows in twins.kernels:
+        assert _equal(rows.best_kept(cut), plain.best_kept(cut))
+        assert _equal(_unmasked(rows.best_kept(some)), _unmasked(plain.best_kept(some)))
+        assert _equal(rows.mass_from(cut)[numbers], sums[numbers])
+        assert _equal(rows.count_from(marks), plain.count_from(marks))
+
+
+@pytest.mark.parametrize("mass", [False, True])
+def test_digits(twins, mass):
+    """A whole search of one digit after the other, and the mass it ends with."""
+    numbers, plain, limit = twins.numbers, twins.plain, twins.filters.top_k
+    if mass:
+        limit = plain.mass_from(torch.zeros_like(twins.cut))[:, 0] // 2 + 1
+    search = Search(torch.zeros_like(limit), torch.zeros_like(limit), limit)
+    for shift in range(word.EPOCH_SHIFT // DIGIT_BITS * DIGIT_BITS, -1, -4 * DIGIT_BITS):
+        bins = plain.digits(search.prefix, shift, mass=mass)
+        following = plain.next_digit(search, bins)
+        for each in twins.kernels:
+            assert _equal(each.digits(search.prefix, shift, mass=mass)[numbers], bins[numbers])
+            found = each.next_digit(search, bins)
+            for name in ("prefix", "reached", "limit"):
+                assert _equal(getattr(found, name), getattr(following, name))
+        search = following
+    for cut in (search.prefix, torch.zeros_like(limit)):
+        for each in twins.kernels:
+            assert _equal(each.mass_from(cut)[numbers], plain.mass_from(cut)[numbers])
+
+
+def test_rows_that_are_done_are_left_out():
+    """Zeros in their place, and what the others had before."""
+    twins = Twins(*SHARDS[1], num_samples=2)
+    done = torch.arange(len(twins.filters)) % 3 == 0
+    best = twins.plain.best_scores(COUNT)
+    prefix, filters = torch.zeros_like(twins.cut), twins.filters
+
+    def passes(rows: ShardLogits) -> dict[str, torch.Tensor]:
+        return {
+            "first_words": rows.first_words(2),
+            "first_words, whole rows": rows.first_words(300),
+            "best_scores": rows.best_scores(COUNT),
+            "before": rows.before(best.unsqueeze(0), filters, COUNT),
+            "masses by digit": rows.digits(prefix, 48, mass=True),
+            "numbers by digit": rows.digits(prefix, 48, mass=False),
+            "best_kept": rows.best_kept(twins.cut),
+        }
+
+    whole = passes(twins.plain)
+    left_out = [passes(rows.without(done)) for rows in (twins.plain, *twins.kernels)]
+    for name, found in whole.items():
+        assert found[done].any(), f"{name}: a row that is not left out has something"
+        expected = found.masked_fill(done.view(-1, *[1] * (found.dim() - 1)), 0)
+        for rows in left_out:
+            numbers = twins.numbers | done
+            assert _equal(rows[name][numbers], expected[numbers]), name
+    some = twins.plain.without(done).select(torch.tensor([0, 1, 4]))
+    some = some.without(torch.tensor([False, True, False]))
+    assert some.done.tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize("num_samples", [None, 2])
+def test_settle(num_samples):
+    twins = Twins(0, V)
+    pick = [int(twins.cut[5]), word.KEY_NAN << word.TOKEN_BITS, 0, int(twins.cut[6])]
+    words = torch.tensor(pick).unsqueeze(1).repeat(1, num_samples or 1)
+    index = torch.tensor([4, 0, 2, 5])
+    outs = []
+    for rows in (twins.plain, twins.triton):
+        out = SampleOutput.empty(torch.zeros(6, dtype=torch.int64), num_samples)
+        out.token_ids.fill_(77)
+        out.status.copy_(torch.tensor([0, 1, 0, 3, 0, 3]))
+        rows.write_tokens(words, index, out)
+        outs.append(out)
+    plain, triton = outs
+    assert _equal(triton.token_ids, plain.token_ids) and _equal(triton.status, plain.status)
+    assert plain.status.tolist() == [Status.NAN, 1, Status.EMPTY, 3, Status.OK, Status.PEER_LOST]
+    tokens = plain.token_ids.view(6, -1)[:, -1].tolist()
+    assert tokens == [-1, 77, -1, 77, int(word.token_of(words[0, 0])), -1]
+
+
+@pytest.mark.parametrize("first", [640, 641])
+def test_an_empty_shard_has_no_group_that_nobody_writes(first):
+    """A group was counted for the ids before 641, and its words were those of the memory."""
+    twins = Twins(first, first)
+    assert twins.triton.count_of(1024) == twins.triton.count_of(4) == 0
+    assert torch.equal(twins.triton.best_scores(COUNT), twins.plain.best_scores(COUNT))
+    assert torch.equal(twins.triton.first_words(COUNT), twins.plain.first_words(COUNT))

@@ -1,0 +1,214 @@
+"""Filters and logprobs in a fixed number of rounds: the same tokens, and no look at the device."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support import host_reads
+from tests.support.filtered import Rows, V, assert_same, grid, kinds_of_logits, masked
+from tests.support.ranks import run_ranks
+from tests.support.stored import on_virtual_ranks
+from tests.support.tiers import long
+from tpsample import SampleOutput, SamplingBatch, SamplingParams
+from tpsample.backends.torch_.passes import ShardLogits
+from tpsample.backends.triton_.passes import TritonShardLogits
+from tpsample.core import score
+from tpsample.filters import finish as stored_plan
+from tpsample.ranks.ranks import Ranks
+
+KINDS = kinds_of_logits()
+FIXED = {"fixed_rounds": True}
+
+
+def _rows() -> list[Rows]:
+    """Plain, greedy, filtered and asking rows; nothing but filtered rows; masked tokens."""
+    asking = [
+        SamplingParams(seed=i, logprobs=3, logprobs_mode=mode, logprob_token_ids=[7], **changes)
+        for i, (mode, changes) in enumerate(
+            (
+                ("raw_logprobs", {}), ("processed_logprobs", {"top_p": 0.7}),
+                ("processed_logits", {"top_k": 300, "top_p": 0.7}), ("raw_logits", {"top_k": 5}),
+                ("processed_logprobs", {"temperature": 0.0}),
+            )
+        )
+    ]  # fmt: skip
+    mixed = [
+        SamplingParams(seed=1),
+        SamplingParams(temperature=0.0, seed=2),
+        *grid()[::61],
+        *asking,
+    ]
+    return [
+        Rows([KINDS["zipf"], KINDS["two-valued"]], mixed, **FIXED),
+        Rows([KINDS["ramp-in-shards"]], grid()[3::41], **FIXED),
+        Rows([KINDS["normal"]], asking[1:4], bias=masked(30, 1100), **FIXED),
+    ]
+
+
+def _sample(cases: list[Rows], num_samples: int | None) -> list[SampleOutput]:
+    host_reads.meet_on_devices()
+    outputs = []
+    for rows in cases:
+        sampler, batch = rows.sampler(chunks=2), rows.batch
+        sampler(rows.hidden_states, rows.batch, 0)  # the first one compares hidden states
+        with host_reads.refused():
+            given = rows.hidden_states, batch, rows.positions
+            outputs.append(sampler(*given, num_samples=num_samples))
+    return outputs
+
+
+@pytest.mark.parametrize(("world_size", "num_samples"), [(1, None), (3, 2)])
+def test_tokens_and_logprobs_are_the_oracles_without_a_host_read(world_size, num_samples):
+    cases = _rows()
+    expected = [rows.oracle(num_samples) for rows in cases]
+    for outputs in run_ranks(world_size, _sample, cases, num_samples):
+        for out, oracle in zip(outputs, expected, strict=True):
+            assert_same(out, oracle)
+
+
+MIXTURE = [{"top_p": 0.9}, {"top_k": 9}, {"min_p": 0.1}]
+
+
+@pytest.mark.parametrize("world_size", [1, 8])
+@pytest.mark.parametrize(
+    ("requests", "exchanges"),
+    [
+        ([{"top_p": 0.9}], 12),
+        ([{"top_k": 9}], 1),
+        ([{"top_k": 256}], 1),
+        ([{"top_k": 256, "filter_order": "joint"}], 1),
+        ([{"top_k": 257}], 12),
+        ([{"top_k": 9, "ties": "keep"}], 12),
+        ([{"top_k": 9, "top_p": 0.9, "filter_order": "joint"}], 21),
+        ([{"min_p": 0.1}], 3),
+        ([{"top_p": 0.9, "top_k": 9}], 1),
+        ([{"top_p": 0.9, "top_k": 300}], 22),
+        ([{"top_p": 0.9, "min_p": 0.1}], 12),
+        ([{"top_p": 0.9, "min_p": 0.1, "filter_order": "min_p_last", "ties": "keep"}], 12),
+        ([{"top_p": 0.9, "top_k": 9, "min_p": 0.1, "filter_order": "min_p_last"}], 1),
+        ([{"top_p": 0.9, "top_k": 300, "min_p": 0.1, "filter_order": "min_p_last"}], 22),
+        (MIXTURE, 13),
+        ([{"top_k": 9}, {"min_p": 0.1}], 4),
+        ([*MIXTURE, {"top_k": 300, "top_p": 0.9}], 23),
+    ],
+    ids=str,
+)
+def test_a_search_that_no_request_needs_is_left_out(monkeypatch, requests, exchanges, world_size):
+    """The words of the ranks beside them. Plain PyTorch searches one rank in rounds too."""
+    taken = []
+    for name in ("gather_integers", "sum_integers"):
+        function = getattr(Ranks, name)
+        monkeypatch.setattr(
+            Ranks, name, lambda *a, function=function: taken.append(a) or function(*a)
+        )
+    params = [SamplingParams(seed=i, **r) for i, r in enumerate(requests)]
+    rows = Rows([KINDS["normal"]], params, **FIXED)
+    for out in on_virtual_ranks(rows.logits, rows.batch, "torch", world_size):
+        assert torch.equal(out.token_ids, rows.oracle().token_ids)
+    assert len(taken) == exchanges * world_size
+
+
+def test_the_check_leaves_no_trace_when_ranks_cross():
+    """The first rank to come may be the first to go."""
+    product, one, other = score.exact_products, host_reads.refused(), host_reads.refused()
+    for step in (one.__enter__, other.__enter__):
+        step()
+    assert score.exact_products is not product
+    for rank in (one, other):
+        rank.__exit__(None, None, None)
+    assert score.exact_products is product
+
+
+def test_only_a_plain_step_needs_no_flag():
+    """With filters the host reads, which the check sees."""
+    params = [SamplingParams(seed=1), SamplingParams(temperature=0.0, seed=2)], grid()[3::41]
+    plain, filtered = (Rows([KINDS["zipf"]], its) for its in params)
+    sampler = filtered.sampler()
+    steps = [(each.hidden_states, each.batch, each.positions) for each in (plain, filtered)]
+    with host_reads.refused():
+        out = sampler(*steps[0])
+        with pytest.raises(host_reads.HostRead):
+            sampler(*steps[1])
+    assert_same(out, plain.oracle())
+
+
+def test_a_captured_step_takes_fixed_rounds_by_itself(monkeypatch):
+    rows = _rows()[0]
+    oracle, rows.options = rows.oracle(), {}
+    sampler, given = rows.sampler(), (rows.hidden_states, rows.batch, rows.positions)
+    monkeypatch.setattr(stored_plan, "capturing", lambda device: True)
+    with host_reads.refused():
+        out = sampler(*given)
+    assert_same(out, oracle)
+
+    rows.options = {"kept_cap": 4}
+    sampler, given = rows.sampler(), (rows.hidden_states, rows.batch, rows.positions)
+    with host_reads.refused():
+        out = sampler(*given)
+    assert torch.equal(out.token_ids, oracle.token_ids)
+    assert len(out.kept.token_ids) == 4 * len(rows.params)
+
+
+# -- rows that a rejection decides beside rows that it leaves to the threshold ------------------
+
+
+def _mixture_of_ways(num_rows: int) -> Rows:
+    """Every way of a row beside the others, flat rows that 8 scores rarely decide among them."""
+    requests: list[dict[str, Any]] = [
+        {"top_p": 0.95},
+        {"top_p": 0.01, "temperature": 50.0},
+        {"top_k": 20},
+        {"top_k": 400, "top_p": 0.9},
+        {"top_k": 400, "top_p": 0.02, "temperature": 50.0, "ties": "keep"},
+        {"top_k": 2, "temperature": 50.0, "ties": "keep"},
+        {"top_k": 30, "top_p": 0.05, "temperature": 50.0},
+        {"top_k": 2, "top_p": 0.01, "temperature": 50.0, "filter_order": "joint"},
+        {"min_p": 0.99, "temperature": 3.0},
+        {"top_p": 0.3, "min_p": 0.9, "temperature": 9.0, "filter_order": "min_p_last"},
+        {"top_p": 1e-6, "min_p": 0.05},
+    ]
+    picked = [requests[i % len(requests)] for i in range(num_rows)]
+    return Rows([KINDS["normal"]], [SamplingParams(seed=i, **r) for i, r in enumerate(picked)])
+
+
+# The interpreter computes with the NaN of a row as a GPU does, and warns.
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@pytest.mark.parametrize(
+    ("backend", "world_size", "num_samples"),
+    [
+        ("torch", 1, None),
+        ("torch", 3, 2),
+        ("triton", 2, None),
+        *long(("triton", 1, None), ("triton", 1, 2), ("triton", 3, 2)),
+    ],
+)
+def test_decided_and_undecided_rows_of_one_step(monkeypatch, backend, world_size, num_samples):
+    """Each has its own token, where a rejection decides some of them and leaves others."""
+    decided = _noted_decisions(monkeypatch)
+    rows = _mixture_of_ways(11 if backend == "triton" else 33)
+    rows.bias = masked(30, 500)
+    oracle = rows.oracle(num_samples)
+    batch = SamplingBatch.from_params(rows.params, vocab_size=V, fixed_rounds=True)
+    for out in on_virtual_ranks(rows.logits, batch, backend, world_size, num_samples):
+        assert torch.equal(out.token_ids, oracle.token_ids)
+        assert torch.equal(out.status, oracle.status)
+    assert len(decided) == world_size
+    few = rows.batch.plan.filters.by_top_words
+    assert decided[0][few].all() and few.any()
+    assert decided[0][~few].any() and not decided[0][~few].all()
+
+
+def _noted_decisions(monkeypatch) -> list[torch.Tensor]:
+    """A list that grows by what each rejection decides."""
+    decided: list[torch.Tensor] = []
+    first_kept = {kind: kind.first_kept for kind in (ShardLogits, TritonShardLogits)}
+
+    def noted(self, *arguments):
+        words, its = first_kept[type(self)](self, *arguments)
+        decided.append(its)
+        return words, its
+
+    for kind in first_kept:
+        monkeypatch.setattr(kind, "first_kept", noted)
+    return decided

@@ -1,0 +1,218 @@
+"""The kept set by its definition: other views of the same rules, and other engines' answers."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.support import oracle
+from tests.support.distribution import chi_squared
+from tests.support.filtered import Rows, V, grid, kinds_of_logits, masked
+from tests.support.other_samplers import by_pivots, by_transformers
+from tpsample import SamplingBatch, SamplingParams, reference
+from tpsample.backends.torch_.passes import ShardLogits
+from tpsample.core import word
+from tpsample.core.masses import masses
+from tpsample.core.order import min_p_cut, min_p_floor
+from tpsample.core.row_noise import RowNoise
+from tpsample.filters.kept_sets import find_cut
+from tpsample.filters.sample import sample_filtered
+from tpsample.ranks.ranks import Ranks
+
+KINDS = kinds_of_logits()
+INF, NAN = math.inf, math.nan
+
+
+def oracle_request(params: SamplingParams) -> oracle.Request:
+    """The same request for the oracle."""
+    names = oracle.Request.__dataclass_fields__
+    return oracle.Request(**{name: getattr(params, name) for name in names})
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_kept_set_is_the_oracles(name):
+    """The rules one after the other, as the request orders them, over a sorted row."""
+    params = [replace(p, ties=ties) for p in grid()[::5] for ties in ("exact", "keep")]
+    rows = Rows([KINDS[name]], params)
+    mask = reference.kept_mask(rows.logits, rows.batch)
+    for row, params in enumerate(rows.params):
+        expected = oracle.kept_set(KINDS[name].numpy(), oracle_request(params))
+        assert mask[row].tolist() == expected.tolist(), params
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 0.3, 1.0, 77.0])
+@pytest.mark.parametrize("top", [-3e38, -2.0, 0.0, 1e-3, 50.0, 1e4, 3e38, INF])
+def test_the_cut_of_min_p_is_where_its_rule_ends(top, temperature):
+    """Of all fp32 numbers: what is kept ends between two neighbours."""
+    rates = [1.0, 0.5, 0.05, 1e-9, 1e-300, 0.0]
+    tops, temperatures = torch.full((6,), top), torch.full((6,), temperature)
+    log_min_p = torch.tensor([math.log(p) if p else -INF for p in rates], dtype=torch.float64)
+    cut = min_p_cut(tops, temperatures, log_min_p)
+    assert (cut & word.TOKEN_MASK == 0).all()
+    floor = min_p_floor(tops, temperatures, log_min_p)
+    assert torch.equal(word.value_of(cut), floor)
+    exact = tops.double() + temperatures.double() * log_min_p
+    lower = word.value_of(cut - 1)  # -0.0 below 0
+    assert (floor >= exact)[:-1].all() and ((lower < exact) | (lower == 0))[:-1].all()
+    assert (word.value_of(cut) <= tops).all() and word.value_of(cut)[0] == top
+    assert word.key_of(cut)[-1] == word.KEY_MINUS_INF + 1
+
+
+def test_min_p_keeps_nothing_of_a_row_without_a_number():
+    tops, ones = torch.tensor([NAN, -INF]), torch.ones(2)
+    assert (min_p_cut(tops, ones, torch.full((2,), -INF)) == 1 << word.EPOCH_SHIFT).all()
+
+
+def test_a_masked_token_is_never_kept():
+    rows = Rows([KINDS["normal"]], grid()[::5], bias=masked(100, 1190))
+    mask = reference.kept_mask(rows.logits, rows.batch)
+    assert not mask[:, 100:1190].any() and mask.any(dim=1).all()
+
+
+def _stored(rows: Rows) -> tuple[ShardLogits, SamplingBatch]:
+    batch = rows.batch
+    view = batch._view_of(batch.rows)
+    row_noise = RowNoise(view.temperature, view.seed, rows.positions, 1)
+    return ShardLogits.of(rows.logits[batch.plan.stored_index], view, row_noise), batch
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_sampling_by_an_explicit_threshold_is_the_same(name):
+    rows = Rows([KINDS[name]], grid())
+    stored, batch = _stored(rows)
+    filtered = batch.plan.filters.row_index
+    top = stored.logits.amax(dim=1)
+    stored = replace(stored, top=top)
+    cut = find_cut(stored, batch.plan.filters, Ranks())
+
+    mask = reference.kept_mask(rows.logits, batch)[filtered]
+    order = word.pack(stored.logits, torch.arange(V))
+    assert torch.equal(order >= cut.unsqueeze(1), mask)
+    own = masses(stored.logits, top.unsqueeze(1), stored.temperature.unsqueeze(1))
+    mass = stored.mass_from(cut)[:, 0]
+    assert torch.equal((own * mask).sum(dim=1), mass)
+    token_ids, _ = word.decode(stored.best_kept(cut).squeeze(1))
+    expected = reference.sample(rows.logits, batch, rows.positions).token_ids[filtered]
+    assert torch.equal(token_ids, expected)
+
+
+# (probabilities, request, ids that are kept). Where a rule of ours parts from an engine's, the
+# entry says whose answer would be another.
+LADDER = [0.5, 0.25, 0.125, 0.0625, 0.0625]
+TIED = [0.4, 0.2, 0.1, 0.2, 0.1]
+GOLDEN = {
+    # transformers, TopPLogitsWarper and MinPLogitsWarper tests, top_p off the rounding edge
+    "hf-top-p-a": ([0.3, 0.1, 0.1, 0.5], {"top_p": 0.79}, {0, 3}),
+    "hf-top-p-b": ([0.15, 0.3, 0.3, 0.25], {"top_p": 0.79}, {1, 2, 3}),
+    "hf-min-p-a": ([0.9, 0.0274, 0.047, 0.0274], {"min_p": 0.1}, {0}),
+    "hf-min-p-b": ([0.15, 0.3, 0.3, 0.25], {"min_p": 0.1}, {0, 1, 2, 3}),
+    "crossing-token-stays": (LADDER, {"top_p": 0.6}, {0, 1}),
+    "mass-before-equal-to-p-goes": (LADDER, {"top_p": 0.5}, {0}),
+    "at-least-one": (LADDER, {"top_p": 1e-9}, {0}),
+    "min-p-is-inclusive": (LADDER, {"min_p": 1.0}, {0}),
+    "sequential": (LADDER, {"top_k": 2, "top_p": 0.7}, {0, 1}),
+    # vLLM, HF: 0.5 / 0.75 is under 0.7; SGLang's joint top_p: 0.5 is not under 0.5
+    "sequential-renormalises": (LADDER, {"top_k": 2, "top_p": 0.5}, {0}),
+    "joint-does-not": ([0.4, 0.3, 0.2, 0.1], {"top_k": 2, "top_p": 0.5, "filter_order": "joint"},
+                      {0, 1}),
+    "sequential-does": ([0.4, 0.3, 0.2, 0.1], {"top_k": 2, "top_p": 0.5}, {0}),
+    # vLLM's PyTorch path, TensorRT-LLM, FlashInfer, HF keep all ties of the k-th
+    "top-k-exact": ([0.4, 0.2, 0.2, 0.2], {"top_k": 2}, {0, 1}),
+    "top-k-keeps-ties": ([0.4, 0.2, 0.2, 0.2], {"top_k": 2, "ties": "keep"}, {0, 1, 2, 3}),
+    # FlashInfer and gemma keep all ties of the last token of top_p
+    "top-p-cuts-ties": ([0.25] * 4, {"top_p": 0.5}, {0, 1}),
+    "top-p-keeps-ties": ([0.25] * 4, {"top_p": 0.5, "ties": "keep"}, {0, 1, 2, 3}),
+    "top-p-keeps-ties-of-its-last": (TIED, {"top_p": 0.5, "ties": "keep"}, {0, 1, 3}),
+    "no-tie-beyond-the-first": (TIED, {"top_p": 0.4, "ties": "keep"}, {0}),
+    # The mass of what top_k keeps with its ties is 0.8: half of it, and three quarters
+    "top-k-ties-are-of-the-mass": (TIED, {"top_k": 2, "top_p": 0.5, "ties": "keep"}, {0}),
+    "ties-of-both": (TIED, {"top_k": 2, "top_p": 0.75, "ties": "keep"}, {0, 1, 3}),
+    "joint-keeps-ties":
+        (TIED, {"top_k": 2, "top_p": 0.5, "ties": "keep", "filter_order": "joint"}, {0, 1, 3}),
+    "just-over-the-mass-before": ([0.25] * 4, {"top_p": math.nextafter(0.5, 1)}, {0, 1, 2}),
+    # SGLang, HF, llama.cpp take min_p last
+    "min-p-before-top-p": ([0.5, 0.3, 0.2], {"min_p": 0.5, "top_p": 0.7}, {0, 1}),
+    "min-p-shrinks-the-mass": ([0.5, 0.3, 0.2], {"min_p": 0.5, "top_p": 0.62}, {0}),
+    "min-p-last-does-not":
+        ([0.5, 0.3, 0.2], {"min_p": 0.5, "top_p": 0.62, "filter_order": "min_p_last"}, {0, 1}),
+    "min-p-last-cuts": (LADDER, {"min_p": 0.3, "top_p": 0.8, "filter_order": "min_p_last"}, {0, 1}),
+    # Before id 1 stands 0.4: more than 0.45 of the 0.8 that top_k leaves, less than 0.45 of all
+    "min-p-last-after-top-k":
+        (TIED, {"top_k": 3, "min_p": 0.4, "top_p": 0.45, "filter_order": "min_p_last"}, {0}),
+    "min-p-last-of-all":
+        (TIED, {"min_p": 0.4, "top_p": 0.45, "filter_order": "min_p_last"}, {0, 1}),
+    "min-p-last-keeps-ties":
+        (TIED, {"top_k": 3, "min_p": 0.4, "top_p": 0.51, "ties": "keep",
+                "filter_order": "min_p_last"}, {0, 1, 3}),
+    "top-k-off": (LADDER, {"top_k": -1}, {0, 1, 2, 3, 4}),
+    "top-k-beyond": (LADDER, {"top_k": 99}, {0, 1, 2, 3, 4}),
+    # vLLM forces the filters of a greedy request off as well
+    "greedy": (LADDER, {"top_k": 1, "top_p": 0.1, "temperature": 0.0}, {0, 1, 2, 3, 4}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden(name):
+    probabilities, changes, expected = GOLDEN[name]
+    logits = torch.tensor([probabilities]).log()
+    params = SamplingParams(seed=0, **changes)
+    batch = SamplingBatch.from_params([params], vocab_size=logits.shape[1])
+    by_oracle = torch.from_numpy(oracle.kept_set(logits[0].numpy(), oracle_request(params)))
+    for kept in (reference.kept_mask(logits, batch)[0], by_oracle):
+        assert set(kept.nonzero().flatten().tolist()) == expected
+
+
+# The ids that others keep of an entry of the table, where their rule is or might be another one.
+OTHERS = {
+    ("top-k-exact", by_transformers): {0, 1, 2, 3},  # as vLLM's PyTorch path and FlashInfer do
+    ("top-p-cuts-ties", by_pivots): {0, 1, 2, 3},  # none of them is more likely
+    ("top-p-cuts-ties", by_transformers): {2, 3},  # it sorts upwards
+    ("min-p-shrinks-the-mass", by_transformers): {0, 1},  # min_p last: it finds two, takes none
+    ("min-p-last-does-not", by_transformers): {0, 1},
+    ("sequential-does", by_transformers): {0},  # 0.4 of 0.7 is over 0.5
+    ("joint-does-not", by_pivots): {0, 1},
+    ("mass-before-equal-to-p-goes", by_transformers): {0},
+}
+
+
+@pytest.mark.parametrize(("name", "theirs"), OTHERS)
+def test_what_others_keep_is_as_the_table_says(name, theirs):
+    probabilities, changes, _ = GOLDEN[name]
+    kept = theirs(torch.tensor([probabilities]).log(), **changes)[0]
+    assert set(kept.nonzero().flatten().tolist()) == OTHERS[name, theirs]
+
+
+def test_the_largest_vocabulary_has_room_for_its_masses():
+    vocab_size = word.MAX_VOCAB_SIZE
+    batch = SamplingBatch.from_params([SamplingParams(top_p=0.75)], vocab_size=vocab_size)
+    kept = reference.kept_mask(torch.full((1, vocab_size), 2.5), batch)[0]
+    assert kept[: vocab_size * 3 // 4].all() and not kept[vocab_size * 3 // 4 :].any()
+
+
+def test_a_batch_without_filters_has_no_filtered_rows():
+    off = [
+        SamplingParams(),
+        SamplingParams(top_k=V, top_p=1.0),
+        SamplingParams(top_k=-1),
+        SamplingParams(temperature=0, top_k=3, top_p=0.2, min_p=0.1),
+    ]
+    assert SamplingBatch.from_params(off, vocab_size=V).plan.filters is None
+    mixed = SamplingBatch.from_params([*off, SamplingParams(top_k=V - 1)], vocab_size=V)
+    assert mixed.plan.filters.row_index.tolist() == [4]
+
+
+def test_filtered_draws_follow_the_renormalised_softmax():
+    logits, draws = KINDS["zipf"], 6000
+    params = SamplingParams(top_k=40, top_p=0.9, min_p=0.01, seed=77)
+    batch = SamplingBatch.from_params([params] * draws, vocab_size=V)
+    row_noise = RowNoise(batch.temperature, batch.seed, torch.arange(draws), 1)
+    stored = ShardLogits.of(logits.expand(draws, -1), batch, row_noise)
+    words = sample_filtered(stored, batch.plan.filters, Ranks())
+    token_ids, _ = word.decode(words.squeeze(1))
+
+    one = SamplingBatch.from_params([params], vocab_size=V)
+    mask = reference.kept_mask(logits.unsqueeze(0), one)[0]
+    law = torch.softmax(logits.double().where(mask, -INF), 0)
+    assert 5 < mask.sum() <= 40
+    assert chi_squared(token_ids.numpy(), law.numpy()) > 1e-4

@@ -1,0 +1,157 @@
+"""Rows that upper ends of their logits decide draw the same as from the logits themselves."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.screening import HEADS, ODD_HEADS, problem
+from tests.support.settings import settings_of
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard
+from tpsample.backends.numba_ import launch as native_backend
+from tpsample.backends.numba_.launch import NativeBackend
+from tpsample.backends.numba_.passes import NativeShardLogits
+from tpsample.backends.torch_.passes import ShardLogits
+from tpsample.backends.torch_.stored_logits import Rough
+from tpsample.core import word
+from tpsample.core.row_noise import RowNoise
+from tpsample.request.filters import BEST_SCORES
+
+V, D = 1500, 40
+KINDS = [
+    {"top_p": 0.9},
+    {"top_p": 0.4, "temperature": 0.6},
+    {"top_p": 0.9, "temperature": 3.0, "ties": "keep"},
+    {"top_p": 0.6, "top_k": 20, "filter_order": "joint"},
+    {"top_p": 0.9, "min_p": 0.2, "filter_order": "min_p_last"},
+    {"top_k": 300},
+    {"top_k": 300, "ties": "keep"},
+]
+OTHERS = [{"top_p": 0.8, "min_p": 0.1}, {"top_k": 400, "top_p": 0.9}, {"top_p": 0.7, "logprobs": 2}]
+
+
+def stores_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The list to which every step adds how many rows it needed the logits of after all."""
+    counts, store = [], NativeBackend._store_logits
+
+    def counted(self: NativeBackend, step: object, rows: Tensor, *memory: Tensor) -> None:
+        counts.append(len(rows))
+        store(self, step, rows, *memory)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(NativeBackend, "_store_logits", counted)
+    return counts
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_draws_of_rough_rows(name, monkeypatch):
+    """Alone and beside rows that store their logits; of zeros every token ties with every other."""
+    stores, rows = stores_of(monkeypatch), 0
+    heads = itertools.cycle(ODD_HEADS[:5])
+    for batch_size, samples, more in itertools.product((1, 7), (1, 2), ([], OTHERS)):
+        case = replace(problem(name, V, batch_size, D), head=next(heads))
+        kinds = itertools.islice(itertools.cycle(more + KINDS), batch_size)
+        fields = [{"repetition_penalty": 1.3}, {}]
+        params = [SamplingParams(seed=i, **kind, **fields[i % 2]) for i, kind in enumerate(kinds)]
+        tokens = [[1, 2, 3]] * batch_size
+        batch = SamplingBatch.from_params(params, vocab_size=V, output_token_ids=tokens)
+        drawn, status = [], []
+        for backend in ("numba", "torch"):
+            head = {"logit_scale": case.head.logit_scale, "logit_softcap": case.head.logit_softcap}
+            sampler = LMHeadSampler(case.weight, backend=backend, **head)
+            out = sampler(case.hidden_states, batch, 3, num_samples=samples)
+            drawn.append(out.token_ids)
+            status.append(out.status)
+        assert torch.equal(*drawn) and torch.equal(*status)
+        rows += len(batch.plan.rough)
+    assert rows == 2 * (1 + 7 + 0 + 4)
+    if name == "normal":
+        assert sum(stores) < rows
+    if name == "zeros":
+        assert stores
+
+
+class Ends:
+    """Upper ends of some logits, at random above them by no more than their slack."""
+
+    def __init__(self, num_samples: int, top_k: int = 400) -> None:
+        generator = torch.Generator().manual_seed(6)
+        kinds = {"top_p": 0.9, "top_k": top_k, "filter_order": "joint"}, OTHERS[0]
+        params = [
+            SamplingParams(seed=i, temperature=t, **kind)
+            for i, (kind, t) in enumerate(itertools.product(kinds, (0.3, 1.0, 3)))
+        ]
+        rows = len(params)
+        batch = SamplingBatch.from_params(params, vocab_size=V)
+        noise = RowNoise(batch.temperature, batch.seed, torch.arange(rows), num_samples)
+        logits = torch.randn(rows, V, generator=generator) * 3
+        logits[:, 7:500:9] = -torch.inf
+        logits[1, 5] = 90.0
+        slack = torch.tensor([0.0, 1e-5, 1e-3, 0.1, 0.0, 1e3])
+        ends = logits + slack.unsqueeze(1) * 0.99 * torch.rand(rows, V, generator=generator)
+        self.filters = batch.plan.filters
+        self.plain = ShardLogits.of(logits, batch, noise)
+        nothing = torch.zeros(rows, num_samples, 0, dtype=torch.int64)
+        rough = Rough(nothing, slack, torch.arange(rows), lambda *_: None)
+        self.rough = replace(NativeShardLogits.of(ends, batch, noise), rough=rough)
+        self.gathered = self.plain.best_scores(BEST_SCORES).unsqueeze(0)
+
+
+def test_no_kernel_is_called_for_no_rows(monkeypatch):
+    """Kernels are made for at least one; with none they would write past their memory."""
+    calls: list[object] = []
+    monkeypatch.setattr(native_backend, "in_ranges", lambda *arguments: calls.append(arguments))
+    case = problem("normal", V, 2, D)
+    batch = SamplingBatch.from_params([SamplingParams(top_p=0.9, seed=1)] * 2, vocab_size=V)
+    local = NativeBackend(settings_of(case.weight, VocabShard(0, V)))
+    step = local.prepare(
+        case.hidden_states, batch._view_of(2), torch.zeros(2, dtype=torch.int64), 1
+    )
+    raw, none = torch.zeros(2, V), torch.empty(0, dtype=torch.int64)
+    local._store_logits(step, none, none, raw, raw[:0])
+    assert not calls
+    local._store_logits(step, torch.tensor([1]), torch.tensor([0]), raw, raw[:0])
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("num_samples", [1, 3])
+def test_sums_are_within_their_bounds(num_samples):
+    """Both are as near to the sum as the slack allows; with a large slack they tell nothing."""
+    ends = Ends(num_samples)
+    marks = num_samples * BEST_SCORES
+    mass, number, total = ends.plain.before(ends.gathered, ends.filters, BEST_SCORES).split(
+        [marks, marks, 1], dim=1
+    )
+    sums = ends.rough.before(ends.gathered, ends.filters, BEST_SCORES).view(-1, 4, marks + 1)
+    orders = ends.gathered[0, :, 1:].unflatten(1, (2, -1))[:, 1]
+    top = word.value_of(ends.gathered[0, :, 0])
+    own = ends.plain.masses(word.value_of(orders), top)
+    exact = torch.cat([mass, total], dim=1), torch.cat([mass + own, total], dim=1)
+    assert (sums[:, 0] <= exact[0]).all() and (exact[1] <= sums[:, 1]).all()
+    assert (sums[:, 2, :-1] <= number).all() and (number + 1 <= sums[:, 3, :-1]).all()
+    gap = (sums[:, 1] - sums[:, 0]) - (exact[1] - exact[0])
+    assert (gap[[0, 4]] <= 3e-4 * exact[1][[0, 4]] + 10 * V).all()
+    spread = torch.tensor([0.0, 1e-5, 1e-3 / 3, 0.1 / 0.3, 0.0])
+    assert (gap[:5, -1] <= (2 * spread + 3e-4) * total[:5, 0] + 10 * V).all()
+    assert not sums[5, 0].any() and (sums[5, 1] == V * 2**40).all()
+    without = Ends(num_samples, top_k=0)  # numbers are not sent where no row asks for them
+    half = without.rough.before(without.gathered, without.filters, BEST_SCORES)
+    assert torch.equal(half, sums[:, :2].flatten(1))
+
+
+def test_what_is_decided_is_as_from_the_sums():
+    """Of marks that the bounds leave open the row is undecided."""
+    ends, counts = Ends(1), [0, 0]
+    exact = ends.plain.before(ends.gathered, ends.filters, BEST_SCORES)
+    words, _ = ends.plain.first_kept(ends.gathered, exact, ends.filters, BEST_SCORES)
+    sums = ends.rough.before(ends.gathered, ends.filters, BEST_SCORES)
+    for row in range(len(sums)):
+        for wider in (0, 2**30, 2**36, 2**39, 2**41):
+            part = sums.clone()
+            part.view(-1, 4, BEST_SCORES + 1)[row, 0] -= wider
+            part.view(-1, 4, BEST_SCORES + 1)[row, 1] += wider
+            found, decided = ends.rough.first_kept(ends.gathered, part, ends.filters, BEST_SCORES)
+            assert torch.equal(found[decided], words[decided])
+            counts[int(decided[row])] += 1
+    assert min(counts) > 3

@@ -1,0 +1,43 @@
+"""NumPy arrays over the memory of tensors.
+
+`Tensor.numpy` forbids that the tensor's storage is ever resized, although the tensor is the
+caller's. An array that is made here leaves the storage as it is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_KINDS: dict[torch.dtype, Any] = {
+    torch.bfloat16: np.uint16,
+    torch.float16: np.int16,
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+    torch.int8: np.int8,
+    torch.int32: np.int32,
+    torch.int64: np.int64,
+    torch.bool: np.bool_,
+}
+"""How kernels read a dtype; see `tpsample.backends.numba_.kernels.numbers.as_fp32`."""
+DTYPES = {dtype: np.dtype(kind) for dtype, kind in _KINDS.items()}
+
+
+def array_of(tensor: Tensor) -> np.ndarray:
+    """Return an array that shares the memory of a tensor on the host, and keeps the tensor."""
+    shape, dtype = tensor.shape, DTYPES[tensor.dtype]
+    if not tensor.numel():
+        return np.empty(shape, dtype)
+    if tensor.is_contiguous():
+        strides, size = None, tensor.nbytes
+    else:
+        strides = tuple(step * dtype.itemsize for step in tensor.stride())
+        ends = zip(shape, strides, strict=True)
+        size = dtype.itemsize + sum((count - 1) * step for count, step in ends)
+    memory: Any = (ctypes.c_byte * size).from_address(tensor.data_ptr())
+    memory.tensor = tensor  # which the array keeps, because its memory is the tensor's
+    return np.ndarray(shape, dtype, memory, 0, strides)

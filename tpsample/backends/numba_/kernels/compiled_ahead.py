@@ -1,0 +1,115 @@
+"""Every kernel that a step may call, and the types of its arguments.
+
+Ranks wait for one another in a step, and compiling takes longer than they may wait. So each rank
+compiles what later steps can need before the ranks first meet. The types follow from the dtype of
+the weight; logits that a caller computed may have any dtype.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import torch
+from numba import float32, float64, int32, int64, typeof, types
+from torch import Tensor
+
+from tpsample.backends.numba_.kernels import ends, passes
+from tpsample.backends.numba_.kernels.arrays import array_of
+from tpsample.backends.numba_.kernels.compiling import is_ready, told
+from tpsample.backends.numba_.kernels.decode import decode
+from tpsample.backends.numba_.kernels.draw import draw, draw_given, draw_stored
+from tpsample.backends.numba_.kernels.head import NativeHead
+from tpsample.backends.numba_.kernels.inputs import FRACTION_BITS, Memory, weight_of
+from tpsample.backends.numba_.kernels.int8 import Copy
+from tpsample.backends.numba_.kernels.noise import Draws
+from tpsample.backends.numba_.kernels.store import list_kept, store, store_given
+
+log = logging.getLogger(__name__)
+
+SECONDS_EACH = 2
+"""Seconds in which a quiet core compiles a kernel, in the mean."""
+LONG_S = 10
+"""Seconds of silence that make a person wonder."""
+
+INTS, INTS_2, INTS_3, INTS_4 = (types.Array(int64, axes, "C") for axes in range(1, 5))
+FLOATS, FLOATS_2, DOUBLES = float32[::1], float32[:, ::1], float64[::1]
+HEAD = typeof(NativeHead())
+MEMORY = typeof(Memory(np.empty(0, np.int64)))
+_FLOATS, _INTS = np.empty(0, np.float32), np.empty(0, np.int64)
+COPY = typeof(Copy(np.empty(0, np.int8), *[_FLOATS] * 3))
+DRAWS = typeof(Draws(_FLOATS, _INTS, _INTS, 1))
+LIMITS = typeof((_INTS, *[np.empty(0)] * 3))
+STORED = typeof(passes.Stored(np.empty((0, 0), np.float32), 0, _FLOATS, _INTS))
+
+
+def entries(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]]:
+    """Return each kernel that steps of a head may call, with the types of its arguments.
+
+    Args:
+        screened: whether steps of few rows read an 8-bit copy of the weight first.
+    """
+    found: list[tuple[Any, tuple]] = []
+    if weight.shape[1]:  # else there is no weight, and all logits are given
+        rows = torch.empty(1, 1, dtype=weight.dtype, device="cpu")
+        own = typeof(weight_of(rows, 0, 0, 1)), typeof(array_of(rows)), INTS
+        drawn = DRAWS, HEAD, MEMORY, INTS_4, INTS_3, FLOATS_2, INTS_3
+        found += [(draw, (*own, copy, *drawn)) for copy in (types.none, COPY)[: 1 + screened]]
+        found += [
+            (list_kept, (*own, HEAD, MEMORY, INTS, DOUBLES, INTS_3, INTS_3)),
+            (store, (*own, HEAD, MEMORY)),
+        ]
+    for dtype in FRACTION_BITS:
+        logits = torch.empty(1, 1, dtype=dtype, device="cpu")
+        given = typeof(weight_of(logits, 0, 0, 1))
+        found += [
+            (draw_given, (given, INTS, INTS, DRAWS, HEAD, INTS, INTS_4)),
+            (store_given, (given, INTS, INTS, HEAD, MEMORY)),
+        ]
+    kept = typeof(weight_of(torch.empty(1, 1, dtype=torch.float32, device="cpu"), 0, 0, 1))
+    found += [
+        (draw_stored, (kept, INTS, DRAWS, HEAD, INTS, INTS_3)),
+        (passes.first_words, (STORED, INTS_2)),
+        (passes.weigh, (STORED, FLOATS, INTS_2, DOUBLES, INTS_2)),
+        (passes.mass_from, (STORED, FLOATS, INTS, INTS_2)),
+        (passes.count_from, (STORED, INTS_2, INTS_2)),
+        (passes.digits, (STORED, FLOATS, INTS, int64, types.bool_, INTS_2)),
+        (passes.best_of_first, (INTS_2, FLOATS, LIMITS, DRAWS, INTS_2)),
+        (ends.bound_sums, (STORED, FLOATS, FLOATS, FLOATS_2, INTS_3)),
+    ]
+    shared = [(kernel, (*[int64] * 4, types.BaseTuple.from_types(its))) for kernel, its in found]
+    # Words are columns of messages to the other ranks, or of the memory of one rank.
+    words = int64[:, :], INTS_2
+    return [*shared, *((decode, (each, INTS, INTS_2, int32[::1], INTS)) for each in words)]
+
+
+def missing_of(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]]:
+    """Return the `entries` that are neither in this process nor in the cache."""
+    return [entry for entry in entries(weight, screened=screened) if not is_ready(*entry)]
+
+
+def compile_missing(weight: Tensor, *, screened: bool = False) -> None:
+    """Compile the kernels of a head that are neither in this process nor in the cache.
+
+    Processes of one machine share the work: what another one compiles is left to it until nothing
+    else is missing.
+    """
+    missing = missing_of(weight, screened=screened)
+    if missing:
+        told.append("all")  # by the line below
+        seconds = SECONDS_EACH * len(missing)
+        level = logging.WARNING if seconds > LONG_S else logging.INFO
+        log.log(level, "compiling the kernels of this CPU, once per machine: about %d s", seconds)
+    while missing:
+        free = (entry for entry in missing if not entry[0]._cache.is_locked(entry[1]))
+        kernel, types = next(free, missing[0])
+        kernel.compile(types)
+        missing = [entry for entry in missing if not is_ready(*entry)]
+
+
+def load_all(weight: Tensor, *, screened: bool = False) -> None:
+    """Compile the missing kernels of a head, and load all of them into this process."""
+    compile_missing(weight, screened=screened)
+    for kernel, its_types in entries(weight, screened=screened):
+        kernel.compile(its_types)

@@ -1,0 +1,36 @@
+"""Words to tokens. Twin: `tpsample.backends.torch_.decode.decode_words`."""
+
+from __future__ import annotations
+
+from tpsample.backends.numba_.kernels.compiling import I64, jit
+from tpsample.backends.numba_.kernels.numbers import key_of
+from tpsample.core.word import KEY_MINUS_INF, KEY_NAN, NO_TOKEN, TOKEN_MASK, Status
+
+OK, NAN, EMPTY = int(Status.OK), int(Status.NAN), int(Status.EMPTY)
+
+
+@jit(entry=True)
+def decode(words, seeds, token_ids, status, out_seeds):
+    """Write tokens, status and seeds of the largest words, and clear the words.
+
+    Args:
+        words: int64 [sources, samples · B], sample-major.
+        token_ids: int64 [B, samples], -1 where there is none.
+        status: int32 [B].
+        seeds, out_seeds: int64 [B].
+    """
+    num_rows, samples = token_ids.shape
+    for row in range(num_rows):
+        worst = OK
+        for sample in range(samples):
+            best = I64(0)
+            for source in range(words.shape[0]):
+                best = max(best, words[source, sample * num_rows + row])
+                words[source, sample * num_rows + row] = 0
+            key = key_of(best)
+            failed = NAN if key == KEY_NAN else EMPTY if key <= KEY_MINUS_INF else OK
+            token = I64(TOKEN_MASK) - (best & I64(TOKEN_MASK))
+            token_ids[row, sample] = token if failed == OK else NO_TOKEN
+            worst = max(worst, failed)
+        status[row] = worst
+        out_seeds[row] = seeds[row]

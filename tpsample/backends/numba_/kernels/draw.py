@@ -1,0 +1,250 @@
+"""Hidden states, or logits, to words over one range of a shard, in one reading of it.
+
+A block of ids is multiplied by all rows in fp32. Upper ends of the scores then say which ids of the
+block reach the best exact scores so far. Only their exact logits and scores are computed, while the
+weights of the block are still in the cache. A block without a proof, because a number is not finite
+or above 2^100, is computed exactly.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tpsample.backends.numba_.kernels.compiling import F32, U64, jit
+from tpsample.backends.numba_.kernels.head import (
+    control,
+    end_logits,
+    exact_logits,
+    is_plain,
+    lower_ends,
+    slack_of,
+    upper_ends,
+)
+from tpsample.backends.numba_.kernels.heap import push
+from tpsample.backends.numba_.kernels.inputs import (
+    BLOCK,
+    block_at,
+    blocks_of,
+    lanes_of,
+    part_of,
+    put,
+    take_rows,
+)
+from tpsample.backends.numba_.kernels.int8 import first_products, quantise
+from tpsample.backends.numba_.kernels.noise import exact_score, noise_of, stream_of, upper_scores
+from tpsample.backends.numba_.kernels.numbers import (
+    as_fp32,
+    key_of,
+    lanes_reaching,
+    lowest_lane,
+    pack,
+    value_of,
+)
+from tpsample.backends.numba_.kernels.products import products_of
+from tpsample.backends.numba_.kernels.threads import share
+from tpsample.core.word import KEY_NAN
+
+
+@jit()
+def push_block(heap, upper, top, logits, block, stream, weight, hidden, row, head, stored):
+    """Push the words of a block that can be among the best; return how many logits that took.
+
+    Args:
+        heap: int64 [count], the best words of the sample, the least first.
+        upper: fp32 [BLOCK], upper ends of the scores; top: the largest.
+        logits: fp32 [BLOCK], if hidden has no size; else the exact ones are made of
+        weight, hidden: fp32 [D], of the row.
+        stored: fp32 [V_local], takes the exact logits; or it has no size.
+    """
+    taken, threshold = 0, value_of(heap[0])
+    # The likeliest id first, because its score is the threshold for the others.
+    for turn in range(2):
+        lanes = lanes_reaching(upper, threshold, lanes_of(block))
+        while lanes:
+            j = lowest_lane(lanes)
+            lanes &= lanes - U64(1)
+            # A NaN is not below the threshold.
+            if upper[j] < threshold or (turn == 0) != (upper[j] == top):
+                continue
+            taken += 1
+            logit = logits[j]
+            if len(hidden):
+                local = block.local - block.lane + j
+                logit = exact_logits(weight, local, hidden, row, head)[1]
+                if len(stored):
+                    stored[local] = logit
+            score = exact_score(logit, block.base + j, stream)
+            push(heap, len(heap), pack(score, block.base + j))
+            threshold = value_of(heap[0])
+    return taken
+
+
+@jit(inline=True)
+def can_raise(heap, top):
+    """Return whether a score of at most `top` can raise a heap; that of a NaN nothing raises."""
+    reaches = top > F32(-np.inf) and not top < value_of(heap[0])
+    return (reaches or top != top) and key_of(heap[0]) != KEY_NAN
+
+
+@jit()
+def push_first(heap, upper, block, weight, hidden, row, head, stored):
+    """Push the order words of a block that can be among the largest.
+
+    Args:
+        heap: int64 [count], the largest order words so far, the least first.
+        upper: fp32 [BLOCK], upper ends of the logits; the others are as in `push_block`.
+    """
+    lanes = lanes_reaching(upper, value_of(heap[0]), lanes_of(block))
+    while lanes:
+        j = lowest_lane(lanes)
+        lanes &= lanes - U64(1)
+        if upper[j] < value_of(heap[0]):
+            continue
+        local = block.local - block.lane + j
+        logit = exact_logits(weight, local, hidden, row, head)[1]
+        stored[local] = logit
+        push(heap, len(heap), pack(logit, block.base + j))
+
+
+@jit(entry=True)
+def draw(start, stop, parts, threads, arguments):
+    """Do `draw_range` for each part of a range; see `tpsample.backends.numba_.kernels.threads`."""
+    share(draw_range, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def draw_range(start, stop, part, arguments):
+    """Find the best words of a range of the shard.
+
+    Where `memory` has rows, it takes upper ends of the logits, and the logit of each best word.
+
+    Args:
+        weight: of the shard.
+        hidden: [B, D], as `as_fp32` reads it.
+        index: int64 [R], the rows of the batch.
+        copy: what is multiplied first in place of the weight, or None.
+        best: int64 [parts, rows of the memory, samples, count], raised; the least word first.
+        first: int64 [parts, rows of the memory, 1], raised: the largest order word.
+        slack: fp32 [parts, rows of the memory], raised: how far an upper end is above its logit at
+            most.
+        computed: int64 [parts, 2, R], added to: how many exact logits a row took one by one, and in
+            blocks without a proof.
+    """
+    weight, hidden, index, copy, draws, head, memory, best, first, slack, computed = arguments
+    weight = part_of(weight, start, stop)
+    rows, noise = take_rows(hidden, index), noise_of(draws, index)
+    quantised = quantise(copy, rows, len(index))
+    products, lanes = products_of(rows, F32), np.empty((3, BLOCK), F32)
+    its = weight, rows, index, copy, quantised, products, lanes, noise, draws.samples, head
+    draw_blocks(its, memory, best[part], first[part], slack[part], computed[part])
+
+
+@jit()
+def draw_blocks(its, memory, best, first, slack, computed):
+    """Do the work of `draw`, in memory that is there."""
+    weight, rows, index, copy, quantised, products, lanes, noise, samples, head = its
+    logits, upper, lower = lanes[0], lanes[1], lanes[2]
+    plain = is_plain(head)
+    stored = lanes[0, :0]
+    for n in range(blocks_of(weight)):
+        block = block_at(weight, n)
+        first_products(copy, quantised, weight, block, rows, products)
+        for i in range(len(index)):
+            place = memory.places[i]
+            upper_ends(products.values[i], products.errors[i], logits)
+            if not plain:
+                end_logits(logits, block, index[i], head, 1)
+            if len(memory.raw):
+                lower_ends(products.values[i], products.errors[i], lower)
+                if not plain:
+                    end_logits(lower, block, index[i], head, -1)
+                slack[place] = max(slack[place], slack_of(logits, lower, block))
+                stored = (memory.processed if len(memory.processed) else memory.raw)[place]
+                put(logits, block, stored)
+                push_first(
+                    first[place, :1], logits, block, weight, rows.hidden[i], index[i], head, stored
+                )
+            computed[1, i] += 0 if products.proved[i] else block.count
+            for s in range(samples):
+                stream = stream_of(noise, i, s)
+                top = upper_scores(logits, block, stream, upper)
+                if can_raise(best[place, s], top):
+                    taken = push_block(
+                        best[place, s], upper, top, logits, block, stream, weight, rows.hidden[i],
+                        index[i], head, stored,
+                    )  # fmt: skip
+                    computed[0, i] += taken if products.proved[i] else 0
+
+
+@jit(entry=True)
+def draw_given(start, stop, parts, threads, arguments):
+    """Find the best words of logits that are there, for each part of a range of the shard.
+
+    Args:
+        arguments: as `draw_logits` takes them; `best` has a first axis of the parts.
+    """
+    share(draw_given_range, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def draw_given_range(start, stop, part, arguments):
+    """Find the best words of a part of a range of the shard."""
+    given, index, sources, draws, head, cut, best = arguments
+    draw_logits(part_of(given, start, stop), index, sources, draws, head, cut, best[part])
+
+
+@jit(entry=True)
+def draw_stored(start, stop, parts, threads, arguments):
+    """Find the best words of stored rows, for each part of a range of them.
+
+    Args:
+        arguments: as `draw_logits` takes them; `index` are also the rows of `given`.
+    """
+    share(draw_stored_rows, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def draw_stored_rows(start, stop, part, arguments):
+    """Find the best words of a part of the rows."""
+    given, index, draws, head, cut, best = arguments
+    rows, cuts = index[start:stop], cut[start:stop]
+    draw_logits(given, rows, rows, draws, head, cuts, best[start:stop])
+
+
+@jit(allocates=True)
+def draw_logits(given, index, sources, draws, head, cut, best):
+    """Find the best words of logits.
+
+    Args:
+        given: the logits, a `Weight`.
+        index: int64 [R], the rows of the batch.
+        sources: int64 [R], the rows of `given`; the others are as in `draw_range`.
+        cut: int64 [R], the least order word that counts; no rows for all.
+        best: int64 [R, samples, count], raised; the least word first.
+    """
+    noise, none = noise_of(draws, index), np.empty(0, F32)
+    logits, upper = np.empty(BLOCK, F32), np.empty(BLOCK, F32)
+    for i in range(len(index)):
+        for n in range(blocks_of(given)):
+            block = block_at(given, n)
+            first = sources[i] * given.stride + block.local
+            part = given.numbers[first : first + block.count]
+            inside = logits[block.lane : block.lane + block.count]
+            for k in range(block.count):
+                inside[k] = as_fp32(part[k])
+            control(logits, block, index[i], head)
+            if len(cut):
+                for j in range(block.lane, block.lane + block.count):
+                    counts = pack(logits[j], block.base + j) >= cut[i]
+                    logits[j] = logits[j] if counts else F32(-np.inf)
+            # Most blocks of a listed row have none.
+            if not lanes_reaching(logits, F32(-np.inf), lanes_of(block)):
+                continue
+            for s in range(draws.samples):
+                stream = stream_of(noise, i, s)
+                top = upper_scores(logits, block, stream, upper)
+                if can_raise(best[i, s], top):
+                    push_block(
+                        best[i, s], upper, top, logits, block, stream, given, none, index[i], head,
+                        none,
+                    )  # fmt: skip

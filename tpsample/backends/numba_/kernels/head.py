@@ -1,0 +1,190 @@
+"""From products to logits. Twins: `tpsample.core.score.head_logits` and `StepControls`.
+
+Every step from a product to a logit is monotone, and so is rounding to fp32. Therefore what is not
+below a product becomes, by the same steps, what is not below its logit.
+
+    product_v <= end_v    =>    logit_v <= steps(end_v)
+
+The one exception is tanh, whose float64 steps are monotone but for 2^-44 of the result. So its end
+is raised by more than that.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from tpsample.backends.numba_.kernels.compiling import F32, F64, I32, I64, jit
+from tpsample.backends.numba_.kernels.inputs import BLOCK, Block
+from tpsample.backends.numba_.kernels.numbers import exact_product, power_of_2
+from tpsample.core.score import TANH_SMALL
+
+LOG2_E = math.log2(math.e)
+
+
+class NativeHead(NamedTuple):
+    """How a product becomes a logit, and the request controls of the rows.
+
+    Arrays that do not apply have a first axis of length 0.
+
+    Attributes:
+        logit_scale: fp32, 1 without.
+        logit_softcap: fp32, 0 without.
+        bias: fp32 [V_local].
+        first_column: the column of the controls' state that is the shard's first id.
+        slots: int64 [B], of the controls' tables; B is the whole batch.
+        mask: int32 [B, width / 32].
+        token_bias: fp32 [slots, width].
+        history: int32 [slots, width].
+        penalties: fp32 [slots, 3].
+        drafts: int32 [B, K]; num_drafts: int32 [B].
+    """
+
+    logit_scale: np.float32 = np.float32(1)
+    logit_softcap: np.float32 = np.float32(0)
+    bias: np.ndarray = np.empty(0, F32)
+    first_column: int = 0
+    slots: np.ndarray = np.empty(0, I64)
+    mask: np.ndarray = np.empty((0, 1), I32)
+    token_bias: np.ndarray = np.empty((0, 1), F32)
+    history: np.ndarray = np.empty((0, 1), I32)
+    penalties: np.ndarray = np.empty((0, 3), F32)
+    drafts: np.ndarray = np.empty((0, 1), I32)
+    num_drafts: np.ndarray = np.empty(0, I32)
+
+
+@jit()
+def tanh(x):
+    """Return tanh of float64 x by the steps of `tpsample.core.score.tanh`."""
+    size = abs(x)
+    power = power_of_2(min(size, 64.0) * (2.0 * LOG2_E))
+    large = 1.0 - 2.0 / (power + 1.0)
+    square = size * size
+    small = size * (1.0 - square / 3.0 + square * square * (2.0 / 15.0))
+    found = small if size < TANH_SMALL else large
+    return -found if x < 0.0 else found
+
+
+@jit()
+def is_plain(head):
+    """Return whether every logit is the product. A call with a head costs as much as 64 ids."""
+    changed = head.logit_scale != F32(1) or head.logit_softcap != F32(0)
+    return not changed and len(head.bias) == 0 and len(head.slots) == 0
+
+
+@jit()
+def raw_logits(values, block, head, side):
+    """Make the fp32 products of a block logits, before the controls, in place.
+
+    Args:
+        side: fp32, 0 for the products, 1 and -1 for what makes upper and lower ends of logits.
+    """
+    lanes = range(block.lane, block.lane + block.count)
+    if head.logit_scale != F32(1):
+        for j in lanes:
+            values[j] = values[j] * head.logit_scale
+    if head.logit_softcap != F32(0):
+        for j in lanes:
+            ratio = F64(values[j] / head.logit_softcap)
+            capped = F32(tanh(ratio)) * head.logit_softcap
+            capped += side * abs(head.logit_softcap) * F32(2.0**-21)
+            values[j] = F32(np.nan) if ratio != ratio else capped
+    if len(head.bias):
+        for j in lanes:
+            values[j] = values[j] + head.bias[block.local - block.lane + j]
+
+
+@jit(allocates=True)
+def control(values, block, row, head):
+    """Apply masks, bias and penalties of a row to the logits of a block, in place."""
+    if len(head.slots) == 0:
+        return
+    lane, count, place = block.lane, block.count, block.local + head.first_column
+    slot = head.slots[row]
+    if len(head.mask):
+        for i in range(count):
+            allowed = (head.mask[row, (place + i) >> 5] >> I32((place + i) & 31)) & I32(1)
+            values[lane + i] = values[lane + i] if allowed else F32(-np.inf)
+    if len(head.token_bias):
+        bias = head.token_bias[slot, place : place + count]
+        for i in range(count):
+            values[lane + i] = values[lane + i] + bias[i]
+    if len(head.history):
+        history = head.history[slot, place : place + count].copy()
+        if len(head.drafts):
+            for k in range(head.num_drafts[row]):
+                i = head.drafts[row, k] - (block.base + lane)
+                if 0 <= i < count:
+                    history[i] += I32(2)
+        repetition, frequency, presence = head.penalties[slot]
+        for i in range(count):
+            logit = values[lane + i]
+            scaled = logit / repetition if logit > F32(0) else logit * repetition
+            logit = scaled if history[i] != 0 else logit
+            occurred = history[i] >> 1
+            logit = logit - frequency * F32(occurred)
+            values[lane + i] = logit - presence * F32(1 if occurred > 0 else 0)
+
+
+@jit()
+def up(value):
+    """Return more than an fp32 number, by 2^-20 of it; ±inf and NaN as they are."""
+    return value * F32(1.0 + 2.0**-20) if value > F32(0) else value * F32(1.0 - 2.0**-20)
+
+
+@jit()
+def upper_ends(products, error, out):
+    """Find the upper ends of products, in all BLOCK lanes.
+
+    Args:
+        products, out: fp32 [BLOCK].
+        error: how far the products are off at most.
+    """
+    for j in range(BLOCK):
+        out[j] = up(products[j] + error)
+
+
+@jit()
+def lower_ends(products, error, out):
+    """Find the lower ends of products; see `upper_ends`."""
+    for j in range(BLOCK):
+        out[j] = -up(error - products[j])
+
+
+@jit()
+def end_logits(values, block, row, head, side):
+    """Make the ends of the products of a block ends of its logits, in place; see `raw_logits`."""
+    raw_logits(values, block, head, F32(side))
+    control(values, block, row, head)
+
+
+@jit()
+def slack_of(upper, lower, block):
+    """Return how far upper ends of a block's logits, fp32 [BLOCK], are above the logits at most.
+
+    It is infinite if an end is not a number.
+    """
+    most = I32(0)
+    for j in range(block.lane, block.lane + block.count):
+        slack = F32(0) if upper[j] == F32(-np.inf) else upper[j] - lower[j]
+        most = max(most, F32(slack).view(I32) & I32(0x7FFFFFFF))
+    slack = up(I32(most).view(F32))
+    return slack if slack == slack else F32(np.inf)
+
+
+@jit(allocates=True)
+def exact_logits(weight, local, hidden, row, head):
+    """Return the logits of one pair, before and after the controls.
+
+    Args:
+        local: of the shard.
+        hidden: fp32 [D], the row's.
+    """
+    block, logits = Block(weight.first_id + local, 0, 1, local), np.empty(1, F32)
+    logits[0] = exact_product(weight.numbers, local * weight.stride, hidden)
+    raw_logits(logits, block, head, F32(0))
+    raw = logits[0]
+    control(logits, block, row, head)
+    return raw, logits[0]

@@ -1,0 +1,167 @@
+"""Arguments of native kernels: weight rows, cut into blocks of ids, rows of a step, and memory."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tpsample.backends.numba_.kernels.arrays import array_of
+from tpsample.backends.numba_.kernels.compiling import F32, F64, U16, U32, U64, jit
+from tpsample.backends.numba_.kernels.numbers import as_fp32, least_bits, quantum_of
+from tpsample.backends.numba_.kernels.vectors import PADDING, ROWS
+
+BLOCK = 64
+"""Most ids of a block."""
+
+FRACTION_BITS = {torch.bfloat16: 7, torch.float16: 10, torch.float32: 23}
+
+
+class Weight(NamedTuple):
+    """A range of the rows of a shard's weight.
+
+    Logits take its place where they are there already. Then row r begins at r · stride, column v
+    is the id first_id + v, and the range is one of columns.
+
+    Attributes:
+        numbers: flat, as `as_fp32` reads them; row v begins at v · stride.
+        stride: numbers from one row to the next.
+        first_id: global id of row 0.
+        start, stop: the rows of the range.
+        fraction_bits: of the significand of a number.
+    """
+
+    numbers: np.ndarray
+    stride: int
+    first_id: int
+    start: int
+    stop: int
+    fraction_bits: int
+
+
+class Block(NamedTuple):
+    """Up to BLOCK neighbouring ids of a shard.
+
+    Attributes:
+        base: global id of lane 0, a multiple of four, because four ids share a call of Philox.
+        lane, count: the ids are those of `count` lanes from `lane` on.
+        local: column of the shard of the first of them.
+    """
+
+    base: int
+    lane: int
+    count: int
+    local: int
+
+
+class Memory(NamedTuple):
+    """Where a kernel leaves what it finds of R rows.
+
+    Attributes:
+        places: int64 [R], rows of the memory.
+        raw, processed: fp32 [stored rows, V_local], logits before and after the controls, or upper
+            ends of the latter; `processed` has no rows without controls, and `raw` has none where
+            no logits are stored.
+    """
+
+    places: np.ndarray
+    raw: np.ndarray = np.empty((0, 0), F32)
+    processed: np.ndarray = np.empty((0, 0), F32)
+
+
+@jit()
+def put(logits, block, row):
+    """Store a block in a row of memory. An assignment of slices takes a second to compile."""
+    part, inside = row[block.local : block.local + block.count], logits[block.lane :]
+    for k in range(block.count):
+        part[k] = inside[k]
+
+
+class TakenRows(NamedTuple):
+    """The hidden states of some rows.
+
+    Attributes:
+        hidden: fp32 [R or more, D]: R = 1, or a multiple of ROWS with zeros after the rows.
+        norms: float64 [R], the rows' norms, rounded up.
+        quanta: float64 [R], powers of two; every number of a row is a multiple of its own.
+        bf16: uint16 [R or more, D], the same numbers in bf16, if there are several rows, all of
+            them are such numbers, and D needs no padding; else no rows.
+    """
+
+    hidden: np.ndarray
+    norms: np.ndarray
+    quanta: np.ndarray
+    bf16: np.ndarray
+
+
+def weight_of(numbers: Tensor, first_id: int, start: int, stop: int) -> Weight:
+    """Return a range of a weight, or of logits, [n, m] of any floating dtype."""
+    num_rows, num_columns = numbers.shape
+    stride = numbers.stride(0) if num_rows > 1 else num_columns
+    length = (num_rows - 1) * stride + num_columns if numbers.numel() else 0
+    flat = array_of(numbers.as_strided((length,), (1,)))
+    return Weight(flat, stride, first_id, start, stop, FRACTION_BITS[numbers.dtype])
+
+
+@jit()
+def blocks_of(weight):
+    """Return the number of blocks of a range."""
+    begin, end = weight.first_id + weight.start, weight.first_id + weight.stop
+    if end <= begin:
+        return 0
+    return -(-(end - (begin & ~3)) // BLOCK)
+
+
+@jit()
+def block_at(weight, n):
+    """Return the n-th block of a range."""
+    begin, end = weight.first_id + weight.start, weight.first_id + weight.stop
+    base = (begin & ~3) + n * BLOCK
+    first = max(base, begin)
+    return Block(base, first - base, min(base + BLOCK, end) - first, first - weight.first_id)
+
+
+@jit(allocates=True)
+def part_of(weight, start, stop):
+    """Return a part of a range."""
+    numbers, stride, bits = weight.numbers, weight.stride, weight.fraction_bits
+    return Weight(numbers, stride, weight.first_id, start, stop, bits)
+
+
+@jit()
+def lanes_of(block):
+    """Return the lanes of a block as bits of uint64."""
+    return (~U64(0) >> U64(BLOCK - block.count)) << U64(block.lane)
+
+
+@jit()
+def leave_out(values, block):
+    """Let no lane outside of a block have the largest of its values, fp32 [BLOCK]."""
+    if block.count < BLOCK:
+        values[: block.lane], values[block.lane + block.count :] = -np.inf, -np.inf
+
+
+@jit(allocates=True)
+def take_rows(hidden, index):
+    """Return `TakenRows` of rows int64 [R] of the hidden states [B, D], which `as_fp32` reads."""
+    num_rows, size = len(index), hidden.shape[1]
+    out = np.zeros((num_rows if num_rows == 1 else -(-num_rows // ROWS) * ROWS, size), F32)
+    bf16 = np.zeros((len(out) if num_rows > 1 and size % PADDING == 0 else 0, size), U16)
+    norms, quanta, more = np.empty(num_rows, F64), np.empty(num_rows, F64), U32(0)
+    for i in range(num_rows):
+        row, squares, low = hidden[index[i]], 0.0, U32(0)
+        for d in range(size):
+            number = F32(as_fp32(row[d]))
+            bits = number.view(U32)
+            low |= bits & U32(0xFFFF)
+            squares += F64(number) * F64(number)
+            out[i, d] = number
+            if len(bf16):
+                bf16[i, d] = bits >> U32(16)
+        norms[i] = math.sqrt(squares) * (1.0 + 2.0**-30)
+        quanta[i] = quantum_of(least_bits(row, 0, size), 23 if low else 7)
+        more |= low
+    return TakenRows(out, norms, quanta, bf16[:0] if more else bf16)

@@ -1,0 +1,247 @@
+"""The passes over stored logits, row by row. Twin: `tpsample.backends.torch_.passes`."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from tpsample.backends.numba_.kernels.compiling import F32, F64, I32, I64, jit
+from tpsample.backends.numba_.kernels.heap import push
+from tpsample.backends.numba_.kernels.inputs import BLOCK
+from tpsample.backends.numba_.kernels.masses import (
+    mass_row,
+    min_p_floor,
+    weigh_block,
+    weigh_moments,
+)
+from tpsample.backends.numba_.kernels.noise import exact_score, noise_of, stream_of
+from tpsample.backends.numba_.kernels.numbers import key_of, pack, value_of
+from tpsample.backends.numba_.kernels.threads import share
+from tpsample.core.order import DIGIT_BITS, DIGITS
+from tpsample.core.word import KEY_NAN, LOWEST_DRAWABLE, TOKEN_BITS, TOKEN_MASK
+
+
+class Stored(NamedTuple):
+    """Stored logits of F rows.
+
+    Attributes:
+        logits: fp32 [F, V_local].
+        first_id: global id of the first column.
+        temperature: fp32 [F], 1 for greedy rows.
+        rows: int64, the rows that a pass looks at.
+    """
+
+    logits: np.ndarray
+    first_id: int
+    temperature: np.ndarray
+    rows: np.ndarray
+
+
+@jit(entry=True)
+def first_words(start, stop, parts, threads, arguments):
+    """Do `first_words_of_rows` for each part of the rows; see `backends.numba_.kernels.threads`."""
+    share(first_words_of_rows, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def first_words_of_rows(start, stop, part, arguments):
+    """Find the first order words of rows, int64 [F, count], the last of them first."""
+    stored, out = arguments
+    num_ids, words = stored.logits.shape[1], np.empty(BLOCK, I64)
+    for row in stored.rows[start:stop]:
+        logits, heap = stored.logits[row], out[row]
+        for base in range(0, num_ids, BLOCK):
+            part = logits[base : base + BLOCK]
+            if words_of_block(part, stored.first_id + base, words) <= heap[0]:
+                continue
+            for j in range(len(part)):
+                if words[j] > heap[0]:
+                    push(heap, len(heap), words[j])
+
+
+@jit()
+def words_of_block(logits, first_id, words):
+    """Find the order words of the logits of neighbouring ids; return the largest."""
+    largest = I64(0)
+    for j in range(len(logits)):
+        words[j] = pack(logits[j], first_id + j)
+        largest = max(largest, words[j])
+    return largest
+
+
+@jit(entry=True)
+def weigh(start, stop, parts, threads, arguments):
+    """Do `weigh_of_rows` for each part of the rows; see `backends.numba_.kernels.threads`."""
+    share(weigh_of_rows, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def weigh_of_rows(start, stop, part, arguments):
+    """Weigh what reaches marks, and the total that top_p takes a share of.
+
+    Args:
+        top: fp32 [F], largest logits of all ranks.
+        marks: int64 [F, C], order words; the words from them on count.
+        log_min_p: float64 [F]; what it cuts is not in the total, and no masked token is.
+        sums: int64 [F, 2 C + 1], zeros: C masses Σ q, C numbers, the total.
+    """
+    stored, top, marks, log_min_p, sums = arguments
+    num_ids, num_marks = stored.logits.shape[1], marks.shape[1]
+    power, mass, words = np.empty(BLOCK, F32), np.empty(BLOCK, I64), np.empty(BLOCK, I64)
+    for row in stored.rows[start:stop]:
+        logits, of_row, total = stored.logits[row], sums[row], I64(0)
+        its = mass_row(top[row], stored.temperature[row])
+        least = marks[row].min()
+        floor = min_p_floor(top[row], stored.temperature[row], log_min_p[row])
+        for base in range(0, num_ids, BLOCK):
+            part = logits[base : base + BLOCK]
+            largest = words_of_block(part, stored.first_id + base, words)
+            if largest < min(least, LOWEST_DRAWABLE):
+                continue
+            weigh_block(part, its, power, mass)
+            for j in range(len(part)):
+                total += mass[j] if part[j] >= floor else I64(0)
+            if largest < least:
+                continue
+            for c in range(num_marks):
+                mark, sum_mass, number = marks[row, c], I64(0), I64(0)
+                for j in range(len(part)):
+                    reaches = words[j] >= mark
+                    sum_mass += mass[j] if reaches else I64(0)
+                    number += reaches
+                of_row[c] += sum_mass
+                of_row[num_marks + c] += number
+        of_row[2 * num_marks] = total
+
+
+@jit(entry=True)
+def mass_from(start, stop, parts, threads, arguments):
+    """Do `mass_from_of_rows` for each part of the rows; see `backends.numba_.kernels.threads`."""
+    share(mass_from_of_rows, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def mass_from_of_rows(start, stop, part, arguments):
+    """Sum the masses and moments of what reaches a cut, int64 [F]; sums: int64 [F, 2], zeros."""
+    stored, top, cut, sums = arguments
+    num_ids = stored.logits.shape[1]
+    mass, moment, words = np.empty(BLOCK, I64), np.empty(BLOCK, I64), np.empty(BLOCK, I64)
+    parts, whole = np.empty((2, BLOCK), F32), np.empty(BLOCK, I32)
+    for row in stored.rows[start:stop]:
+        logits, of_row, least = stored.logits[row], sums[row], cut[row]
+        its = mass_row(top[row], stored.temperature[row])
+        for base in range(0, num_ids, BLOCK):
+            part = logits[base : base + BLOCK]
+            if words_of_block(part, stored.first_id + base, words) < least:
+                continue
+            weigh_moments(part, its, parts, whole, mass, moment)
+            sum_mass, sum_moment = I64(0), I64(0)
+            for j in range(len(part)):
+                reaches = words[j] >= least
+                sum_mass += mass[j] if reaches else I64(0)
+                sum_moment += moment[j] if reaches else I64(0)
+            of_row[0] += sum_mass
+            of_row[1] += sum_moment
+
+
+@jit(entry=True)
+def count_from(start, stop, parts, threads, arguments):
+    """Do `count_from_of_rows` for each part of the rows; see `backends.numba_.kernels.threads`."""
+    share(count_from_of_rows, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def count_from_of_rows(start, stop, part, arguments):
+    """Count the order words that are >= each of marks, int64 [F, C]; counts the same, zeros."""
+    stored, marks, counts = arguments
+    num_ids, num_marks = stored.logits.shape[1], marks.shape[1]
+    for row in stored.rows[start:stop]:
+        logits, least = stored.logits[row], marks[row].min()
+        for v in range(num_ids):
+            word = pack(logits[v], stored.first_id + v)
+            if word >= least:
+                for c in range(num_marks):
+                    counts[row, c] += word >= marks[row, c]
+
+
+@jit(entry=True)
+def best_of_first(start, stop, parts, threads, arguments):
+    """Do `best_of_first_rows` for each part of the rows; see `backends.numba_.kernels.threads`."""
+    share(best_of_first_rows, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def best_of_first_rows(start, stop, part, arguments):
+    """Find the best score words among the first tokens of rows that their filters keep.
+
+    Args:
+        first: int64 [F, n], order words, descending.
+        temperature: fp32 [F].
+        limits: of the filters: top_k, total_log_min_p, log_min_p and top_p, [F] each.
+        out: int64 [F, samples], zeros.
+    """
+    first, temperature, limits, draws, out = arguments
+    num_rows, count = first.shape
+    top_k, total_log_min_p, log_min_p, top_p = limits
+    noise, logits = noise_of(draws, np.arange(num_rows)), np.empty(count, F32)
+    power, mass = np.empty(count, F32), np.empty(count, I64)
+    for i in range(start, stop):
+        for j in range(count):
+            logits[j] = value_of(first[i, j])
+        top, heat = logits[0], temperature[i]
+        weigh_block(logits, mass_row(top, heat), power, mass)
+        total_floor = min_p_floor(top, heat, total_log_min_p[i])
+        floor = min_p_floor(top, heat, log_min_p[i])
+        total, before, last = I64(0), I64(0), min(count, top_k[i])
+        for j in range(last):
+            total += mass[j] if logits[j] >= total_floor else I64(0)
+        limit = I64(math.ceil(F64(total) * top_p[i])) if top_p[i] < 1.0 else I64(2**62)
+        for j in range(last):
+            kept = logits[j] >= floor and before < limit
+            before += mass[j]
+            if not kept:
+                continue
+            token_id = I64(TOKEN_MASK) - (first[i, j] & I64(TOKEN_MASK))
+            for s in range(draws.samples):
+                score = exact_score(logits[j], token_id, stream_of(noise, i, s))
+                out[i, s] = max(out[i, s], pack(score, token_id))
+        if key_of(first[i, 0]) == KEY_NAN:
+            out[i] = I64(KEY_NAN) << I64(TOKEN_BITS)
+
+
+@jit(entry=True)
+def digits(start, stop, parts, threads, arguments):
+    """Do `digits_of_rows` for each part of the rows; see `backends.numba_.kernels.threads`."""
+    share(digits_of_rows, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def digits_of_rows(start, stop, part, arguments):
+    """Make the histogram of a digit; twin: `tpsample.backends.torch_.passes.ShardLogits.digits`.
+
+    Args:
+        weighs: whether a token counts with its mass, or as one.
+        bins: int64 [F, 64], zeros.
+    """
+    stored, top, prefix, shift, weighs, bins = arguments
+    num_ids = stored.logits.shape[1]
+    power, mass, words = np.empty(BLOCK, F32), np.ones(BLOCK, I64), np.empty(BLOCK, I64)
+    for row in stored.rows[start:stop]:
+        logits, its = stored.logits[row], mass_row(top[row], stored.temperature[row])
+        for base in range(0, num_ids, BLOCK):
+            part, found = logits[base : base + BLOCK], 0
+            words_of_block(part, stored.first_id + base, words)
+            for j in range(len(part)):
+                counts = part[j] > F32(-np.inf)
+                counts &= words[j] >> I64(shift + DIGIT_BITS) == prefix[row]
+                words[j] = words[j] if counts else I64(0)
+                found += counts
+            if not found:
+                continue
+            if weighs:
+                weigh_block(part, its, power, mass)
+            for j in range(len(part)):
+                if words[j] > 0:
+                    bins[row, ~(words[j] >> I64(shift)) & I64(DIGITS - 1)] += mass[j]

@@ -1,0 +1,298 @@
+"""Products of a block of weight rows and some hidden states: fp32 with a bound, or float64."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numba.extending import overload
+from numba.np.numpy_support import as_dtype
+
+from tpsample.backends.numba_.kernels.compiling import F32, I64, SUMS, U16, U32, U64, jit
+from tpsample.backends.numba_.kernels.inputs import BLOCK
+from tpsample.backends.numba_.kernels.numbers import (
+    UNIT_64,
+    as_fp32,
+    exact_product,
+    is_decided,
+    largest_size,
+    least_bits,
+    no_overflow,
+    quantum_of,
+)
+from tpsample.backends.numba_.kernels.vectors import (
+    HAS_BF16,
+    IDS,
+    LANES,
+    PADDING,
+    ROWS,
+    dots,
+    dots_and_squares,
+    fetch,
+)
+from tpsample.backends.screening.bound import LARGEST, TINY, UNIT
+
+COLUMNS = 640
+"""Most columns that are multiplied at once: 64 rows and 64 ids of them are 320 KB in fp32, which a
+core's second cache holds."""
+AHEAD = 8192
+"""Bytes that one row's products ask for before their turn: what memory sends in about 0.5 µs."""
+CACHED_ROWS = 8
+"""Rows that are multiplied by all ids of a block before the next ones; the first cache holds them.
+"""
+
+
+PAIRS = LANES.bit_length() - 1
+"""Additions that make one sum of LANES in pairs."""
+
+
+class Products(NamedTuple):
+    """Products of a block, and the memory to make them.
+
+    Attributes:
+        values: [R or more, BLOCK], fp32 or float64.
+        errors: fp32 [R], how far the fp32 values of a row are off at most.
+        proved: bool [R]. In fp32: whether `errors` holds; if not, the row's values are NaN. In
+            float64: whether the sums are exact.
+        squares: [BLOCK], of the type of the values, Σ w² of each id.
+        size: D.
+        hidden: [R or more, ≥ D], the hidden states in that type; zeros fill up several rows.
+        bf16: uint16 [R or more, D], the same in bf16, or no rows; see `TakenRows`.
+        tile: [BLOCK, COLUMNS], converted weights; one row needs none, nor do numbers that are
+            multiplied as they lie in memory.
+    """
+
+    values: np.ndarray
+    errors: np.ndarray
+    proved: np.ndarray
+    squares: np.ndarray
+    size: int
+    hidden: np.ndarray
+    bf16: np.ndarray
+    tile: np.ndarray
+
+
+@jit(allocates=True)
+def products_of(rows, dtype):
+    """Return the memory of products of some rows in fp32 or float64."""
+    several, num_rows, size = len(rows.hidden) > 1, len(rows.norms), rows.hidden.shape[1]
+    hidden = np.zeros((len(rows.hidden), padded(size) if several else size), dtype)
+    for i in range(num_rows):
+        for d in range(size):
+            hidden[i, d] = rows.hidden[i, d]
+    return Products(
+        np.empty((len(hidden), BLOCK), dtype),
+        np.empty(num_rows, F32),
+        np.empty(num_rows, np.bool_),
+        np.empty(BLOCK, dtype),
+        size,
+        hidden,
+        rows.bf16,
+        np.empty((BLOCK if several else 0, COLUMNS), dtype),
+    )
+
+
+@jit()
+def padded(size):
+    """Return the number of columns with padding."""
+    return -(-size // PADDING) * PADDING
+
+
+@jit()
+def convert(weight, first, size, out):
+    """Convert some weights of a row to the type of `out`."""
+    part = weight[first : first + size]
+    for d in range(size):
+        out[d] = as_fp32(part[d])
+    out[size : padded(size)] = 0
+
+
+@jit()
+def rows_ahead(numbers, size):
+    """Return how many rows of so many numbers AHEAD bytes are."""
+    return AHEAD // (size * numbers.itemsize) + 1
+
+
+@jit(fastmath=SUMS)
+def products_of_one(weight, block, hidden, out, squares):
+    """Multiply the weights of a block by one row, in any order; squares are Σ w²."""
+    one, later = hidden.dtype.type, rows_ahead(weight.numbers, len(hidden)) * weight.stride
+    # Unsigned, because a signed index that might be negative keeps the loop from being vector code.
+    for i in range(block.count):
+        begin = U64((block.local + i) * weight.stride)
+        fetch(weight.numbers, I64(begin) + later, len(hidden))
+        total, square = one(0), one(0)
+        for d in range(len(hidden)):
+            x = one(as_fp32(weight.numbers[begin + U64(d)]))
+            total += x * hidden[d]
+            square += x * x
+        out[block.lane + i], squares[block.lane + i] = total, square
+
+
+@jit()
+def add_dots(hidden, column, numbers, begin, stride, size, block, products):
+    """Add the products of all rows and a block over some columns, and the squares.
+
+    Args: as in `tpsample.backends.numba_.kernels.vectors`.
+    """
+    values, squares = products.values, products.squares
+    for few in range(0, len(hidden), CACHED_ROWS):
+        for lane in range(0, BLOCK, IDS):
+            id_, count = lane - block.lane, block.count
+            if id_ <= -IDS or id_ >= count:
+                continue
+            of_ids = numbers, begin, stride, id_, count, size, values, lane, squares
+            if few == 0:
+                dots_and_squares(hidden, 0, column, *of_ids)
+            for row in range(max(few, ROWS), min(few + CACHED_ROWS, len(hidden)), ROWS):
+                dots(hidden, row, column, *of_ids)
+
+
+def add_unconverted_dots(weight, block, first, size, products):
+    """Add products of numbers as they lie in memory, if weight, rows and processor allow it.
+
+    Returns:
+        Whether they were added. Python itself has no such instruction.
+    """
+    return False
+
+
+@overload(add_unconverted_dots)
+def _compiled_add_unconverted_dots(weight, block, first, size, products):
+    dtypes = as_dtype(weight[0].dtype), as_dtype(products[0].dtype)
+    if dtypes not in ((F32, F32), (U16, F32)) or (dtypes[0] == U16 and not HAS_BF16):
+        return lambda weight, block, first, size, products: False
+    of_rows = Products._fields.index("hidden" if dtypes[0] == F32 else "bf16")
+
+    def add(weight, block, first, size, products):
+        hidden = products[of_rows]
+        if size % PADDING != 0 or not len(hidden):
+            return False
+        begin, stride = block.local * weight.stride + first, weight.stride
+        add_dots(hidden, first, weight.numbers, begin, stride, size, block, products)
+        return True
+
+    return add
+
+
+@jit()
+def multiply(weight, block, products):
+    """Multiply the weights of a block by all hidden states, in the type of the products.
+
+    Values and squares are 0 in the lanes outside of the block.
+    """
+    hidden, tile = products.hidden, products.tile
+    products.values[:], products.squares[:] = 0, 0
+    if len(hidden) == 1:
+        products_of_one(weight, block, hidden[0], products.values[0], products.squares)
+        return
+    for first in range(0, products.size, COLUMNS):
+        size = min(COLUMNS, products.size - first)
+        if add_unconverted_dots(weight, block, first, size, products):
+            continue
+        later = rows_ahead(weight.numbers, size) * weight.stride
+        for i in range(block.count):
+            begin = (block.local + i) * weight.stride + first
+            fetch(weight.numbers, begin + later, size)
+            convert(weight.numbers, begin, size, tile[i])
+        add_dots(hidden, first, tile.reshape(-1), 0, COLUMNS, padded(size), block, products)
+    if block.count < BLOCK:
+        for j in range(BLOCK):
+            if not block.lane <= j < block.lane + block.count:
+                products.squares[j] = 0
+                for i in range(len(hidden)):
+                    products.values[i, j] = 0
+
+
+@jit(inline=True)
+def prove(products, i, magnitude):
+    """Note whether a row is proved; its values are NaN where an fp32 sum might have overflowed.
+
+    Args:
+        magnitude: float64, a bound on the absolute value of every sum, if it is finite.
+    """
+    products.proved[i] = magnitude <= LARGEST
+    if not products.proved[i]:
+        products.values[i] = np.nan
+
+
+@jit()
+def depth_of(products):
+    """Return how many additions a product goes through at most, until its sum is complete.
+
+    The products of one row are added in any order. Those of several rows are added by lanes: each
+    lane adds its share of COLUMNS, then the lanes are added in pairs, then the parts of the sum.
+    """
+    size = products.size
+    if len(products.hidden) == 1:
+        return size
+    times = -(-size // COLUMNS)
+    return min(COLUMNS, padded(size)) // LANES + PAIRS + times
+
+
+@jit()
+def fp32_products(weight, block, rows, products):
+    """Multiply in fp32, and bound how far the products are off.
+
+        |product − exact| <= (γ_{n + 4} + u) ‖h‖ ‖w‖ + η (2 D + sqrt(D) (‖h‖ + ‖w‖))
+
+    The longest weight row of the block gives ‖w‖ for all of its ids.
+    n is `depth_of`. γ_n = n u / (1 − n u) is the error of an fp32 sum each of whose terms goes
+    through n additions at most, with or without fused multiply-adds (Higham, "Accuracy and
+    Stability of Numerical Algorithms", §3.1 and §4.2), with Cauchy-Schwarz for Σ |h w|; u is that
+    of the definition's own rounding.
+    η covers numbers that are subnormal, or flushed to zero. ‖w‖² itself is a sum in fp32, each of
+    whose squares and partial sums may be flushed.
+    """
+    multiply(weight, block, products)
+    size = products.size
+    spread = (depth_of(products) + 4) * UNIT
+    gamma = spread / (1.0 - spread)
+    unit, rounding = (gamma + UNIT) * (1.0 + 8.0 * UNIT), 1.0 + 2.0 * gamma
+    most = math.sqrt(largest_size(products.squares) * rounding + 2 * size * TINY)
+    for i in range(len(rows.norms)):
+        norm = rows.norms[i]
+        lost = 1.01 * TINY * (2.0 * size + math.sqrt(size) * (norm + most))
+        products.errors[i] = F32((norm * most * unit + lost) * (1.0 + 8.0 * UNIT) + 2.0 * TINY)
+        prove(products, i, norm * most * rounding + lost if spread <= 0.25 else np.inf)
+
+
+@jit(allocates=True)
+def float64_products(weight, block, rows, products):
+    """Multiply in float64; `squares` are then how far the sums are off, over ‖h‖.
+
+    Sums are exact in any order, and `proved`, if all products are multiples of q and Σ |h w|, which
+    is at most ‖h‖ ‖w‖, is below 2^53 q. Products of bf16 numbers often are, and then often end on
+    the midpoint of two fp32 numbers.
+    """
+    multiply(weight, block, products)
+    least, unit = U32(2**32 - 1), products.size * UNIT_64 * 1.01
+    for i in range(block.count):
+        begin = (block.local + i) * weight.stride
+        least = min(least, least_bits(weight.numbers, begin, products.size))
+    quantum = quantum_of(least, weight.fraction_bits)
+    most = 1.01 * math.sqrt(products.squares.max())
+    for i in range(len(rows.norms)):
+        products.proved[i] = rows.norms[i] * most <= 2.0**52 * rows.quanta[i] * quantum
+    for j in range(BLOCK):
+        products.squares[j] = math.sqrt(products.squares[j]) * unit
+
+
+@jit()
+def round_products(weight, block, rows, i, products, out):
+    """Round a row's float64 products once to fp32; those that are not decided are added exactly."""
+    sums, units, norm, undecided = products.values[i], products.squares, rows.norms[i], 0
+    for j in range(BLOCK):
+        out[j] = no_overflow(F32(sums[j]))
+    if products.proved[i]:
+        return
+    for j in range(BLOCK):
+        error = norm * units[j]
+        # A sum that is not finite counts as undecided, which is rare.
+        undecided += F32(sums[j] - error) != F32(sums[j] + error)
+    if undecided:
+        for j in range(block.lane, block.lane + block.count):
+            if not is_decided(sums[j], norm * units[j]):
+                first = (block.local + j - block.lane) * weight.stride
+                out[j] = exact_product(weight.numbers, first, rows.hidden[i])

@@ -1,0 +1,247 @@
+"""Hidden states to stored logits over one range of a shard: all, or those that filters can keep."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tpsample.backends.numba_.kernels.compiling import F32, F64, I64, U64, jit
+from tpsample.backends.numba_.kernels.head import (
+    control,
+    end_logits,
+    exact_logits,
+    is_plain,
+    raw_logits,
+    up,
+    upper_ends,
+)
+from tpsample.backends.numba_.kernels.heap import push
+from tpsample.backends.numba_.kernels.inputs import (
+    BLOCK,
+    block_at,
+    blocks_of,
+    lanes_of,
+    part_of,
+    put,
+    take_rows,
+)
+from tpsample.backends.numba_.kernels.numbers import (
+    as_fp32,
+    exact_product,
+    lanes_reaching,
+    lowest_lane,
+    no_overflow,
+    number_of,
+    pack,
+    value_of,
+)
+from tpsample.backends.numba_.kernels.products import (
+    float64_products,
+    fp32_products,
+    products_of,
+    round_products,
+)
+from tpsample.backends.numba_.kernels.threads import share
+from tpsample.backends.screening.bound import DOWN
+
+WAITING = 512
+"""Most ids of a row that wait. Of V ids in random order about k (1 + ln(V / k)) wait in all."""
+
+
+@jit()
+def process(block, row, head, memory, i, logits):
+    """Process the raw logits of a block, and store them."""
+    control(logits, block, row, head)
+    if len(memory.processed):
+        put(logits, block, memory.processed[memory.places[i]])
+
+
+@jit()
+def keep_products(weight, block, rows, products, index, head, plain, memory, logits):
+    """Make the exact logits of a block of `float64_products`, and store them."""
+    for i in range(len(index)):
+        raw, sums, lane = memory.raw[memory.places[i]], products.values[i], block.lane
+        if plain and products.proved[i]:
+            part = raw[block.local : block.local + block.count]
+            for k in range(block.count):
+                part[k] = no_overflow(F32(sums[lane + k]))
+            continue
+        round_products(weight, block, rows, i, products, logits)
+        if not plain:
+            raw_logits(logits, block, head, F32(0))
+        put(logits, block, raw)
+        if not plain:
+            process(block, index[i], head, memory, i, logits)
+
+
+@jit(entry=True)
+def store(start, stop, parts, threads, arguments):
+    """Store all logits of a range, part by part; see `tpsample.backends.numba_.kernels.threads`."""
+    share(store_range, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def store_range(start, stop, part, arguments):
+    """Store all logits of a range; arguments are those of `draw.draw_range`."""
+    weight, hidden, index, head, memory = arguments
+    weight = part_of(weight, start, stop)
+    rows, logits = take_rows(hidden, index), np.empty(BLOCK, F32)
+    products, plain = products_of(rows, F64), is_plain(head)
+    for n in range(blocks_of(weight)):
+        block = block_at(weight, n)
+        float64_products(weight, block, rows, products)
+        keep_products(weight, block, rows, products, index, head, plain, memory, logits)
+
+
+@jit(entry=True)
+def store_given(start, stop, parts, threads, arguments):
+    """Store logits that are there, part by part; see `tpsample.backends.numba_.kernels.threads`."""
+    share(store_given_range, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def store_given_range(start, stop, part, arguments):
+    """Store logits that are there; arguments are those of `draw.draw_logits`."""
+    given, index, sources, head, memory = arguments
+    given = part_of(given, start, stop)
+    logits = np.empty(BLOCK, F32)
+    for i in range(len(index)):
+        for n in range(blocks_of(given)):
+            block = block_at(given, n)
+            first = sources[i] * given.stride + block.local
+            part, inside = given.numbers[first : first + block.count], logits[block.lane :]
+            for k in range(block.count):
+                inside[k] = as_fp32(part[k])
+            put(logits, block, memory.raw[memory.places[i]])
+            process(block, index[i], head, memory, i, logits)
+
+
+@jit()
+def filter_threshold(bound, top_k, top, step):
+    """Return what an upper bound of a logit must reach; see `tpsample.backends.screening.bound`.
+
+    Args:
+        bound: fp32, a lower bound of the top_k-th logit so far, -inf where there are fewer.
+        top_k: 0 without a bound by top_k.
+        top: a lower bound of the largest logit so far.
+        step: float64, T ln(min_p), -inf without a bound by min_p.
+    """
+    threshold = bound if top_k > 0 else F32(-np.inf)
+    if top > F32(-np.inf) and step > -np.inf:
+        of_min_p = F64(top) + step - DOWN * (abs(F64(top)) - step) - 1e-30
+        threshold = max(threshold, F32(of_min_p))
+    return threshold
+
+
+@jit(entry=True)
+def list_kept(start, stop, parts, threads, arguments):
+    """Do `list_range` for each part of a range; see `tpsample.backends.numba_.kernels.threads`."""
+    share(list_range, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def list_range(start, stop, part, arguments):
+    """Store the logits of a range that the rows' filters can keep, and -inf for the others.
+
+    A block is stored whole if many of its ids are kept, because that is cheaper than pair by pair.
+    With top_k an id waits, with bounds of its logit, because later ids may exclude it.
+
+    Args:
+        top_k: int64 [R]; step: float64 [R], see `filter_threshold`.
+        first: int64 [parts, stored rows, count], raised: in rows with top_k the first top_k order
+            words, the least first.
+        computed: as in `tpsample.backends.numba_.kernels.draw.draw_range`.
+    """
+    weight, hidden, index, head, memory, top_k, step, firsts, computed_of = arguments
+    weight, first, computed = part_of(weight, start, stop), firsts[part], computed_of[part]
+    num_rows, rows = len(index), take_rows(hidden, index)
+    products, sums = products_of(rows, F32), products_of(rows, F64)
+    upper, logits = np.empty((num_rows, BLOCK), F32), np.empty(BLOCK, F32)
+    tops, reaching = np.full(num_rows, -np.inf, F32), np.empty(num_rows, U64)
+    bounds = np.empty(first.shape, F32)[:num_rows]
+    ids, uppers = np.empty((num_rows, WAITING), I64), np.empty((num_rows, WAITING), F32)
+    for i in range(num_rows):
+        place = memory.places[i]
+        memory.raw[place, weight.start : weight.stop] = -np.inf
+        if len(memory.processed):
+            memory.processed[place, weight.start : weight.stop] = -np.inf
+        for k in range(top_k[i]):
+            bounds[i, k] = value_of(first[place, k])
+    waiting = bounds, ids, uppers, np.zeros(num_rows, I64), np.empty(num_rows, np.bool_)
+    its = weight, rows, index, products, sums, head, memory, upper, logits, tops, reaching
+    list_blocks(its, waiting, top_k, step, first, computed)
+    for i in range(num_rows):
+        threshold = filter_threshold(bounds[i, 0], top_k[i], tops[i], step[i])
+        settle(its, waiting, i, threshold, top_k[i], first, computed)
+
+
+@jit()
+def settle(its, waiting, i, threshold, top_k, first, computed):
+    """Store the logits of the ids of a row that wait and reach a threshold; see `list_blocks`."""
+    weight, rows, memory, place = its[0], its[1], its[6], its[6].places[i]
+    _, ids, uppers, count, _ = waiting
+    for n in range(count[i]):
+        if uppers[i, n] >= threshold:
+            v = ids[i, n]
+            logit = exact_product(weight.numbers, v * weight.stride, rows.hidden[i])
+            memory.raw[place, v] = logit
+            push(first[place], top_k, pack(logit, weight.first_id + v))
+            computed[0, i] += 1
+    count[i] = 0
+
+
+@jit()
+def list_blocks(its, waiting, top_k, step, first, computed):
+    """Do the work of `list_kept`, in memory that is there.
+
+    Args:
+        waiting: fp32 [R, count], lower bounds of the largest logits so far, the least first; the
+            columns and the upper bounds of ids that wait, [R, WAITING]; their number, and whether
+            ids of a block wait, [R].
+    """
+    weight, rows, index, products, sums, head, memory, upper, logits, tops, reaching = its
+    bounds, ids, uppers, count, waits = waiting
+    num_rows, plain = len(index), is_plain(head)
+    for n in range(blocks_of(weight)):
+        block = block_at(weight, n)
+        fp32_products(weight, block, rows, products)
+        total = 0
+        for i in range(num_rows):
+            upper_ends(products.values[i], products.errors[i], upper[i])
+            if not plain:
+                end_logits(upper[i], block, index[i], head, 1)
+            threshold = filter_threshold(bounds[i, 0], top_k[i], tops[i], step[i])
+            reaching[i] = lanes_reaching(upper[i], threshold, lanes_of(block))
+            waits[i] = plain and top_k[i] > 0 and products.proved[i]
+            total += 0 if waits[i] else number_of(reaching[i])
+        whole = num_rows > 1 and 4 * total > num_rows * block.count
+        if whole:
+            float64_products(weight, block, rows, sums)
+            keep_products(weight, block, rows, sums, index, head, plain, memory, logits)
+        for i in range(num_rows):
+            place, lanes = memory.places[i], reaching[i]
+            while lanes:
+                j = lowest_lane(lanes)
+                lanes &= lanes - U64(1)
+                threshold = filter_threshold(bounds[i, 0], top_k[i], tops[i], step[i])
+                if upper[i, j] < threshold:
+                    continue
+                v = block.local + j - block.lane
+                if waits[i] and not whole:
+                    if count[i] == WAITING:
+                        settle(its, waiting, i, threshold, top_k[i], first, computed)
+                    ids[i, count[i]], uppers[i, count[i]] = v, upper[i, j]
+                    count[i] += 1
+                    least = -up(products.errors[i] - products.values[i, j])
+                else:
+                    computed[0 if products.proved[i] else 1, i] += 1
+                    if not whole:
+                        raw, logit = exact_logits(weight, v, rows.hidden[i], index[i], head)
+                        memory.raw[place, v] = raw
+                        if len(memory.processed):
+                            memory.processed[place, v] = logit
+                    least = (memory.processed if len(memory.processed) else memory.raw)[place, v]
+                    if top_k[i] > 0:
+                        push(first[place], top_k[i], pack(least, weight.first_id + v))
+                if least == least:
+                    tops[i] = max(tops[i], least)
+                    push(bounds[i], top_k[i], least)

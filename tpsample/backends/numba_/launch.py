@@ -1,0 +1,265 @@
+"""The local step of a CPU in native kernels: the words of `TorchBackend`.
+
+A step has up to five kinds of rows; each takes one reading of the weights:
+
+    plain      no filters, no logprobs         `draw`
+    bounded    top_k up to 256 or min_p        `list_kept`    see `RowFilter.bounds`
+    rough      top_p, or a larger top_k        `draw`         upper ends of their logits are stored
+    whole      they need all of their logits   `store`
+    given      the caller computed the logits  `draw_given`, `store_given`
+
+The threads of PyTorch (`torch.get_num_threads`) share the ids of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tpsample.backends.backend import Backend
+from tpsample.backends.numba_.kernels import head as native
+from tpsample.backends.numba_.kernels.arrays import array_of
+from tpsample.backends.numba_.kernels.compiled_ahead import load_all
+from tpsample.backends.numba_.kernels.draw import draw, draw_given
+from tpsample.backends.numba_.kernels.inputs import Memory, Weight, weight_of
+from tpsample.backends.numba_.kernels.int8 import Copy
+from tpsample.backends.numba_.kernels.noise import draws_of
+from tpsample.backends.numba_.kernels.store import list_kept, store, store_given
+from tpsample.backends.numba_.kernels.threads import in_ranges, threads_for
+from tpsample.backends.screening.int8_copy import Int8Copy
+from tpsample.core.row_noise import safe_temperature
+from tpsample.core.word import KEY_MINUS_INF, TOKEN_BITS, TOKEN_MASK
+from tpsample.request.controls.apply import StepControls
+from tpsample.request.filters import BEST_SCORES
+from tpsample.request.plan import BatchPlan
+from tpsample.request.step import Found, Push, Step, halves
+from tpsample.settings import Settings
+
+COPY_ROWS = 2
+"""Most rows of a step for which reading the 8-bit copy first is faster than reading the weights."""
+NO_CUT = np.empty(0, np.int64)
+
+
+class NativeBackend(Backend):
+    """The words in native kernels."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        if settings.screening is not None:
+            self.copy = Int8Copy(self._weight[: self._num_ids])
+        self._numbers: Weight | None = None
+        self._address = 0
+
+    def memory_of_found(self, plan: BatchPlan, num_samples: int) -> Found | None:
+        if not plan.bounded and not plan.rough:
+            return None
+        count = max([1, *(top_k for top_k, _ in plan.bounded.values())])
+        shape = torch.get_num_threads(), len(plan.stored_list)
+        of_rough = num_samples, BEST_SCORES if plan.rough else 0
+        first = self._scratch.take("first words", torch.int64, *shape, count).zero_()
+        best = self._scratch.take("best words", torch.int64, *shape, *of_rough).zero_()
+        slack = self._scratch.take("slack", torch.float32, *shape).zero_()
+        return Found(first, best, slack, self._store_logits)
+
+    def compile_ahead(self) -> None:
+        load_all(self._weight, screened=self.copy is not None)
+
+    def best_words(
+        self, step: Step, words: Tensor, part: int = 0, parts: int = 1, push: Push | None = None
+    ) -> None:
+        assert push is None, "native kernels write to no peer"
+        num_ids, plan, first_id = self._num_ids, step.batch.plan, self._shard.start
+        start, stop = num_ids * part // parts, num_ids * (part + 1) // parts
+        given, num_rows = step.local_logits is not None, len(step.batch.seed)
+        if start == stop or not num_rows:
+            return
+        best = array_of(words.view(step.noise.num_samples, num_rows))
+        if step.local_logits is None:
+            source = self._source(start, stop)
+        else:
+            source = weight_of(step.local_logits, first_id, start, stop)
+        head = self._head_of(step.controls, given=given)
+        if plan.stored_index is None:
+            plain = np.arange(num_rows)
+            self._draw(step, source, plain, plain if given else None, head, best)
+            return
+        kinds = plan.kinds
+        assert step.logits is not None
+        kept = halves(step.logits, len(plan.stored_list))
+        raw, processed = map(array_of, kept)
+        plain = array_of(kinds.plain)
+        self._draw(step, source, plain, plain if given else None, head, best)
+        for which, listed, stored_places in (
+            (self._list, kinds.bounded, kinds.bounded_places),
+            (self._draw_roughly, kinds.rough, kinds.rough_places),
+            (self._store, kinds.whole, kinds.whole_places),
+        ):
+            index = array_of(listed)
+            memory = Memory(array_of(stored_places), raw, processed)
+            if given and len(index):
+                self._run(store_given, source, len(index), index, index, head, memory)
+            elif len(index):
+                which(step, source, index, head, memory)
+        last = kept[1] if len(processed) else kept[0]
+        stored = weight_of(last, first_id, start, stop)
+        drawn = array_of(kinds.drawn), array_of(kinds.drawn_places)
+        self._draw(step, stored, *drawn, native.NativeHead(), best)
+
+    def _store_logits(
+        self, step: Step, rows: Tensor, places: Tensor, raw: Tensor, processed: Tensor
+    ) -> None:
+        """Store logits in place of upper ends; see `Found.store`."""
+        memory = Memory(array_of(places), array_of(raw), array_of(processed))
+        head = self._head_of(step.controls, given=False)
+        self._store(step, self._source(0, self._num_ids), array_of(rows), head, memory)
+
+    def _source(self, start: int, stop: int) -> Weight:
+        """Return a range of the weight, wherever that lies now."""
+        if self._numbers is None or self._address != self._weight.data_ptr():
+            weight = self._weight[: self._num_ids]
+            needed = weight.storage_offset() + (len(weight) - 1) * weight.stride(0)
+            needed = (needed + weight.shape[1]) * weight.itemsize
+            if weight.untyped_storage().nbytes() < needed:
+                raise ValueError(
+                    f"lm_head_weight: its storage has {weight.untyped_storage().nbytes()} of "
+                    f"{needed} bytes; give it its numbers back before a step"
+                )
+            self._numbers = weight_of(weight, self._shard.start, start, stop)
+            self._address = weight.data_ptr()
+        if (self._numbers.start, self._numbers.stop) != (start, stop):
+            self._numbers = self._numbers._replace(start=start, stop=stop)
+        return self._numbers
+
+    def _draw(
+        self,
+        step: Step,
+        source: Weight,
+        index: np.ndarray,
+        sources: np.ndarray | None,
+        head: native.NativeHead,
+        best: np.ndarray,
+    ) -> None:
+        """Raise best, int64 [samples, B], by the words of some rows.
+
+        Args:
+            sources: the rows of `source`, if that is logits.
+        """
+        samples, num_rows, threads = len(best), len(index), self._threads(source, len(index))
+        if not samples or not num_rows:
+            return
+        # The word of a range whose ids are all masked is that of its first id.
+        empty = KEY_MINUS_INF << TOKEN_BITS | TOKEN_MASK - (source.first_id + source.start)
+        found = np.full((threads, num_rows, samples, 1), empty)
+        if sources is None:
+            nothing = np.empty((threads, 0, 1), np.int64), np.empty((threads, 0), np.float32)
+            copy = None if self.copy is None or num_rows > COPY_ROWS else copy_of(self.copy)
+            memory = Memory(np.arange(num_rows))
+            self._run_draw(step, source, index, head, memory, (found, *nothing), copy)
+        else:
+            rows = index, sources, draws_of(step.noise), head, NO_CUT
+            self._run(draw_given, source, num_rows, *rows, outputs=(found,))
+        words = found[0] if threads == 1 else found.max(axis=0)
+        best[:, index] = np.maximum(best[:, index], words[:, :, 0].T)
+
+    def _draw_roughly(
+        self, step: Step, source: Weight, index: np.ndarray, head: native.NativeHead, memory: Memory
+    ) -> None:
+        """Store upper ends of the logits of rough rows, and find their best words."""
+        assert step.found is not None
+        threads = self._threads(source, len(index))
+        first, best, slack = (array_of(each)[:threads] for each in step.found[:3])
+        self._run_draw(step, source, index, head, memory, (best, first, slack))
+
+    def _run_draw(
+        self,
+        step: Step,
+        source: Weight,
+        index: np.ndarray,
+        head: native.NativeHead,
+        memory: Memory,
+        outputs: tuple[np.ndarray, ...],
+        copy: Copy | None = None,
+    ) -> None:
+        computed = np.zeros((len(outputs[0]), 2, len(index)), np.int64)
+        rows = hidden_of(step), index, copy, draws_of(step.noise), head, memory
+        self._run(draw, source, len(index), *rows, outputs=(*outputs, computed))
+
+    def _list(
+        self, step: Step, source: Weight, index: np.ndarray, head: native.NativeHead, memory: Memory
+    ) -> None:
+        """Store what the filters of bounded rows can keep."""
+        kinds = step.batch.plan.kinds
+        heat = safe_temperature(step.batch.temperature[kinds.bounded])[0]
+        bounds = array_of(kinds.top_k), array_of(heat.double() * kinds.log_min_p)
+        computed = np.zeros((self._threads(source, len(index)), 2, len(index)), np.int64)
+        arguments = hidden_of(step), index, head, memory, *bounds
+        assert step.found is not None
+        first = array_of(step.found.first)[: len(computed)]
+        self._run(list_kept, source, len(index), *arguments, outputs=(first, computed))
+
+    def _store(
+        self, step: Step, source: Weight, index: np.ndarray, head: native.NativeHead, memory: Memory
+    ) -> None:
+        """Store all logits of some rows."""
+        self._run(store, source, len(index), hidden_of(step), index, head, memory)
+
+    def _threads(self, source: Weight, num_rows: int) -> int:
+        """Return among how many threads the ids are worth sharing."""
+        num_ids = source.stop - source.start
+        return threads_for(num_ids * num_rows * max(16, self._weight.shape[1]))
+
+    def _run(
+        self,
+        kernel: Callable[..., Any],
+        source: Weight,
+        num_rows: int,
+        *arguments: Any,
+        outputs: tuple[np.ndarray, ...] = (),
+    ) -> None:
+        """Call a kernel for one part of the ids per thread, which has a part of each output.
+
+        Without rows it is not called, because a kernel's memory has room for at least one.
+        """
+        if not num_rows:
+            return
+
+        parts = len(outputs[0]) if outputs else self._threads(source, num_rows)
+        in_ranges(kernel, source.start, source.stop, parts, source, *arguments, *outputs)
+
+    def _head_of(self, controls: StepControls | None, *, given: bool) -> native.NativeHead:
+        """Return how products become logits; of given logits only the controls are left."""
+        fields: dict[str, Any] = {}
+        if not given:
+            fields["logit_scale"] = np.float32(self._head.logit_scale)
+            fields["logit_softcap"] = np.float32(self._head.logit_softcap or 0.0)
+            if self._bias is not None:
+                fields["bias"] = array_of(self._bias.float().contiguous())
+        if controls is not None:
+            rows, state = controls.rows, controls.state
+            fields["first_column"] = self._shard.start - state.first_id
+            tensors = {
+                "slots": rows.slots,
+                "mask": controls.mask,
+                "token_bias": state.bias if rows.tables.has_bias else None,
+                "history": state.history if rows.tables.has_penalties else None,
+                "penalties": rows.tables.penalties,
+                "drafts": rows.drafts,
+                "num_drafts": rows.num_drafts,
+            }
+            fields |= {name: array_of(of) for name, of in tensors.items() if of is not None}
+        return native.NativeHead(**fields)
+
+
+def hidden_of(step: Step) -> np.ndarray:
+    """Return the hidden states of a step, [B, D], as kernels read their dtype."""
+    return array_of(step.hidden_states.contiguous())
+
+
+def copy_of(copy: Int8Copy) -> Copy:
+    """Return what kernels take of an 8-bit copy."""
+    tensors = copy.quantised.view(-1), copy.scale, copy.norm, copy.residual_norm
+    return Copy(*map(array_of, tensors))

@@ -1,0 +1,165 @@
+"""The passes over stored logits in native kernels; see `tpsample.backends.torch_.passes`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tpsample.backends.numba_.kernels import ends, passes
+from tpsample.backends.numba_.kernels.arrays import array_of
+from tpsample.backends.numba_.kernels.draw import draw_stored
+from tpsample.backends.numba_.kernels.head import NativeHead
+from tpsample.backends.numba_.kernels.inputs import weight_of
+from tpsample.backends.numba_.kernels.noise import draws_of
+from tpsample.backends.numba_.kernels.threads import in_ranges, threads_for
+from tpsample.backends.torch_.passes import ShardLogits
+from tpsample.core import word
+from tpsample.core.order import DIGITS, mass_limit
+from tpsample.request.filters import RowFilters
+
+NONE = np.empty(0, np.int64)
+
+
+class NativeShardLogits(ShardLogits):
+    """`ShardLogits` on a CPU with Numba."""
+
+    def run(
+        self, kernel: Callable[..., Any], *arguments: Any, rows: np.ndarray | None = None
+    ) -> None:
+        """Call a pass for ranges of the rows that are not done, or of these, one per thread."""
+        rows = self._rows if rows is None else rows
+        logits, temperature = self.logits.contiguous(), self.temperature.contiguous()
+        arrays = array_of(logits), self.first_id, array_of(temperature), rows
+        in_ranges(kernel, 0, len(rows), self._threads, passes.Stored(*arrays), *arguments)
+
+    def first_words(self, count: int) -> Tensor:
+        first, rows = np.zeros((len(self.logits), count), np.int64), self._rows
+        if self.first is not None:
+            known = _descending(array_of(self.first))[:, :count]
+            first[rows, : known.shape[1]] = known[rows]
+            rows = rows[first[rows, 0] == 0]
+        if count and len(rows):
+            self.run(passes.first_words, first, rows=rows)
+        return _descending(first)
+
+    def best_scores(self, count: int) -> Tensor:
+        if self.rough is None:
+            scores = self._scores(NONE, count)
+        else:
+            scores = _descending(array_of(self.rough.best).copy())[..., :count]
+            left = (self.rough.slack == 0).nonzero().squeeze(1)
+            if len(left):
+                scores[left] = replace(self.select(left), rough=None)._scores(NONE, count)
+        orders = self.words_of(word.token_of(scores).flatten(1)).view_as(scores) * (scores > 0)
+        return torch.cat([self.first_words(1), scores.flatten(1), orders.flatten(1)], dim=1)
+
+    def before(self, gathered: Tensor, filters: RowFilters, count: int) -> Tensor:
+        top = word.value_of(gathered[:, :, 0].amax(dim=0))
+        if self.rough is not None:
+            return self._bounds(top, self._merged(gathered, count)[1].flatten(1), filters)
+        marks = self._marks(gathered, filters, count) + 1  # only greater words come before
+        sums = marks.new_zeros(len(marks), 2 * marks.shape[1] + 1)
+        tensors = top.contiguous(), marks.contiguous(), filters.total_log_min_p.contiguous(), sums
+        self.run(passes.weigh, *map(array_of, tensors))
+        return sums
+
+    def _bounds(self, top: Tensor, marks: Tensor, filters: RowFilters) -> Tensor:
+        """Bound what stands before order words, int64 [F, C], and the total of top_p.
+
+        Returns:
+            int64 [F, 4 (C + 1)], those of `ends.bound_sums`, of the marks and of the total; the
+            first half of them if no row has top_k, which the requests decide.
+        """
+        assert self.rough is not None
+        logits = word.value_of(marks).masked_fill(marks == 0, torch.inf)  # there is none
+        total = torch.full_like(top.unsqueeze(1), -torch.inf)
+        if any(kind.total_log_min_p > -torch.inf for kind in filters.different):
+            total = self.min_p_floor(top, filters.total_log_min_p)
+        logits = torch.cat([logits, total], dim=1)
+        sums = marks.new_zeros(len(marks), 4, logits.shape[1])
+        tensors = self.rough.slack.contiguous(), top.contiguous(), logits, sums
+        self.run(ends.bound_sums, *map(array_of, tensors))
+        has_top_k = any(kind.top_k < self.vocab_size for kind in filters.different)
+        return sums[:, : 4 if has_top_k else 2].flatten(1)
+
+    def kept(
+        self, sums: Tensor, logits: Tensor, top: Tensor, filters: RowFilters
+    ) -> tuple[Tensor, Tensor]:
+        if self.rough is None:
+            return super().kept(sums, logits, top, filters)
+        least, most, *numbers = sums.unflatten(1, (-1, logits.shape[1] + 1)).unbind(dim=1)
+        top_k, top_p = filters.top_k.unsqueeze(1), filters.top_p.unsqueeze(1)
+        # The upper bounds count a mark as before itself.
+        sure = most[:, :-1] - self.masses(logits, top) < mass_limit(least[:, -1:], top_p)
+        possible = least[:, :-1] < mass_limit(most[:, -1:], top_p)
+        if numbers:
+            possible &= numbers[0][:, :-1] < top_k
+            sure &= numbers[1][:, :-1] <= top_k
+        return sure, possible
+
+    def best_of_first(self, first: Tensor, filters: RowFilters) -> Tensor:
+        out = first.new_zeros(len(first), self.noise.num_samples)
+        tensors = filters.top_k, filters.total_log_min_p, filters.log_min_p, filters.top_p
+        limits = tuple(array_of(tensor.contiguous()) for tensor in tensors)
+        rows = array_of(first.contiguous()), array_of(self.temperature.contiguous())
+        its = *rows, limits, draws_of(self.noise), array_of(out)
+        in_ranges(passes.best_of_first, 0, len(first), 1, *its)
+        return out
+
+    def digits(self, prefix: Tensor, shift: int, *, mass: bool) -> Tensor:
+        assert self.top is not None
+        bins = torch.zeros(len(prefix), DIGITS, dtype=torch.int64, device="cpu")
+        top = self.top.contiguous()
+        self.run(passes.digits, *map(array_of, (top, prefix)), shift, mass, array_of(bins))
+        return bins if mass else bins.to(torch.int32)
+
+    def best_kept(self, cut: Tensor) -> Tensor:
+        return self._scores(array_of(cut.contiguous()), 1).squeeze(2)
+
+    def mass_from(self, cut: Tensor) -> Tensor:
+        assert self.top is not None
+        sums = cut.new_zeros(len(cut), 2)
+        tensors = self.top.contiguous(), cut.contiguous(), sums
+        self.run(passes.mass_from, *map(array_of, tensors))
+        return sums
+
+    def count_from(self, marks: Tensor) -> Tensor:
+        counts = torch.zeros_like(marks, memory_format=torch.contiguous_format)
+        self.run(passes.count_from, array_of(marks.contiguous()), array_of(counts))
+        return counts
+
+    def _scores(self, cut: np.ndarray, count: int) -> Tensor:
+        """Return int64 [F, samples, count], the best score words of what reaches a cut."""
+        rows, samples = self._rows, self.noise.num_samples
+        found = np.zeros((len(self.logits), samples, count), np.int64)
+        source = weight_of(self.logits.contiguous(), self.first_id, 0, self.logits.shape[1])
+        draws, cuts, best = draws_of(self.noise), cut[rows] if len(cut) else cut, found[rows]
+        its = source, rows, draws, NativeHead(), cuts, best
+        in_ranges(draw_stored, 0, len(rows), self._threads, *its)
+        found[rows] = best
+        return _descending(found)
+
+    @cached_property
+    def _rows(self) -> np.ndarray:
+        """int64, the rows that are not done."""
+        if self.done is None:
+            return np.arange(len(self.logits))
+        return np.flatnonzero(~array_of(self.done))
+
+    @cached_property
+    def _threads(self) -> int:
+        """The threads among which `_rows` are worth sharing."""
+        num_rows = len(self._rows)
+        return max(1, min(num_rows, threads_for(16 * num_rows * self.logits.shape[1])))
+
+
+def _descending(words: np.ndarray) -> Tensor:
+    """Sort the last axis in place."""
+    words[..., ::-1].sort(axis=-1)
+    return torch.from_numpy(words)

@@ -1,0 +1,150 @@
+"""An 8-bit copy of the weights, with how far every row of it lies from the row itself.
+
+    ŵ_v = s_v q_v,   s_v = max|w_v| / 127,   q_v = rint(w_v / s_v) int8 of -127 … 127
+
+    residual_v >= ‖w_v − ŵ_v‖      norm_v >= ‖w_v‖
+
+The hidden states of a row become two 8-bit limbs, ĥ = t (256 hi + lo):
+
+    t  = max|h| / (127 · 256),  z = rint(h / t),  hi = floor((z + 128) / 256),  lo = z − 256 hi
+
+so hi is in -127 … 127 and lo in -128 … 127, and with n = 256 (q · hi) + q · lo, an integer that is
+exact in any order (the int32 sums are exact for D <= 131072),
+
+    product_vb = s_v t_b n
+    |product − definition's product| <= residual_v ‖h_b‖ + (norm_v + residual_v) lost_b
+                                        + γ norm_v ‖h_b‖
+
+    w·h − ŵ·ĥ = (w − ŵ)·h + ŵ·(h − ĥ)      Cauchy-Schwarz for both terms
+    ‖ŵ_v‖ <= norm_v + residual_v
+
+    lost_b = ‖h_b − ĥ_b‖;  γ is what the definition's own product may be off, relative to
+    norm_v ‖h_b‖.  Eight fp32 roundings of the approximate product, which is at most ‖ŵ_v‖ ‖ĥ_b‖,
+    are allowed for: 2^-21 (‖h_b‖ + lost_b) joins lost_b everywhere. No other error of fp32 enters,
+    because norms are rounded up and the bound itself is computed in float64.
+
+On a CPU the definition's product is rounded once from the exact one. A kernel whose exact products
+are summed in fp32 passes its own γ (`backends.triton_.screen_launches.accumulation_error`).
+
+One scale per row keeps the product of a row one exact integer, in a single int32 accumulator. On
+the head of SmolLM2-135M (V = 49152, D = 576, 185 positions, T = 1) the candidates of a row are 4.6
+on average and 21 at the 99th percentile, which fit one tile of 64 rows. Eight residual norms per
+row, one per block of columns, would leave 3.7 and 16, for 28 bytes more per row. A scale per 64
+columns would leave 1.8 and 5, but would need a float accumulator.
+
+Columns are not equalised (W · diag(c) and h · diag(1 / c) in place of W and h), because it saves
+little. On 120 rows of that model, T = 1, the candidates are 4.8 without it, 4.1 with c =
+‖column‖^-1/4 and 5.8 with ‖column‖^-1/2, and 16 rows have 1.9, 1.5 or 2.0 % of the weights read.
+
+The copy does not follow a weight that changes: `refresh` it. `is_current` finds out. Changes that
+torch does not count, such as through `.data`, are seen on a CPU by sums of some rows, others in
+each step: at once where most rows changed, and else when it comes to one that did.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tpsample.backends.screening.bound import TINY, round_up
+from tpsample.core.digest import column_factors, sum_rows
+
+NUMBERS = 4 * (1 + 1 + 1)
+"""Bytes of a row beside its integers: the scale, and the norms of residual and row."""
+LOOKED_AT = 8
+"""Rows that a step compares with their sums."""
+CHUNK_ELEMENTS, GPU_CHUNK_ELEMENTS = 2**18, 2**24
+"""Weights converted at a time: 2 MB of float64 stay in a CPU's cache. A GPU launches some 25 small
+kernels per chunk, so it takes 128 MB."""
+
+
+class Int8Copy:
+    """The copy of a weight, [V_local, D] of any floating dtype.
+
+    A row with a number that is not finite has infinite norms, so nothing is proved of it.
+
+    Args:
+        width: columns of `quantised`, zero behind D; default D.
+
+    Attributes:
+        quantised: int8 [V_local, width].
+        scale: fp32 [V_local].
+        residual_norm, norm: fp32 [V_local], rounded up.
+    """
+
+    def __init__(self, weight: Tensor, width: int | None = None) -> None:
+        num_ids, hidden_size = weight.shape
+        width = hidden_size if width is None else width
+        self.quantised = torch.zeros(num_ids, width, dtype=torch.int8, device=weight.device)
+        self.scale = torch.ones(num_ids, dtype=torch.float32, device=weight.device)
+        self.norm = torch.zeros(num_ids, dtype=torch.float32, device=weight.device)
+        self.residual_norm = torch.zeros(num_ids, dtype=torch.float32, device=weight.device)
+        self._weight, self._turn = weight, 0
+        self._key: Tensor | None = None  # factors of the columns in the sums of rows
+        if weight.is_cpu and weight.numel():
+            self._key = column_factors(hidden_size, weight.device)
+        self._sums = torch.zeros(num_ids, dtype=torch.int64, device=weight.device)
+        self.refresh()
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory of the copy."""
+        return self.quantised.nbytes + NUMBERS * len(self.norm)
+
+    def refresh(self) -> None:
+        """Make the copy of the weight as it is now, in the same memory."""
+        weight = self._weight
+        self._source = self._memory()
+        elements = GPU_CHUNK_ELEMENTS if weight.is_cuda else CHUNK_ELEMENTS
+        step = max(1, elements // max(1, weight.shape[1]))
+        for start in range(0, weight.shape[0], step):
+            self._fill(weight, slice(start, start + step))
+
+    def follow(self, weight: Tensor) -> None:
+        """Be of this weight, of the same shape and dtype, from the next `refresh` on."""
+        self._weight = weight
+
+    def is_current(self) -> bool:
+        """Return whether nothing is known of a change of the weight. Waits for no device."""
+        if self._memory() != self._source:
+            return False
+        if self._key is None:
+            return True
+        stride = -(-len(self._sums) // LOOKED_AT)
+        some = slice(self._turn % stride, None, stride)
+        self._turn += 1
+        return torch.equal(sum_rows(self._weight[some], self._key), self._sums[some])
+
+    def _memory(self) -> tuple[int, int | None]:
+        """Return where the weight lies, and its version if torch counts changes."""
+        weight = self._weight
+        return weight.data_ptr(), None if weight.is_inference() else weight._version
+
+    def _fill(self, weight: Tensor, ids: slice) -> None:
+        if self._key is not None:
+            self._sums[ids] = sum_rows(weight[ids], self._key)
+        exact = weight[ids].double()
+        finite = exact.isfinite().all(dim=1)
+        exact = exact.where(finite.unsqueeze(1), 0.0)
+        # A scale too small for fp32, or of a zero row, is 1: the residual is then the row itself.
+        largest = torch.cat([exact.abs(), exact.new_zeros(len(exact), 1)], dim=1).amax(dim=1)
+        scale = (largest / 127).float()
+        scale = scale.where(scale >= TINY, 1.0)
+        quantised = (exact / scale.double().unsqueeze(1)).round_().clamp_(-127, 127)
+        lost = exact - quantised * scale.double().unsqueeze(1)
+        self.quantised[ids, : quantised.shape[1]] = quantised.to(torch.int8)
+        self.scale[ids] = scale
+        self.residual_norm[ids] = round_up(lost.norm(dim=1)).where(finite, torch.inf)
+        self.norm[ids] = round_up(exact.norm(dim=1)).where(finite, torch.inf)
+
+
+def limbs(hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return hi and lo, int8 [B, D], and t, float64 [B, 1], of hidden states in float64.
+
+    Every t is an fp32 number, as a kernel would have it.
+    """
+    unit = (hidden.abs().amax(dim=1, keepdim=True) / (127 * 256)).float()
+    unit = unit.where((unit >= TINY) & unit.isfinite(), 1.0).double()
+    whole = (hidden / unit).round().nan_to_num(0.0, 0.0, 0.0)
+    high = torch.floor((whole + 128) / 256)
+    return high.to(torch.int8), (whole - 256 * high).to(torch.int8), unit

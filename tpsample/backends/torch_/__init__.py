@@ -1,0 +1,1 @@
+"""The definition of each pass, in plain PyTorch; it serves any device."""

@@ -1,0 +1,294 @@
+"""The passes over stored logits: what each rank finds in its own part of some rows.
+
+This is plain PyTorch, the definition of the passes. `tpsample.backends.triton_.passes` makes
+them as kernels, which read the logits once, and `tpsample.backends.numba_.passes` on a CPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tpsample.backends.torch_.stored_logits import StoredLogits
+from tpsample.core import word
+from tpsample.core.masses import masses_and_moments
+from tpsample.core.order import (
+    DIGIT_BITS,
+    DIGITS,
+    Search,
+    mass_limit,
+    min_p_cut,
+    order_words,
+)
+from tpsample.core.score import score_tile, score_tokens
+from tpsample.output import SampleOutput
+from tpsample.request.filters import RowFilters
+
+GROUP = 64
+"""Neighbouring ids whose largest logit is looked at before they are."""
+
+
+@dataclass(frozen=True)
+class ShardLogits(StoredLogits):
+    """Stored logits with the passes over them."""
+
+    def first_words(self, count: int) -> Tensor:
+        """Return the first `count` order words of each row, descending, int64 [F, count].
+
+        They are 0 where the shard has fewer tokens. They lie in the `count` groups of ids whose
+        largest logits come first, because every other group has `count` tokens before its own
+        first. Of equal logits those of lower ids come first.
+        """
+        (rows, width), groups = self.logits.shape, self.logits.shape[1] // GROUP
+        if 2 * count * GROUP > width:
+            first = self.logits.new_zeros(rows, count, dtype=torch.int64)
+            for first_id, logits in self.tiles():
+                words = torch.cat([first, order_words(logits, first_id)], dim=1)
+                first = words.topk(count, dim=1).values
+            return self.of_undone(first)
+        grouped = self.logits[:, : groups * GROUP].unflatten(1, (groups, GROUP))
+        group = word.token_of(order_words(grouped.amax(dim=2)).topk(count, dim=1).values)
+        inside = torch.arange(GROUP, device=group.device)
+        rest = torch.arange(groups * GROUP, width, device=group.device).expand(rows, -1)
+        columns = torch.cat([(group.unsqueeze(2) * GROUP + inside).flatten(1), rest], dim=1)
+        words = word.pack(self.logits.gather(1, columns), self.first_id + columns)
+        return self.of_undone(words.topk(count, dim=1).values)
+
+    def words_of(self, token_ids: Tensor) -> Tensor:
+        """Return order words of global ids int64 [F, C]; 0 for those of other ranks and for -1."""
+        local = token_ids - self.first_id
+        mine = (local >= 0) & (local < self.logits.shape[1]) & (token_ids >= 0)
+        if not self.logits.shape[1]:
+            return torch.zeros_like(token_ids)
+        logits = self.logits.gather(1, local.where(mine, 0))
+        return word.pack(logits, token_ids) * mine
+
+    def best_scores(self, count: int) -> Tensor:
+        """Return what a rank sends for the rejection: int64 [F, 1 + 2 · num_samples · count].
+
+        First comes the first order word, then per sample the `count` best score words, descending,
+        then in the same order the order words of their tokens. Places are 0 where the shard has
+        fewer tokens.
+        """
+        rows, samples = self.logits.shape[0], self.noise.num_samples
+        scores = self.logits.new_zeros(rows, samples, count, dtype=torch.int64)
+        orders = torch.zeros_like(scores)
+        for first_id, logits in self.tiles():
+            tile_orders = order_words(logits, first_id).unsqueeze(1).expand(-1, samples, -1)
+            tile_scores = torch.stack(
+                [
+                    order_words(score_tile(logits, first_id, self.noise, sample), first_id)
+                    for sample in range(samples)
+                ],
+                dim=1,
+            )
+            tile_scores, best = tile_scores.topk(min(count, logits.shape[1]), dim=2)
+            scores, orders = _keep_best(
+                torch.cat([scores, tile_scores], dim=2),
+                torch.cat([orders, tile_orders.gather(2, best)], dim=2),
+                count,
+            )
+        found = torch.cat([self.first_words(1), scores.flatten(1), orders.flatten(1)], dim=1)
+        return self.of_undone(found)
+
+    def before(self, gathered: Tensor, filters: RowFilters, count: int) -> Tensor:
+        """Weigh what stands on this rank before each of the best scores of all ranks.
+
+        Args:
+            gathered: int64 [W, F, 1 + 2 · num_samples · count], the ranks' `best_scores`.
+            filters: of these rows.
+
+        Returns:
+            int64 [F, 2 C + 1], C = num_samples · count: C masses, C numbers of tokens, and the
+            total that top_p takes a share of.
+        """
+        top = word.value_of(gathered[:, :, 0].amax(dim=0))
+        marks = self._marks(gathered, filters, count)
+        c, floor = marks.shape[1], self.min_p_floor(top, filters.total_log_min_p)
+        sums = marks.new_zeros(len(marks), 2 * c + 1)
+        for first_id, logits in self.tiles():
+            words, mass = order_words(logits, first_id), self.masses(logits, top)
+            for i in range(c):
+                before = words > marks[:, i, None]
+                sums[:, i] += (mass * before).sum(dim=1)
+                sums[:, c + i] += before.sum(dim=1)
+            sums[:, -1] += (mass * (logits >= floor)).sum(dim=1)
+        return self.of_undone(sums)
+
+    def first_kept(
+        self, gathered: Tensor, sums: Tensor, filters: RowFilters, count: int
+    ) -> tuple[Tensor, Tensor]:
+        """Find the first of the best scores that is in the kept set.
+
+        Args:
+            gathered, filters, count: as in `before`.
+            sums: what `before` returns, summed over the ranks.
+
+        Returns:
+            Words [F, num_samples], and bool [F], whether they decide the row.
+        """
+        scores, orders = self._merged(gathered, count)
+        top_word, marks = gathered[:, :, 0].amax(dim=0), orders.flatten(1)
+        logits, top = word.value_of(marks), word.value_of(top_word)
+        drawable = logits >= self.min_p_floor(top, filters.log_min_p)
+        sure, words = (
+            (scores * (drawable & kept).unflatten(1, scores.shape[1:])).amax(dim=2)
+            for kept in self.kept(sums, logits, top, filters)
+        )
+        key = word.key_of(top_word)
+        is_number = (key > word.KEY_MINUS_INF) & (key != word.KEY_NAN)
+        return or_nan(words, top_word), ((words > 0) & (words == sure)).all(dim=1) | ~is_number
+
+    def kept(
+        self, sums: Tensor, logits: Tensor, top: Tensor, filters: RowFilters
+    ) -> tuple[Tensor, Tensor]:
+        """Return which marks top_k and top_p surely keep, and which they may keep, bool [F, C].
+
+        Args:
+            sums: what `before` returns, summed over the ranks.
+            logits: fp32 [F, C], those of the marks.
+            top: fp32 [F], largest logits over all ranks.
+        """
+        mass, number, total = sums.split([logits.shape[1], logits.shape[1], 1], dim=1)
+        top_k, top_p = filters.top_k.unsqueeze(1), filters.top_p.unsqueeze(1)
+        kept = (number < top_k) & (mass < mass_limit(total, top_p))
+        return kept, kept
+
+    def best_of_first(self, first: Tensor, filters: RowFilters) -> Tensor:
+        """Return the best score words [F, num_samples] among the first tokens that filters keep.
+
+        Args:
+            first: int64 [F, n], the first n order words over all ranks, n at least each top_k.
+            filters: of these rows: none with ties="keep", top_p only after top_k.
+        """
+        count, logits = first.shape[1], word.value_of(first)
+        top = logits[:, 0]
+        in_top_k = torch.arange(count, device=first.device) < filters.top_k.unsqueeze(1)
+        in_total = in_top_k & (logits >= self.min_p_floor(top, filters.total_log_min_p))
+        mass = self.masses(logits, top)
+        total = (mass * in_total).sum(dim=1, keepdim=True)
+        kept = in_top_k & (logits >= self.min_p_floor(top, filters.log_min_p))
+        kept &= mass.cumsum(dim=1) - mass < mass_limit(total, filters.top_p.unsqueeze(1))
+
+        ids, samples = word.token_of(first), range(self.noise.num_samples)
+        scores = [word.pack(score_tokens(logits, ids, self.noise, s), ids) for s in samples]
+        best = torch.stack([(each * kept).amax(dim=1) for each in scores], dim=1)
+        return or_nan(best, first[:, 0])
+
+    def write_tokens(self, words: Tensor, index: Tensor, out: SampleOutput) -> None:
+        """Write tokens and status of score words [F, num_samples]. A lost row stays lost.
+
+        Args:
+            index: int64 [F], the rows' places in the batch.
+        """
+        lost = out.status[index] == word.Status.PEER_LOST
+        token_ids, status = word.decode(words)
+        token_ids = token_ids.masked_fill(lost.unsqueeze(1), word.NO_TOKEN)
+        out.token_ids[index] = token_ids.view(len(index), *out.token_ids.shape[1:])
+        out.status[index] = status.amax(dim=1).masked_fill(lost, int(word.Status.PEER_LOST))
+
+    def min_p_cut(self, log_min_p: Tensor) -> Tensor:
+        """Return int64 [F], the lowest order word that min_p keeps; see `tpsample.core.order`."""
+        assert self.top is not None
+        return min_p_cut(self.top, self.temperature, log_min_p)
+
+    def digits(self, prefix: Tensor, shift: int, *, mass: bool) -> Tensor:
+        """Return the histogram [F, 2^DIGIT_BITS] of a digit of the words that begin with a prefix.
+
+        Digits are complemented: bin 0 holds the largest words. Masked tokens are in no bin.
+
+        Args:
+            prefix: int64 [F], the digits before.
+            shift: of the digit, in bits.
+            mass: whether bins are sums of masses, int64, or numbers of tokens, int32.
+        """
+        words, masses_ = self.words_and_mass
+        weight = masses_ if mass else (words > 0).to(torch.int32)
+        digit = ~(words >> shift) & (DIGITS - 1)
+        inside = (words >> (shift + DIGIT_BITS)) == prefix.unsqueeze(1)
+        bins = weight.new_zeros(len(prefix), DIGITS)
+        return self.of_undone(bins.scatter_add_(1, digit, weight * inside))
+
+    def next_digit(self, search: Search, bins: Tensor) -> Search:
+        """Return the search with one digit more, in which the running sum reaches the limit.
+
+        Args:
+            bins: the `digits` of all ranks, summed.
+        """
+        bins = bins.to(torch.int64)
+        upto = search.reached.unsqueeze(1) + bins.cumsum(dim=1)
+        limit = search.limit.minimum(upto[:, -1])
+        found = (upto < limit.unsqueeze(1)).sum(dim=1, keepdim=True)
+        return Search(
+            prefix=(search.prefix << DIGIT_BITS) | (DIGITS - 1 - found.squeeze(1)),
+            reached=(upto - bins).gather(1, found).squeeze(1),
+            limit=limit,
+        )
+
+    def best_kept(self, cut: Tensor) -> Tensor:
+        """Return the best score words, int64 [F, num_samples], of tokens down to a cut.
+
+        Args:
+            cut: int64 [F]; tokens count whose order word is >= it. Without any the word is 0.
+        """
+        best = cut.new_zeros(cut.shape[0], self.noise.num_samples)
+        for first_id, logits in self.tiles():
+            kept = order_words(logits, first_id) >= cut.unsqueeze(1)
+            for sample in range(best.shape[1]):
+                scores = order_words(score_tile(logits, first_id, self.noise, sample), first_id)
+                best[:, sample] = best[:, sample].maximum((scores * kept).amax(dim=1))
+        return self.of_undone(best)
+
+    def mass_from(self, cut: Tensor) -> Tensor:
+        """Return int64 [F, 2], Σ q and Σ m, from which the entropy follows.
+
+        Where nothing is a number, or all is masked, they mean nothing.
+
+        Args:
+            cut: int64 [F]; tokens count whose order word is >= it.
+        """
+        assert self.top is not None
+        its, sums = (
+            (self.top.unsqueeze(1), self.temperature.unsqueeze(1)),
+            cut.new_zeros(len(cut), 2),
+        )
+        for first_id, logits in self.tiles():
+            kept = order_words(logits, first_id) >= cut.unsqueeze(1)
+            found = masses_and_moments(logits, *its)
+            sums += torch.stack([(each * kept).sum(dim=1) for each in found], dim=1)
+        return sums
+
+    def count_from(self, marks: Tensor) -> Tensor:
+        """Return int64 [F, C], how many order words of this rank are >= each of `marks` [F, C]."""
+        counts = torch.zeros_like(marks)
+        for first_id, logits in self.tiles():
+            words = order_words(logits, first_id)
+            for c in range(marks.shape[1]):
+                counts[:, c] += (words >= marks[:, c, None]).sum(dim=1)
+        return counts
+
+    def _marks(self, gathered: Tensor, filters: RowFilters, count: int) -> Tensor:
+        """Return int64 [F, C]: a token comes before a mark if its order word is greater."""
+        marks = self._merged(gathered, count)[1].flatten(1)
+        # ties="keep": only greater logits come before.
+        return torch.where(filters.keep_ties.unsqueeze(1), marks | word.TOKEN_MASK, marks)
+
+    def _merged(self, gathered: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Return the best score words of all ranks, [F, S, count], and their order words."""
+        best = gathered[:, :, 1:].unflatten(2, (2, self.noise.num_samples, count))
+        scores, orders = best.permute(2, 1, 3, 0, 4).flatten(3)  # [F, S, W · count] each
+        return _keep_best(scores, orders, count)
+
+
+def or_nan(words: Tensor, top_word: Tensor) -> Tensor:
+    """Return `words` [F, S], with a NaN's word in rows whose first order word is a NaN."""
+    nan = word.key_of(top_word) == word.KEY_NAN
+    return torch.where(nan.unsqueeze(1), word.KEY_NAN << word.TOKEN_BITS, words)
+
+
+def _keep_best(scores: Tensor, orders: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the `count` largest score words of the last axis, and their tokens' order words."""
+    scores, best = scores.topk(count, dim=-1)
+    return scores, orders.gather(-1, best)

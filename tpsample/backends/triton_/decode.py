@@ -1,0 +1,36 @@
+"""Words to tokens as one Triton launch. Twin: `tpsample.backends.torch_.decode`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from tpsample.backends.triton_.kernels.decode import decode_kernel
+from tpsample.output import SampleOutput
+
+ROW_BLOCK = 64
+"""Rows of a program of the kernel."""
+
+
+def launches(*, overlap: bool) -> Callable[[Tensor, Tensor, SampleOutput], None]:
+    """Return what decodes words; with `overlap`, while the kernel before it may still run."""
+
+    def decode(words: Tensor, seeds: Tensor, out: SampleOutput) -> None:
+        num_rows = out.status.shape[0]
+        decode_kernel[(-(-num_rows // ROW_BLOCK),)](
+            words_ptr=words,
+            stride_words_s=words.stride(0),
+            seed_ptr=seeds,
+            token_ptr=out.token_ids,
+            status_ptr=out.status,
+            out_seed_ptr=out.seeds,
+            num_rows=num_rows,
+            num_samples=words.shape[1] // num_rows,
+            num_sources=words.shape[0],
+            BLOCK=ROW_BLOCK,
+            OVERLAP=overlap,
+            launch_pdl=overlap,
+        )
+
+    return decode

@@ -1,0 +1,231 @@
+"""Shared by the kernels over stored logits: a block of one row, its order words, its filters.
+
+Twins: `tpsample.core.order`, and `backends.torch_.passes` for what needs the noise, and for
+the first words, whose docstring says why the groups of ids in which they lie are enough.
+"""
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+
+from tpsample.backends.triton_.kernels.decode import KEY_MINUS_INF
+from tpsample.backends.triton_.kernels.head import KEY_NAN, TOKEN_BITS, TOKEN_MASK, max_or_nan, pack
+from tpsample.backends.triton_.kernels.noise import (
+    KEY0,
+    KEY1,
+    fma,
+    log2_exponential,
+    low_base,
+    noise_tile,
+    philox4x32,
+    row_scale,
+    row_stream,
+)
+from tpsample.core import order, word
+
+NO_ID = tl.constexpr(word.MAX_VOCAB_SIZE)
+KEY_MASK = tl.constexpr(0xFFFFFFFF)
+LARGEST = tl.constexpr(order.LARGEST)
+
+
+class Draw(NamedTuple):
+    """The parts of one row's scores beside its logits, each [1]."""
+
+    seed: tl.tensor  # int64
+    position: tl.tensor  # int64
+    temperature: tl.tensor  # fp32
+
+
+@triton.jit
+def load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK: tl.constexpr):
+    """Returns the program's block of its row: fp32 logits [BLOCK], -inf outside the shard; their
+    ids, int32; whether these are of the shard; and the first id, a multiple of 4.
+
+    The first block begins `lead` = vocab_start % 4 columns before the shard. `lead` is passed in,
+    because the compiler specializes an argument that is 0 and then loads four logits at once. It
+    cannot infer this from `vocab_start % 4`. Grid: (blocks, F).
+    """
+    first_column = tl.program_id(0) * BLOCK - lead
+    columns = first_column + tl.arange(0, BLOCK)
+    mask = (columns >= 0) & (columns < width)
+    address = logits_ptr + tl.program_id(1).to(tl.int64) * stride_logits + columns
+    logits = tl.load(address, mask=mask, other=float("-inf"))
+    return logits, vocab_start + columns, mask, vocab_start + first_column
+
+
+@triton.jit
+def is_done(row_done_ptr, row):
+    """Whether the token of a row is known, so that a program has nothing to read; never if None."""
+    done = tl.full((), 0, tl.int1)
+    if row_done_ptr is not None:
+        done = tl.load(row_done_ptr + row)
+    return done
+
+
+@triton.jit
+def load_draw(seed_ptr, position_ptr, temperature_ptr, row):
+    """Returns the `Draw` of a row."""
+    offs = row + tl.arange(0, 1)
+    return Draw(
+        tl.load(seed_ptr + offs), tl.load(position_ptr + offs), tl.load(temperature_ptr + offs)
+    )
+
+
+@triton.jit
+def order_words(logits, ids, mask):
+    """Order words int64 [BLOCK], 0 outside the shard."""
+    return tl.where(mask, pack(logits, ids), 0)
+
+
+@triton.jit
+def best_of_groups(values, ids, mask, GROUP: tl.constexpr):
+    """The best word of each GROUP of neighbours, 0 for a group outside the shard.
+
+    It takes two passes like `best_word`, because to pack and compare a word of 64 bits per logit
+    costs more.
+    """
+    GROUPS: tl.constexpr = values.shape[0] // GROUP
+    in_groups = tl.where(mask, values, float("-inf")).reshape((GROUPS, GROUP))
+    best = max_or_nan(in_groups, 1)
+    holds_best = (in_groups == best[:, None]) | (in_groups != in_groups)
+    holds_best = holds_best & mask.reshape((GROUPS, GROUP))
+    token_id = tl.where(holds_best, ids.reshape((GROUPS, GROUP)), NO_ID)
+    token_id = tl.min(token_id, axis=1)
+    return tl.where(token_id < NO_ID, pack(best, token_id), 0)
+
+
+@triton.jit
+def block_scores(logits, first_id, draw, sample):
+    """fp32 scores of a block of one row, whose first id is a multiple of 4."""
+    scale, gain = row_scale(draw.temperature)
+    r0, r1, r2 = row_stream(draw.seed, draw.position, sample)
+    quads = first_id // 4 + tl.arange(0, logits.shape[0] // 4)
+    noise = noise_tile(quads, r0, r1, r2).reshape(logits.shape)
+    return fma(logits, scale, noise * gain)
+
+
+@triton.jit
+def token_scores(logits, ids, draw, sample):
+    """As `block_scores`, of any ids int32 [n]: each takes a Philox call, not four together."""
+    scale, gain = row_scale(draw.temperature)
+    r0, r1, r2 = row_stream(draw.seed, draw.position, sample)
+    zero = tl.zeros(ids.shape, tl.uint32)
+    k0, k1 = tl.full((1,), KEY0, tl.uint32), tl.full((1,), KEY1, tl.uint32)
+    w0, w1, w2, w3 = philox4x32((ids >> 2).to(tl.uint32), r0 + zero, r1 + zero, r2 + zero, k0, k1)
+    low, high = tl.where(ids & 1 == 0, w0, w1), tl.where(ids & 1 == 0, w2, w3)
+    own = tl.where(ids & 2 == 0, low, high)
+    noise = log2_exponential(own, low_base(w0, w1, w2, w3))
+    return fma(logits, scale, noise * gain)
+
+
+@triton.jit
+def value_of(word):
+    """The fp32 number behind each word's key; NaN for KEY_NAN, -inf for no word, 0."""
+    key = tl.maximum((word >> TOKEN_BITS) & KEY_MASK, KEY_MINUS_INF).to(tl.uint32)
+    bits = tl.where(key >> 31 != 0, key ^ 0x80000000, key ^ 0xFFFFFFFF)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def is_number(word):
+    """Whether a row's first order word is of a logit that can be drawn."""
+    key = (word >> TOKEN_BITS) & KEY_MASK
+    return (key > KEY_MINUS_INF) & (key != KEY_NAN)
+
+
+@triton.jit
+def nan_word():
+    """A word with the key of a NaN; its token id means nothing."""
+    return tl.full((), KEY_NAN, tl.int64) << TOKEN_BITS
+
+
+@triton.jit
+def min_p_floor(top, temperature, log_min_p):
+    """The least logit of a row that neither a mask nor min_p cuts; NaN for a NaN.
+
+    Twin: `tpsample.core.order.min_p_floor`.
+    """
+    floor = tl.where(top == top, -LARGEST, top)
+    if log_min_p > float("-inf"):
+        exact = top.to(tl.float64) + temperature.to(tl.float64) * log_min_p
+        exact = tl.where(exact < -LARGEST, -LARGEST, exact)
+        floor = exact.to(tl.float32)
+        bits = floor.to(tl.int32, bitcast=True)
+        above = (bits + tl.where(bits < 0, -1, 1)).to(tl.float32, bitcast=True)
+        floor = tl.where(floor.to(tl.float64) < exact, above, floor)
+    return floor
+
+
+@triton.jit
+def mass_limit(total, top_p):
+    """int64: top_p keeps the tokens before which there is less mass; 2^62 where top_p is off."""
+    limit = tl.ceil(total.to(tl.float64) * top_p).to(tl.int64)
+    return tl.where(top_p < 1, limit, tl.full((), 1 << 62, tl.int64))
+
+
+@triton.jit
+def pop(scores, orders):
+    """The largest score word with its order word, and the scores without it; 0 and 0 at the end."""
+    best = tl.max(scores, axis=0)
+    order = tl.sum(tl.where((scores == best) & (best > 0), orders, 0), axis=0)
+    return best, order, tl.where(scores == best, 0, scores)
+
+
+@triton.jit
+def group_columns(word, inside, vocab_start, lead, GROUP: tl.constexpr):
+    """Columns int32 of the group in which a word's token lies, at places `inside` of it."""
+    column = ((word & TOKEN_MASK) ^ TOKEN_MASK).to(tl.int32) - vocab_start
+    return (column + lead) // GROUP * GROUP + inside - lead
+
+
+@triton.jit(do_not_specialize=["groups"])
+def group_first_kernel(
+    # inputs
+    logits_ptr,  # [F, V_local] fp32
+    stride_logits,
+    row_done_ptr,  # [F] bool, or None
+    # outputs
+    words_ptr,  # [F, groups] int64; 0 in rows that are done
+    # sizes
+    groups,
+    vocab_start,
+    lead,
+    width,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The first order word of each group of ids. Grid: (blocks, F)."""
+    block, row = tl.program_id(0), tl.program_id(1)
+    group = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
+    words = words_ptr + row.to(tl.int64) * groups + group
+    if is_done(row_done_ptr, row):
+        tl.store(words, tl.zeros_like(group).to(tl.int64), mask=group < groups)
+        return
+    logits, ids, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)
+    tl.store(words, best_of_groups(logits, ids, mask, GROUP), mask=group < groups)
+
+
+@triton.jit
+def group_words_kernel(
+    # inputs
+    logits_ptr,  # [F, V_local] fp32
+    stride_logits,
+    first_ptr,  # [F, count] int64, a word of each chosen group
+    # outputs
+    words_ptr,  # [F, count, GROUP] int64; 0 outside the shard
+    # sizes
+    vocab_start,
+    lead,
+    width,
+    GROUP: tl.constexpr,
+):
+    """All order words of some groups. Grid: (count, F)."""
+    place, row, count = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
+    word = tl.load(first_ptr + row * count + place)
+    columns = group_columns(word, tl.arange(0, GROUP), vocab_start, lead, GROUP)
+    mask = (columns >= 0) & (columns < width)
+    logits = tl.load(logits_ptr + row.to(tl.int64) * stride_logits + columns, mask=mask, other=0.0)
+    words = order_words(logits, vocab_start + columns, mask)
+    out = words_ptr + (row.to(tl.int64) * count + place) * GROUP
+    tl.store(out + tl.arange(0, GROUP), words)

@@ -1,0 +1,253 @@
+"""Kept sets over stored logits: masses and numbers down to a word, digits, best scores.
+
+Twins: the methods of `tpsample.backends.torch_.passes` that serve the same purpose.
+"""
+
+import triton
+import triton.language as tl
+
+from tpsample.backends.triton_.kernels.head import KEY_NAN, TOKEN_BITS, TOKEN_MASK, pack
+from tpsample.backends.triton_.kernels.masses import mass_row, masses, masses_and_moments
+from tpsample.backends.triton_.kernels.noise import safe_temperature
+from tpsample.backends.triton_.kernels.order import (
+    KEY_MASK,
+    block_scores,
+    is_done,
+    load_block,
+    load_draw,
+    mass_limit,
+    min_p_floor,
+    nan_word,
+    order_words,
+    token_scores,
+    value_of,
+)
+from tpsample.core.word import EPOCH_SHIFT
+
+NOTHING = tl.constexpr(1 << EPOCH_SHIFT)
+"""A cut above every order word."""
+
+
+@triton.jit
+def mass_kernel(
+    # inputs
+    logits_ptr,  # [F, V_local] fp32
+    stride_logits,
+    temperature_ptr,  # [F] fp32
+    top_ptr,  # [F] fp32
+    cut_ptr,  # [F] int64
+    # outputs
+    sums_ptr,  # [F, 2] int64, zero before: Σ q, Σ m of order words >= cut
+    # sizes
+    vocab_start,
+    lead,
+    width,
+    BLOCK: tl.constexpr,
+):
+    """Mass of the tokens down to a word, and the sum of their entropy. Grid: (blocks, F)."""
+    row = tl.program_id(1)
+    logits, ids, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)
+    orders = order_words(logits, ids, mask)
+    kept = mask & (orders >= tl.load(cut_ptr + row))
+    its = mass_row(tl.load(top_ptr + row), tl.load(temperature_ptr + row))
+    mass, moment = masses_and_moments(logits, its)
+    mass, moment = tl.where(kept, mass, 0), tl.where(kept, moment, 0)
+    tl.atomic_add(sums_ptr + row * 2, tl.sum(mass, axis=0), sem="relaxed")
+    tl.atomic_add(sums_ptr + row * 2 + 1, tl.sum(moment, axis=0), sem="relaxed")
+
+
+@triton.jit
+def min_p_cut_kernel(
+    # inputs
+    temperature_ptr,  # [F] fp32
+    top_ptr,  # [F] fp32
+    log_min_p_ptr,  # [F] fp64
+    # outputs
+    cut_ptr,  # [F] int64
+):
+    """The lowest order word that min_p keeps. Grid: (F,). Twin: `tpsample.core.order.min_p_cut`."""
+    row = tl.program_id(0)
+    top = tl.load(top_ptr + row)
+    floor = min_p_floor(top, tl.load(temperature_ptr + row), tl.load(log_min_p_ptr + row))
+    cut = pack(floor, tl.full((), TOKEN_MASK, tl.int32))
+    tl.store(cut_ptr + row, tl.where(top > float("-inf"), cut, NOTHING))
+
+
+@triton.jit(do_not_specialize=["num_marks"])
+def count_kernel(
+    # inputs
+    logits_ptr,  # [F, V_local] fp32
+    stride_logits,
+    marks_ptr,  # [F, num_marks] int64
+    # outputs
+    counts_ptr,  # [F, num_marks] int64, zero before
+    # sizes
+    num_marks,
+    vocab_start,
+    lead,
+    width,
+    BLOCK: tl.constexpr,
+):
+    """How many order words are >= each mark. Grid: (blocks, F)."""
+    row = tl.program_id(1)
+    logits, ids, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)
+    orders = order_words(logits, ids, mask)
+    for mark in range(num_marks):
+        place = row * num_marks + mark
+        reached = mask & (orders >= tl.load(marks_ptr + place))
+        number = tl.sum(reached.to(tl.int32), axis=0)
+        tl.atomic_add(counts_ptr + place, number.to(tl.int64), sem="relaxed")
+
+
+@triton.jit(
+    do_not_specialize=["num_samples"],
+    do_not_specialize_on_alignment=["seed_ptr", "position_ptr", "temperature_ptr"],
+)
+def best_kept_kernel(
+    # inputs
+    logits_ptr,  # [F, V_local] fp32
+    stride_logits,
+    seed_ptr,  # [F] int64
+    position_ptr,  # [F] int64
+    temperature_ptr,  # [F] fp32
+    cut_ptr,  # [F] int64
+    row_done_ptr,  # [F] bool, or None
+    # outputs
+    words_ptr,  # [F, num_samples] int64, zero before
+    # sizes
+    num_samples,
+    vocab_start,
+    lead,
+    width,
+    BLOCK: tl.constexpr,
+):
+    """The best score of the tokens down to a word. Grid: (blocks, F)."""
+    row = tl.program_id(1)
+    if is_done(row_done_ptr, row):
+        return
+    logits, ids, mask, first_id = load_block(
+        logits_ptr, stride_logits, vocab_start, lead, width, BLOCK
+    )
+    kept = mask & (order_words(logits, ids, mask) >= tl.load(cut_ptr + row))
+    if tl.max(kept.to(tl.int32), axis=0) > 0:
+        draw = load_draw(seed_ptr, position_ptr, temperature_ptr, row)
+        for sample in range(num_samples):
+            scores = block_scores(logits, first_id, draw, sample)
+            best = tl.max(tl.where(kept, pack(scores, ids), 0), axis=0)
+            tl.atomic_max(words_ptr + row * num_samples + sample, best, sem="relaxed")
+
+
+@triton.jit(
+    do_not_specialize=["num_samples", "count"],
+    do_not_specialize_on_alignment=["seed_ptr", "position_ptr", "temperature_ptr"],
+)
+def top_words_kernel(
+    # inputs
+    first_ptr,  # [F, count] int64, order words, descending
+    seed_ptr,  # [F] int64
+    position_ptr,  # [F] int64
+    temperature_ptr,  # [F] fp32
+    top_k_ptr,  # [F] int64
+    top_p_ptr,  # [F] fp64
+    log_min_p_ptr,  # [F] fp64
+    total_log_min_p_ptr,  # [F] fp64
+    # outputs
+    words_ptr,  # [F, num_samples] int64
+    # sizes
+    num_samples,
+    count,
+    BLOCK: tl.constexpr,  # >= count
+):
+    """The best score among the kept of a row's first tokens. Grid: (F,)."""
+    row = tl.program_id(0)
+    offs = tl.arange(0, BLOCK)
+    orders = tl.load(first_ptr + row * count + offs, mask=offs < count, other=0)
+    first = tl.max(orders, axis=0)
+    logits = value_of(orders)
+    temperature = safe_temperature(tl.load(temperature_ptr + row))
+    top = value_of(first)
+    in_top_k = (orders > 0) & (offs < tl.load(top_k_ptr + row))
+    total_floor = min_p_floor(top, temperature, tl.load(total_log_min_p_ptr + row))
+    in_total = in_top_k & (logits >= total_floor)
+    mass = tl.where(in_top_k, masses(logits, mass_row(top, temperature)), 0)
+    total = tl.sum(tl.where(in_total, mass, 0), axis=0)
+    limit = mass_limit(total, tl.load(top_p_ptr + row))
+    kept = in_top_k & (logits >= min_p_floor(top, temperature, tl.load(log_min_p_ptr + row)))
+    kept = kept & (tl.cumsum(mass, axis=0) - mass < limit)
+
+    ids = ((orders & TOKEN_MASK) ^ TOKEN_MASK).to(tl.int32)
+    draw = load_draw(seed_ptr, position_ptr, temperature_ptr, row)
+    is_nan = ((first >> TOKEN_BITS) & KEY_MASK) == KEY_NAN
+    for sample in range(num_samples):
+        scores = token_scores(logits, ids, draw, sample)
+        best = tl.max(tl.where(kept, pack(scores, ids), 0), axis=0)
+        tl.store(words_ptr + row * num_samples + sample, tl.where(is_nan, nan_word(), best))
+
+
+@triton.jit(do_not_specialize=["shift"])
+def digit_kernel(
+    # inputs
+    logits_ptr,  # [F, V_local] fp32
+    stride_logits,
+    temperature_ptr,  # [F] fp32
+    top_ptr,  # [F] fp32
+    prefix_ptr,  # [F] int64
+    row_done_ptr,  # [F] bool, or None
+    # outputs
+    bins_ptr,  # [F, 2^DIGIT_BITS], int64 of masses or int32 of numbers, zero before
+    # sizes
+    shift,
+    vocab_start,
+    lead,
+    width,
+    MASS: tl.constexpr,
+    DIGIT_BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Histogram of the next digit of the words that begin with the prefix. Grid: (blocks, F)."""
+    row = tl.program_id(1)
+    if is_done(row_done_ptr, row):
+        return
+    logits, ids, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)
+    orders = order_words(logits, ids, mask)
+    inside = (orders >> (shift + DIGIT_BITS)) == tl.load(prefix_ptr + row)
+    inside = inside & (logits != float("-inf"))
+    # Blocks without such a word cost no arithmetic: after two digits they are most blocks.
+    if tl.max(inside.to(tl.int32), axis=0) > 0:
+        digit = (~(orders >> shift) & ((1 << DIGIT_BITS) - 1)).to(tl.int32)
+        if MASS:
+            its = mass_row(tl.load(top_ptr + row), tl.load(temperature_ptr + row))
+            weight = masses(logits, its)
+        else:
+            weight = tl.full(digit.shape, 1, bins_ptr.dtype.element_ty)
+        bins = bins_ptr + row * (1 << DIGIT_BITS) + digit
+        tl.atomic_add(bins, weight, mask=inside, sem="relaxed")
+
+
+@triton.jit
+def next_digit_kernel(
+    # inputs
+    bins_ptr,  # [F, 2^DIGIT_BITS] int64 or int32, over all ranks
+    prefix_ptr,  # [F] int64
+    reached_ptr,  # [F] int64
+    limit_ptr,  # [F] int64
+    # outputs
+    next_prefix_ptr,  # [F] int64
+    next_reached_ptr,  # [F] int64
+    next_limit_ptr,  # [F] int64
+    # sizes
+    DIGIT_BITS: tl.constexpr,
+):
+    """Each row's search with one digit more: the running sum reaches the limit in it. Grid: (F,).
+
+    The new prefix, the weight of the words before it, and the limit, at most the whole weight.
+    """
+    row, offs = tl.program_id(0), tl.arange(0, 1 << DIGIT_BITS)
+    bins = tl.load(bins_ptr + (row << DIGIT_BITS) + offs).to(tl.int64)
+    prefix, reached = tl.load(prefix_ptr + row), tl.load(reached_ptr + row)
+    limit = tl.minimum(tl.load(limit_ptr + row), reached + tl.sum(bins, axis=0))
+    found = tl.sum((reached + tl.cumsum(bins, axis=0) < limit).to(tl.int32), axis=0)
+    before = tl.sum(tl.where(offs < found, bins, 0), axis=0)
+    tl.store(next_prefix_ptr + row, (prefix << DIGIT_BITS) | ((1 << DIGIT_BITS) - 1 - found))
+    tl.store(next_reached_ptr + row, reached + before)
+    tl.store(next_limit_ptr + row, limit)

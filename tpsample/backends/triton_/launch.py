@@ -1,0 +1,206 @@
+"""The local step as Triton launches, on a GPU or in the interpreter (TRITON_INTERPRET=1)."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import torch
+import triton
+from torch import Tensor
+
+from tpsample.backends.backend import Backend
+from tpsample.backends.triton_.arguments import (
+    control_arguments,
+    has_edits,
+    head_arguments,
+    make_mask,
+)
+from tpsample.backends.triton_.kernels.lm_head import lm_head_kernel
+from tpsample.backends.triton_.screen_launches import Screen
+from tpsample.backends.triton_.tile_table import (
+    MAX_BLOCK_B,
+    Gpu,
+    Tile,
+    interpreter_tile,
+    list_tile,
+    tile_for,
+)
+from tpsample.core.machine import OVERLAP_ARCH, interpreted
+from tpsample.core.score import Head
+from tpsample.request.controls.apply import ControlRows, StepControls
+from tpsample.request.step import Push, Step
+from tpsample.settings import Settings
+
+_Launch: TypeAlias = tuple[tuple[int], dict[str, Any]]
+"""Grid and arguments of a launch, as far as they do not change from step to step."""
+
+_OFF = control_arguments(None)
+"""The arguments of a step without request controls."""
+
+
+class TritonBackend(Backend):
+    """The words as Triton launches, one per part. Twin: `tpsample.backends.torch_.launch`.
+
+    All buffers are made here, so that a step allocates nothing.
+
+    Attributes:
+        tile: overrides the tile table where it is not None. It never changes a token.
+        screen: goes before the steps that it takes; None without screening.
+    """
+
+    tile: Tile | None = None
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        device = settings.device
+        self._gpu = Gpu.of(device)
+        self._overlap = self._gpu.arch >= OVERLAP_ARCH
+        self.screen = None if settings.screening is None else Screen(settings)
+        self.copy = None if self.screen is None else self.screen.copy
+        # A batch tile may reach past the last row, by less than its own size.
+        padded = settings.max_rows + MAX_BLOCK_B
+        self._streams = torch.zeros(4, padded, dtype=torch.int32, device=device)
+        self._scale = torch.ones(padded, dtype=torch.float32, device=device)
+        self._launches: dict[tuple[Any, ...], _Launch | None] = {}
+
+    def follow(self) -> None:
+        super().follow()
+        self._launches.clear()  # which know whether the weight is aligned
+
+    def controls_of(self, rows: ControlRows) -> StepControls:
+        return StepControls.of(rows, self._shard, make_mask)
+
+    def best_words(
+        self, step: Step, words: Tensor, part: int = 0, parts: int = 1, push: Push | None = None
+    ) -> None:
+        given, batch, logits = step.local_logits is not None, step.batch, step.logits
+        inputs = step.hidden_states if step.local_logits is None else step.local_logits
+        controls, masks, edits = _OFF, False, False
+        if step.controls is not None:
+            controls = control_arguments(step.controls)
+            masks, edits = controls["mask_ptr"] is not None, has_edits(controls)
+        screen = self.screen if self.screen is not None and self.screen.takes(step) else None
+        if screen is not None and part == 0:
+            screen.launch(step, controls, self._streams, self._scale)
+        kind = inputs.shape[0], step.noise.num_samples, given, masks, edits, screen is not None
+        key = part, parts, push is not None, self.tile, kind
+        try:
+            launch = self._launches[key]
+        except KeyError:
+            launch = self._launches[key] = self._launch(part, parts, push, *kind)
+        if launch is None:
+            return
+        grid, arguments = launch
+        # One dictionary, because a call that merges several takes the host a microsecond more.
+        named = {
+            **arguments,
+            **controls,
+            "hidden_ptr": inputs,
+            "stride_hidden_b": inputs.stride(0),
+            "seed_ptr": batch.seed,
+            "position_ptr": step.noise.positions,
+            "temperature_ptr": batch.temperature,
+            "words_ptr": words,
+            "logits_ptr": logits,
+            "stride_logits_b": None if logits is None else logits.stride(0),
+            "slot_ptr": None if logits is None else batch.plan.stored_place,
+            "num_stored": None if logits is None else logits.shape[0] // 2,
+            "listed_ptr": None if screen is None else screen.listed_ptr,
+            "num_listed_ptr": None if screen is None else screen.num_listed_ptr,
+            "launch_pdl": screen is not None and self._overlap,
+        }
+        lm_head_kernel[grid](**named)
+
+    def _tile_of(self, num_rows: int, edits: bool, given: bool, listed: bool) -> Tile:
+        """Return the tile that overrides the table, or the table's.
+
+        Args:
+            given: whether the step takes logits that the caller computed.
+            listed: whether the step computes a list of few ids.
+        """
+        if self.tile is not None:
+            return self.tile
+        hidden_size, dtype = self._weight.shape[1], self._weight.dtype
+        if given:  # without a product; the tile of fp32 has room for every epilogue
+            hidden_size, dtype = 1, torch.float32
+        if interpreted():
+            return interpreter_tile(num_rows, hidden_size)
+        if listed and not edits:
+            return list_tile(num_rows, dtype, self._gpu)
+        return tile_for(num_rows, self._num_ids, hidden_size, dtype, self._gpu, edits)
+
+    def _launch(
+        self,
+        part: int,
+        parts: int,
+        push: Push | None,
+        num_rows: int,
+        num_samples: int,
+        given: bool,
+        masks: bool,
+        edits: bool,
+        listed: bool,
+    ) -> _Launch | None:
+        """Return what all steps of a kind share, or None if the part is empty."""
+        start, stop = self._shard.start, self._shard.stop
+        tile = self._tile_of(num_rows, edits, given, listed)
+        num_tiles = -(-(stop - start // 4 * 4) // tile.block_v) if stop > start else 0
+        if push is not None:
+            num_tiles = max(num_tiles, push.num_chunks)
+        first, last = (num_tiles * p // parts for p in (part, part + 1))
+        if first == last:
+            return None
+        weight, head = self._weight, Head() if given else self._head
+        arguments = {
+            "weight_ptr": None if given else weight,
+            "stride_weight_v": None if given else weight.stride(0),
+            "stream_ptr": self._streams,
+            "stride_stream": self._streams.stride(0),
+            "scale_ptr": self._scale,
+            "num_rows": num_rows,
+            "num_samples": None if num_samples == 1 else num_samples,
+            "vocab_start": start,
+            "vocab_stop": stop,
+            "first_tile": first,
+            "num_tiles": num_tiles,
+            **head_arguments(head, None if given else self._bias),
+            "HIDDEN_SIZE": 0 if given else weight.shape[1],
+            "BLOCK_V": tile.block_v,
+            "BLOCK_B": tile.block_b,
+            "BLOCK_D": tile.block_d,
+            "BLOCK_E": tile.block_e(num_samples != 1, masks, edits),
+            "OVERLAP": self._overlap,
+            "PREFETCH": 0 if given else self._prefetch(tile),
+            **push_arguments(push),
+            "num_warps": tile.num_warps,
+            "num_stages": tile.num_stages,
+            "enable_fp_fusion": False,
+        }
+        return ((last - first) * -(-num_rows // tile.block_b),), arguments
+
+    def _prefetch(self, tile: Tile) -> int:
+        """Return how many bytes of each row a program asks for before it has made its noise.
+
+        They are those of the first loads. A bulk prefetch takes multiples of 16 at multiples of 16.
+        """
+        weight = self._weight
+        aligned = weight.data_ptr() % 16 == 0 and weight.stride(0) * weight.itemsize % 16 == 0
+        if not self._overlap or not aligned:
+            return 0
+        columns = min(tile.num_stages * tile.block_d, weight.shape[1])
+        return columns * weight.itemsize // 16 * 16
+
+
+def push_arguments(push: Push | None) -> dict[str, Any]:
+    """Return what `lm_head_kernel` takes of an exchange in the kernel; without one, None each."""
+    return {
+        "arrive_ptr": push and push.arrive,
+        "epoch_ptr": push and push.epoch,
+        "lost_ptr": push and push.lost,
+        "inboxes_ptr": push and push.inboxes,
+        "num_chunks": push and push.num_chunks,
+        "rank": push and push.rank,
+        "world_size": push and push.world_size,
+        "max_rows": push and push.max_rows,
+        "BLOCK_W": push and triton.next_power_of_2(push.world_size),
+    }

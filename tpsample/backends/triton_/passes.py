@@ -1,0 +1,282 @@
+"""The passes over stored logits as Triton launches, a program per block of a row.
+
+A launch reads the logits once, where its twin in `tpsample.backends.torch_.passes` makes tens of
+tensors of their size. For a radix search it makes words and masses again from the logits, because
+reading two words of 64 bits per token would take longer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from tpsample.backends.torch_.passes import GROUP, ShardLogits
+from tpsample.backends.triton_.kernels.best_scores import (
+    before_kernel,
+    best_scores_kernel,
+    first_kept_kernel,
+    group_best_kernel,
+)
+from tpsample.backends.triton_.kernels.decode import write_tokens_kernel
+from tpsample.backends.triton_.kernels.order import group_first_kernel, group_words_kernel
+from tpsample.backends.triton_.kernels.sums import (
+    best_kept_kernel,
+    count_kernel,
+    digit_kernel,
+    mass_kernel,
+    min_p_cut_kernel,
+    next_digit_kernel,
+    top_words_kernel,
+)
+from tpsample.core.machine import interpreted
+from tpsample.core.order import DIGIT_BITS, DIGITS, Search
+from tpsample.output import SampleOutput
+from tpsample.request.filters import MAX_TOP_WORDS, RowFilters
+
+BLOCK = 1024 if interpreted() else 2048
+NUM_WARPS = 8
+"""Logits and warps of a program: 8 logits a thread, so that words and float64 find registers."""
+
+
+class TritonShardLogits(ShardLogits):
+    """`ShardLogits` on a GPU, or in the interpreter."""
+
+    def count_of(self, size: int) -> int:
+        """Return how many blocks or groups of a size the shard has; the first one begins where the
+        group of four ids of its first id does. An empty shard has none: nothing writes there."""
+        width = self.logits.shape[1]
+        return -(-(self.first_id % 4 + width) // size) if width else 0
+
+    def launch(self, kernel: Any, **arguments: Any) -> None:
+        """Launch one program per block and row; none of an empty shard."""
+        if not self.logits.shape[1]:
+            return
+        kernel[(self.count_of(BLOCK), len(self.logits))](
+            **self.shard_arguments(),
+            **arguments,
+            BLOCK=BLOCK,
+            num_warps=NUM_WARPS,
+            enable_fp_fusion=False,  # the twin rounds every product
+        )
+
+    def shard_arguments(self) -> dict[str, Any]:
+        """Return the arguments by which a kernel finds the logits."""
+        return {
+            "logits_ptr": self.logits,
+            "stride_logits": self.logits.stride(0),
+            "vocab_start": self.first_id,
+            "lead": self.first_id % 4,
+            "width": self.logits.shape[1],
+        }
+
+    def noise_arguments(self) -> dict[str, Any]:
+        """Return the arguments by which a kernel scores."""
+        return {
+            "seed_ptr": self.noise.seed,
+            "position_ptr": self.noise.positions,
+            "temperature_ptr": self.noise.temperature,
+            "num_samples": self.noise.num_samples,
+        }
+
+    def first_words(self, count: int) -> Tensor:
+        groups = self.count_of(GROUP)
+        if 2 * count > groups:
+            return super().first_words(count)
+        rows = len(self.logits)
+        first = self.logits.new_empty(rows, groups, dtype=torch.int64)
+        self.launch(
+            group_first_kernel,
+            row_done_ptr=self.done,
+            words_ptr=first,
+            groups=groups,
+            GROUP=GROUP,
+        )
+        if count == 1:
+            return first.amax(dim=1, keepdim=True)
+        words = first.new_empty(rows, count * GROUP)
+        group_words_kernel[(count, rows)](
+            **self.shard_arguments(),
+            first_ptr=first.topk(count, dim=1).values,
+            words_ptr=words,
+            GROUP=GROUP,
+        )
+        return words.topk(count, dim=1).values
+
+    def best_scores(self, count: int) -> Tensor:
+        rows, samples, groups = len(self.logits), self.noise.num_samples, self.count_of(GROUP)
+        best = self.logits.new_empty(rows, samples, groups, dtype=torch.int64)
+        first = best.new_empty(rows, self.count_of(BLOCK))
+        self.launch(
+            group_best_kernel,
+            **self.noise_arguments(),
+            row_done_ptr=self.done,
+            best_ptr=best,
+            first_ptr=first,
+            groups=groups,
+            GROUP=GROUP,
+        )
+        if groups > count:
+            best, groups = best.topk(count, dim=2).values, count
+        found = best.new_empty(rows, 1 + 2 * samples * count)
+        best_scores_kernel[(samples, rows)](
+            **self.shard_arguments(),
+            **self.noise_arguments(),
+            group_ptr=best,
+            first_ptr=first,
+            best_scores_ptr=found,
+            num_groups=groups,
+            blocks=first.shape[1],
+            COUNT=count,
+            GROUP=GROUP,
+            WORDS=triton.next_power_of_2(count) * GROUP,
+            BLOCKS=triton.next_power_of_2(max(1, first.shape[1])),
+            enable_fp_fusion=False,
+        )
+        return found
+
+    def before(self, gathered: Tensor, filters: RowFilters, count: int) -> Tensor:
+        sums = gathered.new_zeros(gathered.shape[1], gathered.shape[2])
+        self.launch(
+            before_kernel,
+            temperature_ptr=self.temperature,
+            total_log_min_p_ptr=filters.total_log_min_p,
+            keep_ties_ptr=filters.keep_ties,
+            row_done_ptr=self.done,
+            **self._gathered(gathered, count),
+            sums_ptr=sums,
+        )
+        return sums
+
+    def first_kept(
+        self, gathered: Tensor, sums: Tensor, filters: RowFilters, count: int
+    ) -> tuple[Tensor, Tensor]:
+        rows = gathered.shape[1]
+        words = gathered.new_empty(rows, self.noise.num_samples)
+        decided = gathered.new_empty(rows, dtype=torch.bool)
+        first_kept_kernel[(rows,)](
+            temperature_ptr=self.temperature,
+            top_k_ptr=filters.top_k,
+            top_p_ptr=filters.top_p,
+            log_min_p_ptr=filters.log_min_p,
+            **self._gathered(gathered, count),
+            sums_ptr=sums.contiguous(),
+            words_ptr=words,
+            decided_ptr=decided,
+            enable_fp_fusion=False,
+        )
+        return words, decided
+
+    def best_of_first(self, first: Tensor, filters: RowFilters) -> Tensor:
+        rows, count = first.shape
+        words = first.new_empty(rows, self.noise.num_samples)
+        top_words_kernel[(rows,)](
+            first_ptr=first.contiguous(),
+            **self.noise_arguments(),
+            top_k_ptr=filters.top_k,
+            top_p_ptr=filters.top_p,
+            log_min_p_ptr=filters.log_min_p,
+            total_log_min_p_ptr=filters.total_log_min_p,
+            words_ptr=words,
+            count=count,
+            BLOCK=MAX_TOP_WORDS,  # one kernel for every top_k
+            enable_fp_fusion=False,
+        )
+        return words
+
+    def write_tokens(self, words: Tensor, index: Tensor, out: SampleOutput) -> None:
+        write_tokens_kernel[(len(index),)](
+            words_ptr=words,
+            row_ptr=index,
+            token_ptr=out.token_ids,
+            status_ptr=out.status,
+            num_samples=words.shape[1],
+        )
+
+    def min_p_cut(self, log_min_p: Tensor) -> Tensor:
+        assert self.top is not None
+        cut = torch.empty_like(self.top, dtype=torch.int64)
+        min_p_cut_kernel[(len(cut),)](
+            temperature_ptr=self.temperature,
+            top_ptr=self.top.contiguous(),
+            log_min_p_ptr=log_min_p,
+            cut_ptr=cut,
+            enable_fp_fusion=False,
+        )
+        return cut
+
+    def digits(self, prefix: Tensor, shift: int, *, mass: bool) -> Tensor:
+        dtype = torch.int64 if mass else torch.int32
+        bins = torch.zeros(len(prefix), DIGITS, dtype=dtype, device=prefix.device)
+        self.launch(
+            digit_kernel,
+            temperature_ptr=self.temperature,
+            top_ptr=self.top,
+            prefix_ptr=prefix,
+            row_done_ptr=self.done,
+            bins_ptr=bins,
+            shift=shift,
+            MASS=mass,
+            DIGIT_BITS=DIGIT_BITS,
+        )
+        return bins
+
+    def next_digit(self, search: Search, bins: Tensor) -> Search:
+        found = Search(*(torch.empty_like(search.limit) for _ in range(3)))
+        next_digit_kernel[(len(bins),)](
+            bins_ptr=bins.contiguous(),
+            prefix_ptr=search.prefix,
+            reached_ptr=search.reached,
+            limit_ptr=search.limit,
+            next_prefix_ptr=found.prefix,
+            next_reached_ptr=found.reached,
+            next_limit_ptr=found.limit,
+            DIGIT_BITS=DIGIT_BITS,
+        )
+        return found
+
+    def best_kept(self, cut: Tensor) -> Tensor:
+        words = cut.new_zeros(len(cut), self.noise.num_samples)
+        self.launch(
+            best_kept_kernel,
+            **self.noise_arguments(),
+            cut_ptr=cut,
+            row_done_ptr=self.done,
+            words_ptr=words,
+        )
+        return words
+
+    def mass_from(self, cut: Tensor) -> Tensor:
+        sums = cut.new_zeros(len(cut), 2)
+        self.launch(
+            mass_kernel,
+            temperature_ptr=self.temperature,
+            top_ptr=self.top,
+            cut_ptr=cut,
+            sums_ptr=sums,
+        )
+        return sums
+
+    def count_from(self, marks: Tensor) -> Tensor:
+        counts = torch.zeros_like(marks, memory_format=torch.contiguous_format)
+        self.launch(
+            count_kernel,
+            marks_ptr=marks.contiguous(),
+            counts_ptr=counts,
+            num_marks=marks.shape[1],
+        )
+        return counts
+
+    def _gathered(self, gathered: Tensor, count: int) -> dict[str, Any]:
+        """Return the arguments by which a kernel merges the `best_scores` of all ranks."""
+        sources, rows, _ = gathered.shape
+        return {
+            "gathered_ptr": gathered.contiguous(),
+            "num_rows": rows,
+            "num_samples": self.noise.num_samples,
+            "num_sources": sources,
+            "COUNT": count,
+            "WORDS": triton.next_power_of_2(sources * count),
+        }

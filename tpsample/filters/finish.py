@@ -1,0 +1,146 @@
+"""Finishes rows whose logits the ranks stored: filters, kept sets, logprobs, those of a prompt."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor
+
+from tpsample.backends import passes_of
+from tpsample.backends.backend import Backend
+from tpsample.backends.torch_.passes import ShardLogits
+from tpsample.core import word
+from tpsample.core.tensors import capturing
+from tpsample.core.vocab_shard import VocabShard
+from tpsample.filters.kept_sets import find_kept_sets
+from tpsample.filters.logprobs import find_logprobs
+from tpsample.filters.sample import own_candidates, sample_filtered
+from tpsample.output import KeptSets, Logprobs
+from tpsample.ranks.ranks import Ranks
+from tpsample.request.batch import SamplingBatch
+from tpsample.request.params import SamplingParams
+from tpsample.request.plan import BatchView
+from tpsample.request.step import Step
+from tpsample.settings import Settings
+
+
+def shard_logits(step: Step, shard: VocabShard, backend: str) -> ShardLogits:
+    """Return the logits that a step stored on this rank, with the passes of its backend."""
+    assert step.logits is not None
+    found = step.found
+    if found is not None:
+        found = found._replace(store=partial(found.store, step))
+    return passes_of(backend).of(
+        step.logits, step.batch, step.noise, first_id=shard.start, found=found
+    )
+
+
+def candidates_of(rows: ShardLogits, step: Step) -> list[Tensor]:
+    """Return what this rank sends in the first exchange of the step's filtered rows."""
+    filters = step.batch.plan.filters
+    assert filters is not None
+    filtered = rows.select(slice(0, len(filters.row_list)))
+    return own_candidates(filtered, filters, may_read=not step.batch.plan.fixed_rounds)
+
+
+def finish_logits(
+    rows: ShardLogits, step: Step, ranks: Ranks, gathered: list[Tensor] | None = None
+) -> None:
+    """Replace the unfiltered draws of filtered rows; add logprobs. Collective.
+
+    Args:
+        rows: the logits of the rows that `step.batch.plan` stores.
+        step: whose output holds an unfiltered draw of every row.
+        gathered: the `candidates_of` all ranks, if the words brought them.
+    """
+    batch, out = step.batch, step.out
+    assert out is not None
+    filters = batch.plan.filters
+    if filters is not None:
+        filtered = rows.select(slice(0, len(filters.row_list)))
+        may_read = _may_read(batch)
+        words = sample_filtered(filtered, filters, ranks, may_read=may_read, gathered=gathered)
+        filtered.write_tokens(words, filters.row_index, out)
+    if batch.plan.logprobs is not None:
+        out.logprobs = logprobs_of(rows, batch, ranks, out.token_ids)
+
+
+def _may_read(batch: BatchView) -> bool:
+    """Return whether the host may read from the device what a step of these rows has found."""
+    return not (batch.plan.fixed_rounds or capturing(batch.device))
+
+
+def kept_sets_of(
+    rows: ShardLogits, batch: BatchView, ranks: Ranks, drawn: Tensor | None = None
+) -> KeptSets | None:
+    """Return the kept sets of all rows, None if the batch has no `kept_cap`. Collective.
+
+    Args:
+        rows: the logits of all rows, one at least.
+        drawn: bool [R], the rows that drew a token; None for all. Padding never does.
+    """
+    cap, filters = batch.plan.kept_cap, batch.plan.filters
+    if cap is None:
+        return None
+    assert filters is not None
+    if batch.undrawn is not None:
+        there = ~batch.undrawn.rows
+        drawn = there if drawn is None else drawn & there
+    return find_kept_sets(rows, filters, cap, ranks, drawn=drawn, may_read=_may_read(batch))
+
+
+def logprobs_of(rows: ShardLogits, batch: BatchView, ranks: Ranks, token_ids: Tensor) -> Logprobs:
+    """Return the logprobs of the rows that ask for them. Collective.
+
+    Args:
+        rows: the logits of the rows that `batch.plan` stores.
+        token_ids: int64 [B] or [B, num_samples], the tokens drawn; -1 in a row without.
+    """
+    asked = batch.plan.logprobs
+    assert asked is not None
+    sampled = token_ids[asked.row_index].view(len(asked.row_list), -1)
+    if asked.asks is not None:  # a row that asks for nothing is reported as one without a token
+        sampled = sampled.where(asked.asks.unsqueeze(1), word.NO_TOKEN)
+    shown = rows.select(asked.places).shown(asked.processed)
+    found = find_logprobs(shown, asked, sampled, ranks)
+    whole = Logprobs.none(batch.rows, found.token_ids.shape[1], token_ids.device)
+    return whole.put(asked.row_index, found)
+
+
+def prompt_logprobs(
+    local: Backend, hidden_states: Tensor, token_ids: Tensor, top: int, settings: Settings
+) -> Logprobs:
+    """Return raw logprobs of the tokens of a prompt, `max_rows` at a time. Collective.
+
+        value[l] = x_l[t_l] - max x_l - ln(Σ e^(x_l - max x_l)),   t_l the token that came after l
+
+    The local step stores the logits of a chunk, [max_rows, V_local] on a rank, and samples nothing.
+
+    Args:
+        local: the local step.
+        hidden_states: [L, D].
+        token_ids: int64 [L], each in [0, V).
+        top: N, how many of the most likely tokens to report beside the one that came.
+
+    Returns:
+        [L, 1 + N], equal on every rank.
+    """
+    # With a draw of no samples nothing is drawn, so neither seeds nor positions matter.
+    asking, chunk = SamplingParams(temperature=0.0, seed=0, logprobs=top), settings.max_rows
+    no_words = token_ids.new_empty(0)
+    found = Logprobs.none(len(token_ids), 1 + top, token_ids.device)
+    for start in range(0, len(token_ids), chunk):
+        part = slice(start, start + chunk)
+        came = token_ids[part]
+        asked = SamplingBatch.from_params(
+            [asking] * len(came), vocab_size=settings.vocab_size, device=token_ids.device
+        )
+        batch = asked._view_of(len(came))
+        assert batch.plan.logprobs is not None
+        step = local.prepare(hidden_states[part], batch, batch.seed, num_samples=0)
+        local.best_words(step, no_words)
+        rows = shard_logits(step, settings.shard, settings.backend)
+        sampled = came.unsqueeze(1)
+        its = find_logprobs(rows, batch.plan.logprobs, sampled, settings.ranks)
+        found.put(part, its)
+    return found

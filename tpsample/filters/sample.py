@@ -1,0 +1,174 @@
+"""Samples from kept sets on vocabulary shards, exactly, while no logit leaves its rank.
+
+A row's token is the best score in its kept set. Each of three methods returns the token of
+`tpsample.reference`; the request says which of the first two a row begins with:
+
+top words    sends each rank's first k tokens of the order. The first k of these are the first k of
+             the vocabulary, with which every rank finishes alone, after one exchange. It serves
+             top_k <= 256 with exact ties, alone or with a top_p of what it leaves.
+rejection    takes the first token in descending score that is in the kept set. Whether a token is
+             in it follows from its logit, and from the number and the mass of the tokens before it.
+             Exchange 1 gathers each rank's 8 best scores. Exchange 2 sums number and mass over the
+             shards, for the 8 best of all. If none of the 8 is kept, the row is undecided.
+threshold    decides the undecided rows. It searches for the last kept token
+             (`tpsample.filters.kept_sets`), then takes the best score down to it, in as many
+             exchanges whatever the logits. A top_p of what a top_k over 256 leaves, or one with
+             ties, is a share of a mass that only this search finds, so the rejection decides no
+             such row.
+
+Where ranks meet on the host, the first exchange of both travels with the words.
+
+The host reads from the device which rows are undecided, and only these are searched. All ranks
+read the same, because it follows from summed integers. In fixed rounds, as while a CUDA graph is
+captured, the host reads nothing: what a step launches follows from its requests. Every method then
+takes all rows, a program whose row is done ends at once, and a done row exchanges zeros.
+
+Where the local step stored upper ends of logits in place of logits, exchange 2 sums lower and upper
+bounds. A row whose candidates they leave open gets its logits, and the rejection begins anew.
+
+The best score of a set is a Gumbel-max draw from that set, so the first member is an exact draw
+from the filtered softmax. FlashInfer's sorting-free rejection sampling draws anew in every round;
+here one draw of noise per token id serves, so the number of rounds cannot change the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from tpsample.backends.torch_.passes import ShardLogits
+from tpsample.core import word
+from tpsample.filters.kept_sets import find_cut
+from tpsample.ranks.ranks import Ranks
+from tpsample.request.filters import BEST_SCORES, RowFilters, Way, index_of
+
+
+def sample_filtered(
+    rows: ShardLogits,
+    filters: RowFilters,
+    ranks: Ranks,
+    *,
+    may_read: bool = True,
+    gathered: list[Tensor] | None = None,
+) -> Tensor:
+    """Return the winning score words of filtered rows, int64 [F, num_samples], on every rank.
+
+    Collective. `word.decode` makes tokens and status of them, because a row with a NaN has a NaN's
+    word, and a row without an unmasked token has 0.
+
+    Args:
+        may_read: whether the host may read from the device which rows are undecided. If not, the
+            number of exchanges and their sizes follow from the requests.
+        gathered: the `own_candidates` of all ranks, if the words brought them.
+    """
+    words = rows.logits.new_empty(len(filters), rows.noise.num_samples, dtype=torch.int64)
+    if gathered is None:
+        own = own_candidates(rows, filters, may_read=may_read)
+        gathered = [ranks.gather_integers(each) for each in own]
+    methods = _methods(rows, filters, may_read)
+    for (few, index, its, part), candidates in zip(methods, gathered, strict=True):
+        if few:
+            found = _by_top_words(part, its, candidates)
+        else:
+            found = _by_rejection(part, its, ranks, candidates, may_read=may_read)
+        words = _put(words, index, found)
+    return words
+
+
+def own_candidates(
+    rows: ShardLogits, filters: RowFilters, *, may_read: bool = True
+) -> list[Tensor]:
+    """Return what this rank sends in the first exchange of each method that rows begin with."""
+    return [
+        part.first_words(max(kind.top_k for kind in its.different))
+        if few
+        else part.best_scores(BEST_SCORES)
+        for few, _, its, part in _methods(rows, filters, may_read)
+    ]
+
+
+def _methods(
+    rows: ShardLogits, filters: RowFilters, may_read: bool
+) -> Iterator[tuple[bool, Tensor | slice, RowFilters, ShardLogits]]:
+    """Yield the rows that begin with each method.
+
+    They are: whether it is that of top words, the rows as an index or as bool [F], their filters,
+    and their logits.
+    """
+    if may_read and filters.known:
+        for few, places, its in filters.methods:
+            yield few, places, its, rows.select(places)
+        return
+    for few in (True, False):
+        of_kinds = [(kind.way is Way.TOP_WORDS) is few for kind in filters.kinds]
+        if all(of_kinds):
+            yield few, slice(0, len(filters)), filters, rows
+        elif any(of_kinds):
+            kinds = [kind for kind, its in zip(filters.kinds, of_kinds, strict=True) if its]
+            mask = filters.by_top_words if few else ~filters.by_top_words
+            yield few, mask, replace(filters, kinds=kinds), rows.without(~mask)
+
+
+def _by_top_words(rows: ShardLogits, filters: RowFilters, gathered: Tensor) -> Tensor:
+    """Return words [F, num_samples], from the first k tokens of each rank, [W, F, k]."""
+    first = gathered.transpose(0, 1).flatten(1).topk(gathered.shape[2], dim=1).values
+    return rows.best_of_first(first, filters)
+
+
+def _by_rejection(
+    rows: ShardLogits, filters: RowFilters, ranks: Ranks, gathered: Tensor, *, may_read: bool
+) -> Tensor:
+    """Return words [F, num_samples], those of undecided rows by the threshold. Collective.
+
+    Args:
+        gathered: int64 [W, F, …], the `best_scores` of all ranks.
+    """
+    sums = ranks.sum_integers(rows.before(gathered, filters, BEST_SCORES))
+    words, decided = rows.first_kept(gathered, sums, filters, BEST_SCORES)
+    total: Tensor | None = sums[:, -1]
+    if any(kind.way is Way.THRESHOLD for kind in filters.different):
+        is_nan = word.key_of(gathered[:, :, 0].amax(dim=0)) == word.KEY_NAN
+        decided &= ~filters.by_threshold | is_nan
+        total = None
+
+    if not may_read:
+        best = _by_threshold(rows.without(decided), filters, ranks, gathered, total)
+        return torch.where(decided.unsqueeze(1), words, best)
+    undecided = [row for row, done in enumerate(decided.tolist()) if not done]
+    if not undecided:
+        return words
+    places = index_of(undecided, len(filters), words.device)
+    left, its = rows.select(places), filters.select(undecided, places)
+    if rows.rough is not None:
+        found = _by_rejection(left.exact(), its, ranks, gathered[:, places], may_read=True)
+    else:
+        ranks.counters.second_rounds += len(undecided)
+        known = None if total is None else total[places]
+        found = _by_threshold(left, its, ranks, gathered[:, places], known)
+    return _put(words, places, found)
+
+
+def _by_threshold(
+    rows: ShardLogits, filters: RowFilters, ranks: Ranks, gathered: Tensor, total: Tensor | None
+) -> Tensor:
+    """Return words [F, num_samples], the best scores down to the last kept token. Collective.
+
+    Args:
+        gathered: int64 [W, F, …], the `best_scores` of all ranks, which begin with the largest.
+        total: as `find_cut` takes it.
+    """
+    rows = replace(rows, top=word.value_of(gathered[:, :, 0].amax(dim=0)))
+    cut = find_cut(rows, filters, ranks, total=total)
+    return ranks.gather_integers(rows.best_kept(cut)).amax(dim=0)
+
+
+def _put(words: Tensor, index: Tensor | slice, found: Tensor) -> Tensor:
+    """Put words of some rows in place. Nothing is copied if a slice has all rows."""
+    if isinstance(index, slice):
+        return found
+    if index.dtype == torch.bool:
+        return torch.where(index.unsqueeze(1), found, words)
+    return words.index_copy(0, index, found)

@@ -1,4 +1,0 @@
-"""The kernels of a CPU, compiled by Numba: the counterparts of `tpsample.kernels`.
-
-Numba is an extra (`cpu`). Import this package only where `missing` is None.
-"""
