@@ -49,6 +49,14 @@ tpsample/agreement/construction.py
     + ranks.prepare(versions)
     > test_a_rank_that_compiles_is_not_lost[slow]
 tpsample/backends/numba_/kernels/compiled_ahead.py
+    two processes compile from the same end
+    - missing[::-1] if last_first else missing
+    + missing
+    > test_another_process_compiles_from_the_end
+    the process that helps to compile outlives the call
+    -             process.kill()
+    +             process.wait()
+    > test_another_process_compiles_from_the_end
     a kernel of later steps is not compiled in the constructor
     -         (passes.count_from, (STORED, INTS_2, INTS_2)),
     > test_every_kernel_that_python_calls_is_among_them
