@@ -173,6 +173,7 @@ tpsample/backends/triton_/launch.py
     a bulk prefetch at an odd address
     - if not self._overlap or not aligned:
     + if not self._overlap:
+    > backends/triton_/test_jit_launches.py::test_every_step_compiles_as_it_is_launched
     logits of the caller get the bias of the head
     - head_arguments(head, None if given else self._bias)
     + head_arguments(head, self._bias)
@@ -306,6 +307,7 @@ tpsample/request/params.py
     the text of a request lacks a field
     - for name, value in named if name != "seed")
     + for name, value in named if name not in ("seed", "repetition_scope"))
+    > test_ranks_with_other_requests_seeds_or_positions_are_told_which
 tpsample/ranks/process.py
     nobody counts how long ranks waited
     - self.counters.waited_s += time.perf_counter() - began
