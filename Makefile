@@ -67,10 +67,10 @@ endif
 gpu: $(if $(OWN),,$(INSTALLED))
 	$(if $(OWN),$(PYTHON),.venv/bin/python) -m benchmarks.gpu.check $(GPU)
 
-# The reference of the public names, in build/docs. Classes inherit methods from three modules that
-# the package does not name.
+# The reference of the public names, in build/docs. Batches inherit methods from two modules that the
+# package does not name.
 docs: $(INSTALLED)
-	.venv/bin/pdoc --docformat google --output-directory build/docs tpsample tpsample.steps \
+	.venv/bin/pdoc --docformat google --output-directory build/docs tpsample \
 		tpsample.request.step_batch tpsample.request.changing_rows tpsample.record \
 		tpsample.distributed tpsample.integrations.transformers
 

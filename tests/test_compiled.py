@@ -92,7 +92,7 @@ def test_a_captured_graph_gives_the_memory_of_its_steps_back(backend, monkeypatc
     case = Case.make(300, 4)
     model = Model(case, backend)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    monkeypatch.setattr("tpsample.steps.capturing", lambda device: True)
+    monkeypatch.setattr("tpsample.pipeline.capturing", lambda device: True)
     alive = []
 
     def noted(*arguments, **options):
@@ -100,7 +100,7 @@ def test_a_captured_graph_gives_the_memory_of_its_steps_back(backend, monkeypatc
         alive.extend(map(weakref.ref, (step.hidden_states, step.out.token_ids, step.out.seeds)))
         return step
 
-    begin, model.sampler._begin = model.sampler._begin, noted
+    begin, model.sampler.pipeline.begin = model.sampler.pipeline.begin, noted
     with torch.no_grad():
         for _ in range(2):
             compiled(case.hidden_states, case.batch, case.positions)
@@ -110,7 +110,7 @@ def test_a_captured_graph_gives_the_memory_of_its_steps_back(backend, monkeypatc
 
 def test_a_captured_graph_keeps_what_a_batch_forgets(monkeypatch):
     """A batch whose rows change makes another plan; a graph still reads the tensors of the old."""
-    monkeypatch.setattr("tpsample.steps.capturing", lambda device: True)
+    monkeypatch.setattr("tpsample.pipeline.capturing", lambda device: True)
     case = Case.make(300, 2)
     sampler = LMHeadSampler(case.weight, backend="torch")
     params = [SamplingParams(seed=row, top_k=3) for row in range(2)]
@@ -118,7 +118,7 @@ def test_a_captured_graph_keeps_what_a_batch_forgets(monkeypatch):
     plan, out = weakref.ref(batch.plan), sampler(case.hidden_states, batch, case.positions)
     kept_out = weakref.ref(out.token_ids)
     del out
-    sampler._forget_step()
+    sampler.pipeline.forget_step()
     batch.drop(1)
     gc.collect()
     assert plan() is not None and kept_out() is None

@@ -69,7 +69,8 @@ def _sample(
         given = {name: mask for name, mask in masks.items() if mask is not None}
         batch = GraphRows(object_of(of_batch, "batch"), temperature, seed, given)
     out = sampler(hidden_states, batch, positions, num_samples=num_samples or None)
-    sampler._forget_step()  # its tensors may lie in the memory pool of the compiler's CUDA graphs
+    # Its tensors may lie in the memory pool of the compiler's CUDA graphs.
+    sampler.pipeline.forget_step()
     return out.token_ids, out.status
 
 

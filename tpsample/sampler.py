@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -16,19 +16,21 @@ from tpsample.agreement.construction import agree
 from tpsample.agreement.step_checks import MISSING
 from tpsample.backends.triton_.tile_table import tile_ends
 from tpsample.core.handles import handle_of
+from tpsample.core.sealed import Sealed
 from tpsample.core.tensors import ordinary_tensors
 from tpsample.core.vocab_shard import VocabShard
+from tpsample.errors import PeerLost
 from tpsample.filters.finish import prompt_logprobs
 from tpsample.output import Logprobs, SampleOutput
+from tpsample.pipeline import Pipeline
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.kinds import KINDS, Kind, batches_of
 from tpsample.request.plan import BatchView
 from tpsample.request.step import Inputs
 from tpsample.request.step_batch import StepBatch
-from tpsample.steps import Steps
 
 
-class LMHeadSampler(Steps):
+class LMHeadSampler(Sealed):
     """Samples next tokens from hidden states and this rank's rows of the LM head.
 
         logit = softcap · tanh(logit_scale · (hidden_states · weight^T) / softcap) + bias
@@ -97,6 +99,17 @@ class LMHeadSampler(Steps):
         PeerLost: a rank did not come within the timeout of the process group.
     """
 
+    _FIXED: ClassVar[Mapping[str, str]] = {
+        "weight": "pass another weight to refresh(lm_head_weight)",
+        **dict.fromkeys(
+            (
+                *("settings", "ranks", "vocab_size", "shard"),
+                *("backend", "max_rows", "on_failed"),
+            ),
+            "build a new sampler",
+        ),
+    }
+
     @ordinary_tensors
     def __init__(
         self,
@@ -129,7 +142,14 @@ class LMHeadSampler(Steps):
             "on_failed": on_failed,
         }
         settings = agree(weight=lm_head_weight, bias=bias, **self._options)
-        super().__init__(settings, {"lm_head_weight": lm_head_weight, "bias": bias})
+        given = {"lm_head_weight": lm_head_weight, "bias": bias}
+        pipeline = self.pipeline = Pipeline(settings, given)
+        self.settings, self.ranks = settings, settings.ranks
+        self.weight, self.vocab_size = settings.weight, settings.vocab_size
+        self.shard, self.backend = settings.shard, settings.backend
+        self.max_rows, self.on_failed = settings.max_rows, settings.on_failed
+        self.exchange, self.local = pipeline.exchange, pipeline.local
+        self.checks, self.agreement = pipeline.checks, pipeline.agreement
         self.handle = handle_of(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LMHeadSampler:
@@ -139,9 +159,9 @@ class LMHeadSampler(Steps):
                 "LMHeadSampler: is not copied, because several ranks build one together; build "
                 "another over the copied weight on every rank"
             )
-        given = copy.deepcopy(self._caller.given(), memo)
+        given = copy.deepcopy(self.pipeline.caller.given(), memo)
         copied = LMHeadSampler(**given, **self._options)
-        copied._caller.warns = False
+        copied.pipeline.caller.warns = False
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -217,8 +237,8 @@ class LMHeadSampler(Steps):
             return compiled.call(self, hidden_states, batch, positions, num_samples, out)
         with self.checks.thread_of(batch), self.agreement:  # both halves, for one thread
             inputs = Inputs(hidden_states)
-            started = self._start(inputs, batch, positions, num_samples=num_samples, out=out)
-            return self._finish(started)
+            started = self.pipeline.start(inputs, batch, positions, num_samples, out)
+            return self.pipeline.finish(started)
 
     def sample_logits(
         self,
@@ -255,8 +275,8 @@ class LMHeadSampler(Steps):
             return compiled.outside(self.sample_logits, local_logits, batch, positions, **how)
         with self.checks.thread_of(batch), self.agreement:  # both halves, for one thread
             inputs = Inputs(local_logits, are_logits=True, head_applied=head_applied)
-            started = self._start(inputs, batch, positions, num_samples=num_samples, out=out)
-            return self._finish(started)
+            started = self.pipeline.start(inputs, batch, positions, num_samples, out)
+            return self.pipeline.finish(started)
 
     def prompt_logprobs(
         self, hidden_states: Tensor, next_token_ids: Tensor, *, top: int = 0
@@ -342,3 +362,129 @@ class LMHeadSampler(Steps):
         else:
             logits = self.weight.new_zeros(batch.rows, len(self.shard), dtype=torch.float32)
             self.sample_logits(logits, batch, 0, num_samples=num_samples, head_applied=True)
+
+    def counters(self) -> dict[str, Any]:
+        """Return what this rank has counted since the sampler was built, for an engine's metrics.
+
+        Nothing is sent, and the device is not waited for.
+
+        Returns:
+            steps: steps and verifications that ended, those of `warm_up` among them.
+            rows: their rows.
+            tokens: draws of a candidate: rows × samples of steps, rows × (K + 1) of verifications.
+            failed_rows: rows whose status was not OK. On a CPU every step counts its own; on a GPU
+                `count_failed` does, for a status that was read.
+            second_rounds: filtered rows that the first candidates did not decide, so that an exact
+                second round did. With `fixed_rounds` and in captured graphs the device alone knows.
+            bytes_sent: bytes of payload that this rank handed to its peers.
+            waited_s: seconds in which the host waited for peers; 0.0 where the device does.
+            lost_ranks: the ranks that a `PeerLost` has named, ascending.
+            refreshes: calls of `refresh`.
+            A replay of a captured graph runs no Python, so it counts nothing.
+        """
+        counters = self.ranks.counters
+        words = self.exchange.bytes_sent(counters.tokens) if counters.tokens else 0
+        return counters.by_name() | {"bytes_sent": words + self.ranks.bytes_sent}
+
+    def count_failed(self, status: Tensor) -> None:
+        """Count the failed rows of a status that the caller has read from a GPU.
+
+        On a CPU every step does so itself, because its status is on the host.
+
+        Args:
+            status: int32 [B], of a `SampleOutput` or a `VerifyOutput`.
+        """
+        self.pipeline.count_failed(status)
+
+    def check(self) -> None:
+        """Raise if a rank failed to answer in an earlier step. Waits for the GPU.
+
+        Raises:
+            PeerLost: some ranks did not; it names them.
+            RankMismatch: a rank refused its step; the text is that of its error.
+        """
+        with self.agreement.thread:
+            self.checks.ready()
+            try:
+                self.exchange.check()
+            except PeerLost as error:
+                self.ranks.counters.lost_ranks.update(error.ranks)
+                raise
+
+    def compare(self, hidden_states: Tensor | None = None) -> None:
+        """Raise if the ranks sampled differently in the last step.
+
+        Collective; waits for the GPU. See `tpsample.agreement.desync`.
+
+        Args:
+            hidden_states: [B, D] of this rank, which must be the same on every rank, bit for bit.
+                From others all ranks draw the same wrong tokens.
+
+        Raises:
+            Desync: ranks differ; it names those that differ from most.
+            RankMismatch: another rank made another call, where ranks meet on the host.
+            UnsupportedParameter: several ranks have no process group.
+        """
+        with self.agreement:
+            self.agreement.settle(self.checks.compare, hidden_states)
+            self.pipeline.desync.compare(hidden_states, self.settings.device)
+
+    def refresh(self, lm_head_weight: Tensor | None = None, bias: Tensor | None = None) -> None:
+        """Take the weight as it is now. Call it on every rank after a change; it is always right.
+
+        Without `screening` it is needed in one case: the sampler was given a tensor, and another
+        took its place, as `load_state_dict(assign=True)` and ``module.weight = …`` do. Then pass
+        the new one. The sampler cannot see such a change, and goes on with the old tensor. The same
+        holds after ``weight.data = new`` if it was given `weight.data`, another tensor than the
+        Parameter. A sampler over a module sees all of these.
+
+        With `screening` it also makes the 8-bit copy anew. A step raises if it knows of a change
+        since: an assigned `.data`, or a change in place that torch counts. On a CPU it also
+        compares a few rows, others in each step, and so sees changes through `.data` and of weights
+        made under `torch.inference_mode`: at once if all rows changed. On a GPU it does not see
+        these two. No step sees a change between replays of a captured graph, whose addresses stay:
+        after an assigned `.data`, or a new tensor, capture again. The copy keeps its memory.
+
+        Args:
+            lm_head_weight, bias: the caller's new tensors, of the same shape, dtype, device and
+                strides. Default: those the sampler has.
+
+        Raises:
+            TypeError, ValueError: a tensor is not like the one before, or the sampler was given a
+                module, which has it.
+        """
+        with self.agreement.thread:
+            self.pipeline.caller.replace(lm_head_weight=lm_head_weight, bias=bias)
+            self.pipeline.caller.follow()
+            self.local.refresh()
+            self.ranks.counters.refreshes += 1
+            self.agreement.refreshed()
+
+    def reset(self) -> None:
+        """Recover from a lost step, once every rank is back. Collective; no step may be running.
+
+        Raises:
+            PeerLost: a rank did not come within the timeout of the process group.
+        """
+        with self.agreement.thread:
+            self.checks.ready()
+            self.exchange.reset()
+            self.agreement.reset()
+            self.pipeline.desync.last = None
+
+    def close(self) -> None:
+        """Release the exchange. Collective; every call that follows raises."""
+        with self.agreement.thread:
+            if not self.checks.closed:
+                self.checks.closed = True
+                self.ranks.close()
+                self.exchange.close()
+
+    def draw_seeds(self, batch: StepBatch) -> None:
+        """Give the rows of a batch that wait for a seed theirs, as the next step would.
+
+        Every rank calls at the same point, because all derive them in order from one random number.
+        Nothing is sent. A replay of a captured graph draws none.
+        """
+        self.checks.ready()
+        batch._draw_seeds(self.settings.seeds)

@@ -233,9 +233,9 @@ def best_words(problem: Problem, tile: Tile | None = None) -> Tensor:
     sampler = make_sampler(problem.weight, problem.rows)
     if tile is not None:
         override_tile(sampler, tile)
-    out = sampler._start(Inputs(problem.hidden_states), problem.batch, problem.positions)
+    out = sampler.pipeline.start(Inputs(problem.hidden_states), problem.batch, problem.positions)
     words = sampler.exchange.collect(problem.rows).amax(dim=0)
-    sampler._finish(out)
+    sampler.pipeline.finish(out)
     return words
 
 

@@ -44,13 +44,13 @@ def virtual(
     def step() -> None:
         # No rank may wait before all have sent.
         started = [
-            sampler._start(
+            sampler.pipeline.start(
                 Inputs(problem.hidden_states), problem.batch, problem.positions, out=output
             )
             for sampler, output in zip(built, outputs, strict=True)
         ]
         for sampler, begun in zip(built, started, strict=True):
-            sampler._finish(begun)
+            sampler.pipeline.finish(begun)
 
     return Candidate(problem, step, token_ids), built[0]
 

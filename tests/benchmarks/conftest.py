@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.lab import quiet
-from tpsample import LMHeadSampler
+from tpsample.pipeline import Pipeline
 
 
 @pytest.fixture(autouse=True)
@@ -14,11 +14,11 @@ def _watched_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def wrong_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every sampler returns a wrong id first."""
-    finish = LMHeadSampler._finish
+    finish = Pipeline.finish
 
     def planted(self, out):
         out = finish(self, out)
         out.token_ids.view(-1)[0] = (out.token_ids.view(-1)[0] + 1) % self.vocab_size
         return out
 
-    monkeypatch.setattr(LMHeadSampler, "_finish", planted)
+    monkeypatch.setattr(Pipeline, "finish", planted)

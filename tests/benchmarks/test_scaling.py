@@ -22,8 +22,8 @@ from benchmarks.questions.scaling_candidates import MODES, ONE_RANK, TPSAMPLE
 from tests.support import scaling
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
-from tpsample import LMHeadSampler
 from tpsample.distributed import Job
+from tpsample.pipeline import Pipeline
 
 
 def _wrong_first_row(out):
@@ -34,8 +34,8 @@ def _wrong_first_row(out):
 def _two_ranks(run: Run, path: Path, fault: str = "") -> None:
     rank = dist.get_rank()
     if fault == "one rank of tpsample" and rank == 1:
-        finish = LMHeadSampler._finish
-        LMHeadSampler._finish = lambda self, out: (
+        finish = Pipeline.finish
+        Pipeline.finish = lambda self, out: (
             _wrong_first_row(finish(self, out)) if self.ranks.world_size > 1 else finish(self, out)
         )
     if fault == "columns":
@@ -90,14 +90,14 @@ def test_a_candidate_that_is_wrong_on_a_rank_is_left_out_and_said(fault, left, w
 
 
 def test_ids_that_change_while_they_are_timed_are_left_out(tmp_path, monkeypatch):
-    finish, calls = LMHeadSampler._finish, []
+    finish, calls = Pipeline.finish, []
 
     def drifting(self, out):
         calls.append(1)
         out = finish(self, out)
         return out if len(calls) == 1 else _wrong_first_row(out)
 
-    monkeypatch.setattr(LMHeadSampler, "_finish", drifting)
+    monkeypatch.setattr(Pipeline, "finish", drifting)
     run, path = _run(tmp_path, world_sizes=[1], batches=(1,))
     command.measure(Job(), run, path)
     result = Result.load(path)

@@ -112,7 +112,7 @@ def test_a_chunk_is_pushed_by_its_last_tile_and_not_before(monkeypatch):
     for programs in range(1, 6):
         stopped = Spy(kernel, lambda _, grid, __, programs=programs: (min(programs, *grid),))
         monkeypatch.setattr(tpsample.backends.triton_.launch, "lm_head_kernel", stopped)
-        sampler._start(Inputs(case.hidden_states), case.batch, case.positions)
+        sampler.pipeline.start(Inputs(case.hidden_states), case.batch, case.positions)
         slots = peer.exchange.memory.own[1, :, 0, :3]
         pushed.append([bool((chunk != 0).all()) for chunk in slots])
         assert all(pushed[-1][chunk] or (slots[chunk] == 0).all() for chunk in range(2))
@@ -140,7 +140,7 @@ def test_a_push_writes_each_word_once_to_every_rank_and_nothing_else(num_samples
         sampler.exchange.memory.own[..., rows:] = CANARY
         sampler.exchange.words[..., rows:] = CANARY
     begun = [
-        sampler._start(
+        sampler.pipeline.start(
             Inputs(case.hidden_states), case.batch, case.positions, num_samples=num_samples
         )
         for sampler in samplers
@@ -159,7 +159,7 @@ def test_a_push_writes_each_word_once_to_every_rank_and_nothing_else(num_samples
             assert (source.exchange.words[..., :rows] == 0).all()
         assert (inbox[1 - (epoch & 1), ..., :rows] == 0).all()
         assert (sampler.exchange.arrive == 0).all()
-    outputs = [sampler._finish(each) for sampler, each in zip(samplers, begun, strict=True)]
+    outputs = [sampler.pipeline.finish(each) for sampler, each in zip(samplers, begun, strict=True)]
     assert_all_equal(outputs, case.oracle(num_samples))
     for sampler in samplers:
         assert (sampler.exchange.memory.own[..., :rows] == 0).all()
@@ -251,10 +251,10 @@ def test_a_dead_rank_is_named_and_reset_recovers():
         for sampler in alive:
             sampler.exchange.timeout_s = timeout_s
         begun = [
-            sampler._start(Inputs(case.hidden_states), case.batch, case.positions)
+            sampler.pipeline.start(Inputs(case.hidden_states), case.batch, case.positions)
             for sampler in alive
         ]
-        for output in map(LMHeadSampler._finish, alive, begun):
+        for output in [s.pipeline.finish(each) for s, each in zip(alive, begun, strict=True)]:
             assert output.token_ids.tolist() == [-1] * 5
             assert output.status.tolist() == [Status.PEER_LOST] * 5
     for sampler in alive:

@@ -112,11 +112,11 @@ tpsample/speculative/verify.py
     + place <= lengths.unsqueeze(1)
     > test_lengths_end_the_drafts_of_each_row[coupled]
     a draft that was not emitted has a kept set
-    - sampler._stored(step), batch, sampler.ranks, emitted)
-    + sampler._stored(step), batch, sampler.ranks)
+    - sampler.pipeline.stored(step), batch, sampler.ranks, emitted)
+    + sampler.pipeline.stored(step), batch, sampler.ranks)
     > test_sets_are_those_of_the_definition[coupled-1]
     a draft equal to the token of failed rows is accepted
-    - sampler._end(step)
-    + sampler._finish(step)
+    - sampler.pipeline.end(step)
+    + sampler.pipeline.finish(step)
     > test_a_verification_stops_at_a_failed_position_even_if_its_draft_is_that_token
 """)

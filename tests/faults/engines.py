@@ -170,13 +170,13 @@ tpsample/sampler.py
     +     def __exit__(self, *_: object) -> None:
     +         pass
     > test_a_sampler_is_closed_at_the_end_of_with_whatever_happens
-tpsample/steps.py
+tpsample/pipeline.py
     a row without a token is not told of
     - if failed and not counters.failed_rows and
     + if False and
     > test_the_first_row_without_a_token_is_told_of
     a row whose token was named is told of
-    - counters.failed_rows and self.on_failed == NO_TOKEN:
+    - counters.failed_rows and self.settings.on_failed == NO_TOKEN:
     + counters.failed_rows:
     > test_the_first_row_without_a_token_is_told_of
 tpsample/ranks/ranks.py

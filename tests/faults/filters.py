@@ -144,7 +144,7 @@ tpsample/filters/sample.py
     - ranks.counters.second_rounds += len(undecided)
     + ranks.counters.second_rounds += bool(undecided)
     > test_the_threshold_decides_what_the_rejection_cannot[hot-joint]
-tpsample/steps.py
+tpsample/pipeline.py
     the failed rows of a step are not counted
     - self.count_failed(out.status)
     + pass
@@ -156,12 +156,8 @@ tpsample/steps.py
     - counters.rows += out.status.shape[0]
     + counters.rows += out.token_ids.numel()
     > test_a_rank_alone_counts_what_it_does[torch]
-    words are not among the bytes that are sent
-    - {"bytes_sent": words + self.ranks.bytes_sent}
-    + {"bytes_sent": self.ranks.bytes_sent}
-    > test_ranks_count_bytes_and_how_long_they_waited
     a row that failed keeps -1
-    - out.name_failed(self.on_failed)
+    - out.name_failed(self.settings.on_failed)
     + pass
     > test_rows_that_fail_return_it_and_their_status_still_tells
 tpsample/core/ranges.py
@@ -169,7 +165,7 @@ tpsample/core/ranges.py
     - if not profiler._is_profiler_enabled:
     + if False:
     > test_no_range_is_made_while_nobody_records
-tpsample/steps.py
+tpsample/pipeline.py
     filters are a part of the head in a profile
     - with range_of("filters"):
     -                     finish_logits(
@@ -188,4 +184,9 @@ tpsample/filters/logprobs.py
     - temperature = torch.where(asked.processed, rows.temperature, 1.0)
     + temperature = rows.temperature
     > test_mixtures_on_one_rank[mixed]
+tpsample/sampler.py
+    words are not among the bytes that are sent
+    - {"bytes_sent": words + self.ranks.bytes_sent}
+    + {"bytes_sent": self.ranks.bytes_sent}
+    > test_ranks_count_bytes_and_how_long_they_waited
 """)

@@ -63,15 +63,15 @@ tpsample/request/filters.py
     - self.row_index.index_select(0, places),
     + self.row_index[index],
     > test_a_step_of_rows_that_go_different_ways_indexes_by_no_list
-tpsample/steps.py
+tpsample/pipeline.py
     a captured step is kept for good
     - self._captured[id(batch.plan)] = batch.plan
     + self._captured[id(step)] = step
     > test_a_captured_graph_keeps_what_a_batch_forgets
     a captured step of plain rows is kept for good
-    - if batch._stores_logits and batch.undrawn is None and capturing(self.weight.device):
+    - if batch._stores_logits and batch.undrawn is None and capturing(self.settings.device):
     -             self._captured[id(batch.plan)] = batch.plan
-    + if capturing(self.weight.device):
+    + if capturing(self.settings.device):
     +             self._captured[id(step)] = step
     > test_a_captured_graph_gives_the_memory_of_its_steps_back[torch]
     a graph reads what a batch has forgotten

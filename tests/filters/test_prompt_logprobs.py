@@ -131,9 +131,9 @@ def test_nothing_is_sampled(monkeypatch):
 def test_a_step_in_between_is_not_disturbed():
     rows = Rows([KINDS["normal"]], [SamplingParams(seed=s, top_p=0.8) for s in range(6)])
     sampler = rows.sampler()
-    started = sampler._start(Inputs(rows.hidden_states), rows.batch, rows.positions)
+    started = sampler.pipeline.start(Inputs(rows.hidden_states), rows.batch, rows.positions)
     sampler.prompt_logprobs(-rows.hidden_states, _came(rows))
-    assert torch.equal(sampler._finish(started).token_ids, rows.oracle().token_ids)
+    assert torch.equal(sampler.pipeline.finish(started).token_ids, rows.oracle().token_ids)
 
 
 def test_an_empty_prompt_has_no_entries():

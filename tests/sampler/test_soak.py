@@ -81,13 +81,13 @@ def _virtual_soak(num_steps: int, first_epoch: int) -> str:
         growth.step(number)
         for rank in pick.sample(range(WORLD_SIZE), WORLD_SIZE):
             if started[rank] == number:
-                outputs[rank] = samplers[rank]._start(*steps[kind])
+                outputs[rank] = samplers[rank].pipeline.start(*steps[kind])
                 started[rank] += 1
         for rank in pick.sample(range(WORLD_SIZE), WORLD_SIZE):
-            out = samplers[rank]._finish(outputs[rank])
+            out = samplers[rank].pipeline.finish(outputs[rank])
             assert out.token_ids.tolist() == expected[kind], f"step {number}, rank {rank}"
             if pick.random() < 0.3 and number + 1 < num_steps:
-                outputs[rank] = samplers[rank]._start(*steps[(number + 1) % 3])
+                outputs[rank] = samplers[rank].pipeline.start(*steps[(number + 1) % 3])
                 started[rank] += 1
                 ahead += 1
     for sampler in samplers:
@@ -108,7 +108,7 @@ def _process_soak(exchange: str, num_steps: int, delay_s: float) -> str:
         growth.step(number)
         if own.random() < 0.1:
             time.sleep(own.random() * delay_s)
-        out = sampler._finish(sampler._start(*steps[number % 3]))
+        out = sampler.pipeline.finish(sampler.pipeline.start(*steps[number % 3]))
         assert out.token_ids.tolist() == expected[number % 3], f"step {number}"
         if number % 50 == 49:
             sampler.compare(steps[number % 3][0].given)

@@ -40,14 +40,14 @@ def in_turn(sampler: LMHeadSampler, ranks: VirtualRanks) -> LMHeadSampler:
 
     A body of `VirtualWorld.run` may then call the sampler, `verify` or `sample_draft`.
     """
-    begin = sampler._begin
+    begin = sampler.pipeline.begin
 
     def begin_and_meet(*arguments: Any) -> Any:
         step = begin(*arguments)
         ranks.meet()
         return step
 
-    sampler._begin = begin_and_meet  # type: ignore[method-assign]
+    sampler.pipeline.begin = begin_and_meet  # type: ignore[method-assign]
     return sampler
 
 

@@ -60,10 +60,10 @@ class VirtualWorld:
 
         def step(sampler: Any, ranks: VirtualRanks) -> SampleOutput:
             with sampler.agreement:
-                started = sampler._start(Inputs(hidden_states), *arguments, **options)
+                started = sampler.pipeline.start(Inputs(hidden_states), *arguments, **options)
             ranks.meet()
             with sampler.agreement:
-                out: SampleOutput = sampler._finish(started)
+                out: SampleOutput = sampler.pipeline.finish(started)
             return out
 
         each = zip(samplers, self.ranks, strict=False)

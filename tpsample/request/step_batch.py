@@ -206,7 +206,7 @@ class StepBatch(Sealed, ABC):
         """Warn once of what has not moved on since the last step; see `.moving_on`.
 
         Args:
-            by: the sampler.
+            by: the sampler's pipeline.
             given: hidden states or logits [B, …].
             positions: int64 [B].
             now: the same as bytes; none where the host does not read them.

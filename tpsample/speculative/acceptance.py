@@ -164,7 +164,7 @@ def verify_by_ratio(
     batch = batch._replace(plan=batch.plan.storing_every_row)
     # A draw of every row, because it tells the row's status.
     out, at = SampleOutput.empty(batch.seed, None), position_of_rows(positions, width)
-    step = sampler._begin(inputs, batch, at, out)
+    step = sampler.pipeline.begin(inputs, batch, at, out)
     sampler.exchange.finish(out, batch.seed)
     stored, ranks = shard_logits(step, sampler.shard, sampler.backend), sampler.ranks
     laws = Laws.of(stored, batch, drafts, draft, out.status.view(num_rows, width), ranks)

@@ -209,7 +209,7 @@ def _verify(
         if settled._undrawn_rows is not None:
             known &= ~settled._undrawn_rows.rows.unsqueeze(1)
         drafts = F.pad(drafts.where(known, word.NO_TOKEN), (0, 1), value=word.NO_TOKEN)
-        settled._note_step(sampler, inputs.given, at, call.now, 1)
+        settled._note_step(sampler.pipeline, inputs.given, at, call.now, 1)
         expanded = settled._with_drafts(drafts[:, :-1])
         if call.rows == 0:
             none = torch.zeros_like(at)
@@ -225,7 +225,7 @@ def _verify(
                 )
         if settled._undrawn_rows is not None:
             verified.name_undrawn(*settled._undrawn_rows)
-        return sampler._counted(verified)
+        return sampler.pipeline.counted(verified)
 
 
 def _verify_coupled(
@@ -255,8 +255,8 @@ def _verify_coupled(
     """
     num_rows, width = drafts.shape
     out, at = SampleOutput.empty(batch.seed, None), position_of_rows(positions, width)
-    step = sampler._begin(inputs, batch, at, out)
-    sampler._end(step)
+    step = sampler.pipeline.begin(inputs, batch, at, out)
+    sampler.pipeline.end(step)
     token_ids, status = out.token_ids.view(num_rows, width), out.status.view(num_rows, width)
     num_accepted = leading((drafts == token_ids) & (drafts >= 0))
     verified = VerifyOutput.of(num_accepted, token_ids, status, out.seeds[::width].contiguous())
@@ -264,7 +264,7 @@ def _verify_coupled(
     if out.logprobs is not None:
         verified.logprobs = _emitted(out.logprobs, emitted)
     if batch.plan.kept_cap is not None:
-        verified.kept = kept_sets_of(sampler._stored(step), batch, sampler.ranks, emitted)
+        verified.kept = kept_sets_of(sampler.pipeline.stored(step), batch, sampler.ranks, emitted)
     return verified
 
 

@@ -131,13 +131,13 @@ def test_a_step_that_never_finished_leaves_nothing_to_the_next():
     case = Case.make(301, 5)
     sampler = LMHeadSampler(case.weight)
     louder = Case(case.hidden_states * 64, case.weight, case.params, case.positions)
-    abandoned = sampler._start(Inputs(louder.hidden_states), louder.batch, louder.positions)
+    abandoned = sampler.pipeline.start(Inputs(louder.hidden_states), louder.batch, louder.positions)
     assert (sampler.exchange.words[..., :5] > 0).all()
     out = sampler(case.hidden_states, case.batch, case.positions)
     assert torch.equal(out.token_ids, case.oracle().token_ids)
     assert isinstance(abandoned, Step)
 
-    sampler._start(Inputs(louder.hidden_states), louder.batch, louder.positions)
+    sampler.pipeline.start(Inputs(louder.hidden_states), louder.batch, louder.positions)
     sampler.exchange.reset()
     assert (sampler.exchange.words == 0).all()
 

@@ -17,6 +17,7 @@ from tests.support.ranks import run_ranks
 from tpsample import LMHeadSampler, RankMismatch
 from tpsample.backends.triton_ import tile_table
 from tpsample.backends.triton_.tile_table import Gpu, MeasuredTile, Tile
+from tpsample.pipeline import Pipeline
 
 H200 = Gpu("NVIDIA H200", 90, 132)
 TILE = Tile(128, 64, 64, 4, 4)
@@ -129,14 +130,14 @@ class TestTuner:
         assert new.shape[1:] == (TINY.vocab_size, TINY.hidden_size, 16)
 
     def test_a_wrong_token_stops_it(self, tmp_path, monkeypatch):
-        finish = LMHeadSampler._finish
+        finish = Pipeline.finish
 
         def planted(self, out):
             out = finish(self, out)
             out.token_ids[0] += 1
             return out
 
-        monkeypatch.setattr(LMHeadSampler, "_finish", planted)
+        monkeypatch.setattr(Pipeline, "finish", planted)
         with pytest.raises(WrongToken):
             execute(tune.BENCHMARK, Run.small(batches=(3,), repeats=1), tmp_path / RESULT)
         with pytest.raises(SystemExit, match="nothing worth keeping"):

@@ -1,0 +1,173 @@
+"""The stages of a sampler, and a step in two halves.
+
+hidden states, or logits of the caller → settled with the other ranks → words → exchange → tokens
+
+A step's halves are apart for several ranks in one process (`tpsample.ranks.virtual`), which all
+start before one of them can finish.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TypeVar
+
+from torch import Tensor, nn
+
+from tpsample.agreement.caller_tensors import CallerTensors
+from tpsample.agreement.desync import DesyncDetector
+from tpsample.agreement.step import StepAgreement
+from tpsample.agreement.step_checks import StepChecks
+from tpsample.backends import make_backend
+from tpsample.backends.torch_.passes import ShardLogits
+from tpsample.core.ranges import range_of
+from tpsample.core.tensors import capturing, readable
+from tpsample.core.word import NO_TOKEN, warn_of_failed
+from tpsample.exchange import make_exchange
+from tpsample.filters.finish import candidates_of, finish_logits, kept_sets_of, shard_logits
+from tpsample.output import SampleOutput, VerifyOutput
+from tpsample.request.moving_on import REBUILT, Rebuilt
+from tpsample.request.plan import BatchPlan, BatchView
+from tpsample.request.step import Inputs, Step
+from tpsample.request.step_batch import StepBatch
+from tpsample.settings import Settings
+
+Output = TypeVar("Output", SampleOutput, VerifyOutput)
+
+
+class Pipeline:
+    """The stages that every step of a sampler goes through.
+
+    Args:
+        settings: of the sampler.
+        given: the caller's weight and bias, by argument.
+
+    Attributes:
+        caller: the weight and the bias, as the caller has them.
+        exchange: merges and decodes words.
+        local: computes this rank's words.
+        checks: makes a `Call` of the arguments, or raises.
+        agreement: compares the call with those of the other ranks.
+        desync: compares what the ranks drew.
+    """
+
+    def __init__(self, settings: Settings, given: dict[str, Tensor | nn.Module | None]) -> None:
+        self.settings, self.ranks = settings, settings.ranks
+        self.exchange = make_exchange(settings)
+        self.local = make_backend(settings)
+        self.caller = CallerTensors(given, settings, self.local.follow)
+        self.checks = StepChecks(settings, self.caller, self.local)
+        self.agreement = StepAgreement(self.ranks, self.exchange, settings.seeds)
+        self._rebuilt = Rebuilt()
+        self.desync = DesyncDetector(self.ranks)
+        # Captured graphs read these at replay, and a batch whose rows change makes new ones. All
+        # else is the caller's, ours, or in the graph's own memory pool, which must not outlive it.
+        self._captured: dict[int, BatchPlan] = {}
+
+    def start(
+        self,
+        inputs: Inputs,
+        batch: StepBatch | BatchView,
+        positions: Tensor | int,
+        num_samples: int | None = None,
+        out: SampleOutput | None = None,
+    ) -> Step:
+        """Do the first half of a step: all but waiting for the other ranks.
+
+        Every start is followed by its `finish`. Both stand inside the sampler's agreement.
+        """
+        arguments = inputs, batch, positions, num_samples, out
+        call = self.agreement.settle(self.checks.step, *arguments, words_follow=True)
+        assert call.batch is not None and call.positions is not None
+        if self.agreement.must_compare_states(call):
+            states = call.drawn_states()
+            assert states is not None
+            self.desync.compare_states(states, self.exchange.check)
+        view = call.batch
+        if isinstance(view, StepBatch):
+            view._note_step(self, inputs.given, call.positions, call.now, call.num_samples)
+            if view._lacks_output and self._rebuilt.is_forgetful(view, view.seed, call.positions):
+                warnings.warn(REBUILT, stacklevel=3)
+            view = view._read()
+        out = SampleOutput.empty(view.seed, num_samples) if out is None else out
+        return self.begin(inputs, view, call.positions, out, call.num_samples)
+
+    def begin(
+        self,
+        inputs: Inputs,
+        batch: BatchView,
+        positions: Tensor,
+        out: SampleOutput,
+        num_samples: int = 1,
+    ) -> Step:
+        """Compute this rank's words of a call that is settled, and hand them to the exchange."""
+        hidden_states, local_logits = inputs.rows()
+        step = self.local.prepare(hidden_states, batch, positions, num_samples, out, local_logits)
+        if batch._stores_logits and batch.undrawn is None and capturing(self.settings.device):
+            self._captured[id(batch.plan)] = batch.plan
+        if num_words := out.token_ids.numel():
+            self.ranks.counters.tokens += num_words
+            exchange = self.exchange
+            with range_of("head"):
+                for part, words in enumerate(exchange.begin(num_words)):
+                    self.local.best_words(step, words, part, exchange.parts, exchange.push)
+                    if exchange.carries and step.batch.plan.filters is not None:
+                        exchange.carry(candidates_of(self.stored(step), step))
+                    exchange.publish(part, num_words)
+        return step
+
+    def finish(self, step: Step) -> SampleOutput:
+        """Do the second half of a step: wait for every rank's words, and return the tokens."""
+        out = self.end(step)
+        if out.token_ids.numel() and step.batch.plan.kept_cap is not None:
+            with range_of("filters"):
+                out.kept = kept_sets_of(self.stored(step), step.batch, self.ranks)
+        return self.counted(out)
+
+    def counted(self, out: Output) -> Output:
+        """Return the output of a call, which names the token of failed rows as `on_failed` has it.
+
+        The step is counted, and failed rows are where the host reads them without waiting.
+        """
+        counters = self.ranks.counters
+        counters.steps += 1
+        counters.rows += out.status.shape[0]
+        if self.settings.on_failed != NO_TOKEN:
+            out.name_failed(self.settings.on_failed)
+        if readable(out.status.device):
+            self.count_failed(out.status)
+        return out
+
+    def end(self, step: Step) -> SampleOutput:
+        """Wait for every rank's words of what `begin` began; the token of a failed row is -1."""
+        out, plan = step.out, step.batch.plan
+        assert out is not None
+        with range_of("exchange"):
+            self.agreement.compare()
+            if out.token_ids.numel():
+                self.exchange.finish(out, step.batch.seed)
+        out.logprobs, out.kept = None, None
+        if out.token_ids.numel():
+            if plan.stored_index is not None:
+                carried = self.exchange.carried()
+                with range_of("filters"):
+                    finish_logits(self.stored(step), step, self.ranks, carried)
+            if step.batch.undrawn is not None:
+                out.name_undrawn(*step.batch.undrawn)
+            self.desync.last = step.noise.positions, out.seeds, out.token_ids
+        return out
+
+    def stored(self, step: Step) -> ShardLogits:
+        """Return the logits that a step stored on this rank."""
+        return shard_logits(step, self.settings.shard, self.settings.backend)
+
+    def count_failed(self, status: Tensor) -> None:
+        """Count the failed rows of a status on the host, int32 [B]; warn of the first."""
+        of_rows, counters = status.tolist(), self.ranks.counters
+        failed = len(of_rows) - of_rows.count(0)
+        if failed and not counters.failed_rows and self.settings.on_failed == NO_TOKEN:
+            warn_of_failed(of_rows)
+        counters.failed_rows += failed
+
+    def forget_step(self) -> None:
+        """Let go of the tensors of the last step; `compare` cannot look at it any more."""
+        self.desync.last = None
