@@ -15,6 +15,7 @@ from tpsample.backends.backend import Backend
 from tpsample.backends.torch_.decode import decode_words
 from tpsample.backends.torch_.launch import TorchBackend
 from tpsample.backends.torch_.passes import ShardLogits
+from tpsample.backends.torch_.verification import Verification
 from tpsample.output import SampleOutput
 from tpsample.settings import Settings
 
@@ -46,6 +47,11 @@ def passes_of(backend: str) -> type[ShardLogits]:
 
         return NativeShardLogits
     return ShardLogits
+
+
+def verification_of(backend: str) -> type[Verification]:
+    """Return the passes and the arithmetic of a verification by ratio of a backend."""
+    return Verification
 
 
 def decoder(backend: str, *, overlap: bool = False) -> Decode:

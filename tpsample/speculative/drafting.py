@@ -14,6 +14,7 @@ from tpsample.agreement.step import Call
 from tpsample.agreement.step_checks import check_batch
 from tpsample.compiled import outside
 from tpsample.core import word
+from tpsample.core.acceptance import DOMAIN_DRAFT
 from tpsample.core.checks import (
     check_choice,
     check_int,
@@ -29,7 +30,6 @@ from tpsample.core.tensors import readable
 from tpsample.noise import DOMAIN_TOKEN, row_stream, tile_noise
 from tpsample.request.step_batch import StepBatch
 from tpsample.sampler import LMHeadSampler
-from tpsample.speculative.acceptance import DOMAIN_DRAFT
 
 Method = Literal["coupled", "rejection", "block"]
 """How drafts are accepted; see `tpsample.speculative.verify`."""
