@@ -80,6 +80,49 @@ tpsample/core/residual.py
     - PLAIN_SHIFT = -128 - MASS_BITS
     + PLAIN_SHIFT = -MASS_BITS
     > test_the_emitted_law_is_the_targets
+tpsample/backends/triton_/kernels/laws.py
+    a kernel of laws cuts the last token that is kept
+    - >= tl.load(laws.cut_ptr + place)
+    + > tl.load(laws.cut_ptr + place)
+    > test_every_stage_finds_the_integers_of_the_definition[triton-rejection-None]
+    a kernel recovers every position by the noise of the first
+    - row_stream(seed, position + index, index, DOMAIN_RECOVERY)
+    + row_stream(seed, position + index, 0, DOMAIN_RECOVERY)
+    a kernel drops the lowest bits of a weight
+    - rest = mass * middle + (mass * low >> LIMB)
+    + rest = mass * middle
+    a kernel sums what the draft has over the target
+    - left = tl.maximum(left, tl.zeros_like(left))
+    + left = tl.abs(left)
+    > test_every_stage_finds_the_integers_of_the_definition[triton-block-torch.float32]
+    a kernel takes the largest logits of another draft
+    - draft_logits(logits, row, index - num_positions, block, block.mask)
+    + draft_logits(logits, row, 0 * index, block, block.mask)
+    a kernel weighs drafts where there is none
+    - there = block.mask & (draft >= 0)
+    + there = block.mask & (draft >= -1)
+tpsample/backends/triton_/kernels/acceptance.py
+    a kernel does not see a forced token
+    - tl.load(temperature_ptr + place) >= GREEDY_BELOW) | (top == float("inf"))
+    + tl.load(temperature_ptr + place) >= GREEDY_BELOW)
+    > test_every_stage_finds_the_integers_of_the_definition[triton-rejection-None]
+    a kernel keeps a draft that its drafter excludes
+    - tl.where(draft_mass > 0, draft, NO_TOKEN)
+    + draft
+    > test_every_stage_finds_the_integers_of_the_definition[triton-block-torch.float32]
+    a kernel does not cap the coefficient of a block
+    - last = tl.minimum(last * at_index(ratios, index, i), 1.0)
+    + last = last * at_index(ratios, index, i)
+    a kernel tests a prefix by the number of the position after it
+    - tl.load(position_ptr + row), index - 1)
+    + tl.load(position_ptr + row), index)
+    a kernel adds the residuals of the last rank alone
+    - sums += tl.load(found + count, mask=mask, other=0)
+    + sums = tl.load(found + count, mask=mask, other=0)
+    a kernel emits a token of a failed row
+    - token = tl.where(status == 0, token, NO_TOKEN)
+    + token = token + 0 * status
+    > test_special_rows_by_kernels
 tpsample/output.py
     the bonus token is cut off
     - return index <= num_accepted.unsqueeze(1)

@@ -51,6 +51,10 @@ def passes_of(backend: str) -> type[ShardLogits]:
 
 def verification_of(backend: str) -> type[Verification]:
     """Return the passes and the arithmetic of a verification by ratio of a backend."""
+    if backend == "triton":
+        from tpsample.backends.triton_.verification import TritonVerification  # needs Triton
+
+        return TritonVerification
     return Verification
 
 

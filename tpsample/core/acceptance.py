@@ -1,4 +1,4 @@
-"""Which drafts of a verification by ratio are accepted: arithmetic on rows, in float64.
+"""The arithmetic on rows by which a verification by ratio accepts drafts, in float64.
 
 `tpsample.speculative.acceptance` has the rules. p and q are both laws at the drafts.
 """

@@ -149,7 +149,7 @@ class Verification:
         q = draft_mass.double() / draft_total.clamp(min=1).double()
         if self.block:
             coefficient = coefficients(p, q)
-            index = torch.arange(p.shape[1], device=p.device).expand(p.shape)
+            index = torch.arange(p.shape[1], device=p.device).expand(p.shape).contiguous()
         else:
             u = uniforms(self.seed, self.positions, p.shape[1])
             index = accept_tokenwise(p, q, u).unsqueeze(1)
@@ -168,7 +168,7 @@ class Verification:
         index, weights = places.index, places.weights.unsqueeze(3)
         at = self.seed.unsqueeze(1), self.positions.unsqueeze(1) + index, index
         streams = tuple(r.unsqueeze(2) for r in row_stream(*at, domain=DOMAIN_RECOVERY))
-        best = torch.zeros_like(index, memory_format=torch.contiguous_format)
+        best = torch.zeros_like(index)
         units = torch.zeros_like(best)
         for first_id, target, draft in self.mass_tiles(laws, index):
             left = residual.residuals(target, weights[0], draft, weights[1])
