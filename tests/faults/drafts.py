@@ -88,13 +88,13 @@ tpsample/backends/triton_/kernels/laws.py
     a kernel recovers every position by the noise of the first
     - row_stream(seed, position + index, index, DOMAIN_RECOVERY)
     + row_stream(seed, position + index, 0, DOMAIN_RECOVERY)
-    a kernel drops the lowest bits of a weight
-    - rest = mass * middle + (mass * low >> LIMB)
-    + rest = mass * middle
     a kernel sums what the draft has over the target
     - left = tl.maximum(left, tl.zeros_like(left))
     + left = tl.abs(left)
     > test_every_stage_finds_the_integers_of_the_definition[triton-block-torch.float32]
+    a kernel drops the lowest bits of a weight
+    - rest = mass * middle + (mass * low >> LIMB)
+    + rest = mass * middle
     a kernel takes the largest logits of another draft
     - draft_logits(logits, row, index - num_positions, block, block.mask)
     + draft_logits(logits, row, 0 * index, block, block.mask)
@@ -123,6 +123,25 @@ tpsample/backends/triton_/kernels/acceptance.py
     - token = tl.where(status == 0, token, NO_TOKEN)
     + token = token + 0 * status
     > test_special_rows_by_kernels
+tpsample/backends/numba_/kernels/laws.py
+    a native kernel recovers every position by the noise of the first
+    - U32(step), U32(step >> U64(32)), U32(i), DOMAIN_RECOVERY,
+    + U32(step), U32(step >> U64(32)), U32(0), DOMAIN_RECOVERY,
+    > test_every_stage_finds_the_integers_of_the_definition[numba-rejection-None]
+    a native kernel keeps what lies below the cut
+    - mass[j] = mass[j] if words[j] >= cut else I64(0)
+    + mass[j] = mass[j] if words[j] >= 0 else I64(0)
+    a native kernel bounds logarithms from below
+    - ABOVE = F32(0.0872 - 127.0)
+    + ABOVE = F32(-2.0 - 127.0)
+    > test_rows_that_stop_within_a_block_recover_at_its_coefficient
+    a native kernel lets a residual be negative
+    - left[j] = max(share, I64(0))
+    + left[j] = abs(share)
+    > test_every_stage_finds_the_integers_of_the_definition[numba-block-torch.float32]
+    a native kernel weighs the draft of another position
+    - laws.draft[place - place // laws.num_positions]
+    + laws.draft[place // laws.num_positions]
 tpsample/output.py
     the bonus token is cut off
     - return index <= num_accepted.unsqueeze(1)

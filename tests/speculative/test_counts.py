@@ -23,8 +23,8 @@ COLUMN = 8 * ROWS
 """Bytes of one integer per row."""
 
 
-class Counted(NamedTuple):
-    """What a call did: names of kernels, operators of torch, and exchanges of so many bytes."""
+class Calls(NamedTuple):
+    """The kernels and operators that a call launched, and its exchanges with their bytes."""
 
     kernels: list[str]
     operators: list[str]
@@ -47,7 +47,7 @@ def exchanges() -> Iterator[list[tuple[str, int]]]:
         yield found
 
 
-def counted(call: Callable[[], object]) -> Counted:
+def counted(call: Callable[[], object]) -> Calls:
     with exchanges() as found, listed(run_them=True) as launches, Operators() as operators:
         call()
     kernels = [
@@ -56,7 +56,7 @@ def counted(call: Callable[[], object]) -> Counted:
         for _ in range(count)
     ]
     called = [name for name in operators.called if name.split(".")[1] not in FREE]
-    return Counted(kernels, called, found)
+    return Calls(kernels, called, found)
 
 
 @pytest.fixture

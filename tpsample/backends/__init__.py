@@ -55,6 +55,10 @@ def verification_of(backend: str) -> type[Verification]:
         from tpsample.backends.triton_.verification import TritonVerification  # needs Triton
 
         return TritonVerification
+    if backend == "numba":
+        from tpsample.backends.numba_.verification import NativeVerification  # needs Numba
+
+        return NativeVerification
     return Verification
 
 

@@ -70,7 +70,7 @@ class TritonVerification(Verification):
         }
 
     def _row_options(self) -> dict[str, Any]:
-        """What the kernels over rows are compiled for."""
+        """The sizes and options of the kernels over rows."""
         return {
             "num_positions": self.drafts.shape[1],
             "BLOCKWISE": self.block,

@@ -106,7 +106,7 @@ def accept_kernel(
     BLOCKWISE: tl.constexpr,  # N = S, else N = 1
     POSITIONS: tl.constexpr,  # >= S
 ):
-    """What a row accepts token by token, or the coefficients of a block. Grid: (B,)."""
+    """Accept drafts token by token, or find the coefficients of a block. Grid: (B,)."""
     row, rows = tl.program_id(0), tl.num_programs(0)
     index = tl.arange(0, POSITIONS)
     mask, places = index < num_positions, row * num_positions + index
@@ -169,7 +169,7 @@ def emit_kernel(
     BLOCKWISE: tl.constexpr,  # N = S, else N = 1
     POSITIONS: tl.constexpr,  # >= S
 ):
-    """Where a row stops, and the tokens that it emits. Grid: (B,)."""
+    """Find where a row stops, and the tokens that it emits. Grid: (B,)."""
     row, rows = tl.program_id(0), tl.num_programs(0)
     index = tl.arange(0, POSITIONS)
     mask, places = index < num_positions, row * num_positions + index
