@@ -23,7 +23,7 @@ from benchmarks.lab.launches import Launch, Pointer, filled, listed
 from benchmarks.lab.problem import make_sampler, override_tile
 from benchmarks.lab.ranks import even_shards
 from benchmarks.static.aot import GPUS
-from tpsample import LMHeadSampler, SamplingBatch, verify
+from tpsample import LMHeadSampler, SamplingBatch, sample_draft, verify
 from tpsample.agreement import construction
 from tpsample.backends.triton_.screen_launches import MAX_SLOTS, SCREEN_TILES
 from tpsample.backends.triton_.tile_table import MAX_BLOCK_B, Gpu, Tile, fitted, is_short, rule
@@ -240,6 +240,7 @@ def launches(
             guessed = torch.zeros(batch.rows, NUM_DRAFTS, dtype=torch.int64)
             law = sampler.weight.new_zeros(batch.rows, NUM_DRAFTS, len(sampler.shard))
             its = None if method == "coupled" else law
+            sample_draft(sampler, law[:, 0], batch, 0, 0, method=method)
             verify(sampler, hidden, guessed, batch, 0, method=method, draft_logits=its)
         elif hidden.numel():
             sampler(hidden[:, 0], batch, 0, num_samples=samples)

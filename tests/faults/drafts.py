@@ -58,7 +58,7 @@ tpsample/backends/torch_/verification.py
     a block recovers as token by token
     - residual.share_weight(coefficient, total.gather(1, index)),
     + residual.share_weight(torch.ones_like(coefficient), total.gather(1, index)),
-    > test_rows_that_stop_within_a_block_recover_at_its_coefficient
+    > test_rows_that_stop_within_a_block_recover_at_its_coefficient[torch]
     the bonus token is of the residual
     - q *= (own > -torch.inf) & (drafts[:, :count] >= 0).unsqueeze(2)
     + q *= own > -torch.inf
@@ -122,7 +122,7 @@ tpsample/backends/triton_/kernels/acceptance.py
     a kernel emits a token of a failed row
     - token = tl.where(status == 0, token, NO_TOKEN)
     + token = token + 0 * status
-    > test_special_rows_by_kernels
+    > test_special_rows_by_kernels[triton]
 tpsample/backends/numba_/kernels/laws.py
     a native kernel recovers every position by the noise of the first
     - U32(step), U32(step >> U64(32)), U32(i), DOMAIN_RECOVERY,
@@ -134,7 +134,7 @@ tpsample/backends/numba_/kernels/laws.py
     a native kernel bounds logarithms from below
     - ABOVE = F32(0.0872 - 127.0)
     + ABOVE = F32(-2.0 - 127.0)
-    > test_rows_that_stop_within_a_block_recover_at_its_coefficient
+    > test_every_rank_count_emits_the_oracles_tokens[1]
     a native kernel lets a residual be negative
     - left[j] = max(share, I64(0))
     + left[j] = abs(share)
@@ -142,6 +142,22 @@ tpsample/backends/numba_/kernels/laws.py
     a native kernel weighs the draft of another position
     - laws.draft[place - place // laws.num_positions]
     + laws.draft[place // laws.num_positions]
+tpsample/backends/triton_/kernels/drafts.py
+    a kernel drafts by the noise of another index
+    - row_stream(draw.seed, draw.position, sample, DOMAIN)
+    + row_stream(draw.seed, draw.position, 0, DOMAIN)
+    > test_words_of_drafts_are_those_of_the_definition[triton-0-torch.float32]
+    a kernel drafts by the noise of tokens
+    - row_stream(draw.seed, draw.position, sample, DOMAIN)
+    + row_stream(draw.seed, draw.position, sample)
+tpsample/backends/numba_/kernels/drafts.py
+    a native kernel drafts by the noise of tokens
+    - U32(sample), U32(domain), U32(key),
+    + U32(sample), U32(0x7470536D), U32(key),
+    > test_words_of_drafts_are_those_of_the_definition[numba-0-torch.float32]
+    a native kernel draws drafts of greedy rows
+    - scale, random = F32(1), F32(0)
+    + scale, random = F32(1), F32(1)
 tpsample/output.py
     the bonus token is cut off
     - return index <= num_accepted.unsqueeze(1)

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.lab.allocations import Operators
 from benchmarks.lab.launches import listed
-from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, verify
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, sample_draft, verify
 from tpsample.ranks.ranks import Ranks
 from tpsample.speculative import drawn_drafts
 
@@ -92,3 +92,14 @@ def test_a_verification_by_ratio_is_few_launches_and_three_exchanges(no_looks, m
         ("sum", COLUMN * positions * (2 if law is None else 4)),
         ("gather", COLUMN * places * (2 if method == "block" else 1)),
     ]
+
+
+@pytest.mark.parametrize("method", ["coupled", "rejection"])
+def test_a_draft_is_one_launch_and_its_decoding(method):
+    batch = SamplingBatch.from_params([SamplingParams(seed=i) for i in range(ROWS)], vocab_size=V)
+    sampler, at = LMHeadSampler(torch.zeros(V, D), backend="triton"), torch.arange(ROWS)
+    given = torch.randn(ROWS, V).bfloat16(), batch, at
+    found = counted(lambda: sample_draft(sampler, *given, 1, method=method))
+    assert found.kernels == ["draft", "decode"]
+    assert len(found.operators) <= 12, found.operators
+    assert found.exchanges == [("gather", COLUMN)]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tpsample.backends.numba_.kernels.compiling import F32, F64, I32, I64, U32, U64, jit
-from tpsample.backends.numba_.kernels.inputs import BLOCK, Block, lanes_of
+from tpsample.backends.numba_.kernels.inputs import BLOCK, aligned_block, lanes_of
 from tpsample.backends.numba_.kernels.masses import mass_row, weigh_block
 from tpsample.backends.numba_.kernels.noise import (
     BITS_SCALE,
@@ -226,10 +226,9 @@ def residuals_of_places(start, stop, part, arguments):
         stream = Stream(F32(1), F32(1), r0, r1, r2)
         best, total = I64(0), I64(0)
         for column in range(-first, num_ids, BLOCK):
-            base = max(column, 0)
-            lane, stop_at = base - column, min(column + BLOCK, num_ids)
-            block = Block(laws.first_id + column, lane, stop_at - base, base)
-            piece, count = logits[base:stop_at], stop_at - base
+            block = aligned_block(laws.first_id, column, num_ids)
+            base, lane, count = block.local, block.lane, block.count
+            piece = logits[base : base + count]
             if not target_masses(
                 piece, laws.first_id + base, its, laws.cut[place], words, power, mass
             ):
@@ -244,7 +243,7 @@ def residuals_of_places(start, stop, part, arguments):
                 lanes &= lanes - U64(1)
                 if upper[j] < value_of(best):
                     continue
-                token_id = laws.first_id + column + j
+                token_id = block.base + j
                 noise = exact_noise(I64(token_id), (r0, r1, r2))
                 score = recovery_score(left[j - lane], mass[j - lane], noise)
                 best = max(best, pack(score, token_id))
