@@ -158,6 +158,11 @@ tpsample/backends/numba_/kernels/drafts.py
     a native kernel draws drafts of greedy rows
     - scale, random = F32(1), F32(0)
     + scale, random = F32(1), F32(1)
+tpsample/sampler.py
+    a warm-up compiles no verification by ratio
+    - if num_drafts and compiled:
+    + if False:
+    > test_verification_is_warm[plain-rejection]
 tpsample/output.py
     the bonus token is cut off
     - return index <= num_accepted.unsqueeze(1)

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from tpsample.backends.triton_.kernels.decode import NO_TOKEN, STATUS_NAN, decode
 from tpsample.backends.triton_.kernels.head import KEY_NAN, TOKEN_BITS
-from tpsample.backends.triton_.kernels.laws import TOP_MASS
+from tpsample.backends.triton_.kernels.laws import ROW_POINTERS, TOP_MASS
 from tpsample.backends.triton_.kernels.noise import GREEDY_BELOW, row_stream
 from tpsample.backends.triton_.kernels.order import KEY_MASK, value_of
 from tpsample.core import acceptance, residual, word
@@ -43,7 +43,7 @@ def at_index(values, index, place):
 
 @triton.jit(
     do_not_specialize=["num_positions", "num_drafts", "num_sources"],
-    do_not_specialize_on_alignment=["temperature_ptr", "status_ptr"],
+    do_not_specialize_on_alignment=ROW_POINTERS,
 )
 def law_rows_kernel(
     # inputs
@@ -87,7 +87,7 @@ def law_rows_kernel(
 
 @triton.jit(
     do_not_specialize=["num_positions"],
-    do_not_specialize_on_alignment=["seed_ptr", "position_ptr"],
+    do_not_specialize_on_alignment=ROW_POINTERS,
 )
 def accept_kernel(
     # inputs
@@ -148,7 +148,7 @@ def accept_kernel(
 
 @triton.jit(
     do_not_specialize=["num_positions", "num_sources"],
-    do_not_specialize_on_alignment=["seed_ptr", "position_ptr"],
+    do_not_specialize_on_alignment=ROW_POINTERS,
 )
 def emit_kernel(
     # inputs

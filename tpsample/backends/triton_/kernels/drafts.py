@@ -10,7 +10,7 @@ from tpsample.backends.triton_.kernels.order import best_of_groups, load_draw
 
 @triton.jit(
     do_not_specialize=["sample"],
-    do_not_specialize_on_alignment=["seed_ptr", "position_ptr", "temperature_ptr"],
+    do_not_specialize_on_alignment=["seed_ptr", "position_ptr", "temperature_ptr", "words_ptr"],
 )
 def draft_kernel(
     # inputs

@@ -22,6 +22,15 @@ LIMB_MASK = tl.constexpr(2**residual.LIMB - 1)
 SHARE_BITS, MASS_BITS = tl.constexpr(residual.SHARE_BITS), tl.constexpr(residual.MASS_BITS)
 
 
+ROW_POINTERS = [
+    *("temperature_ptr", "top_ptr", "draft_top_ptr", "cut_ptr", "drafts_ptr", "status_ptr"),
+    *("seed_ptr", "position_ptr", "place_ptr", "weights_ptr", "coefficient_ptr", "gathered_ptr"),
+    *("tops_ptr", "sums_ptr", "found_ptr", "own_drafts_ptr", "own_status_ptr"),
+    *("accepted_ptr", "token_ptr", "row_status_ptr"),
+]
+"""Memory of a few numbers per row: whether it begins at a multiple of 16 makes no other kernel."""
+
+
 class Logits(NamedTuple):
     """Where the logits of the target are, and those of the drafter."""
 
@@ -121,7 +130,10 @@ def recovery_scores(residuals, target, noise):
         return exponent + (tl.log2(mantissa) - noise)
 
 
-@triton.jit(do_not_specialize=["num_positions", "num_drafts"])
+@triton.jit(
+    do_not_specialize=["num_positions", "num_drafts"],
+    do_not_specialize_on_alignment=ROW_POINTERS,
+)
 def law_tops_kernel(
     # inputs
     target_ptr,  # [B · S, V_local] fp32
@@ -157,7 +169,7 @@ def law_tops_kernel(
     tl.atomic_max(tops_ptr + tl.program_id(1) + tl.arange(0, 1), best, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["num_positions"])
+@triton.jit(do_not_specialize=["num_positions"], do_not_specialize_on_alignment=ROW_POINTERS)
 def law_sums_kernel(
     # inputs
     target_ptr,  # [B · S, V_local] fp32
@@ -205,7 +217,7 @@ def law_sums_kernel(
 
 @triton.jit(
     do_not_specialize=["num_positions", "num_places"],
-    do_not_specialize_on_alignment=["seed_ptr", "position_ptr"],
+    do_not_specialize_on_alignment=ROW_POINTERS,
 )
 def residual_kernel(
     # inputs
