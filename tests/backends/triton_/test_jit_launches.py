@@ -19,7 +19,7 @@ MASKED = (
 LEADING, FIRST_KEPT = ["group_best", "best_scores"], ["before", "first_kept", "write_tokens"]
 FIRST_WORDS = ["group_first", "group_words"]
 TOP_WORDS = [*FIRST_WORDS, "top_words", "write_tokens"]
-LOGPROBS = [*FIRST_WORDS, "mass", "count"]
+LOGPROBS = [*FIRST_WORDS, "own_words", "listed_words", "mass", "count", "told_logprobs"]
 STORED = {
     "top_k": TOP_WORDS,
     "top_p": [*LEADING, *FIRST_KEPT],
@@ -63,6 +63,7 @@ MOST_OPERATORS = {
     "top_p": 7,
     "filters, samples": 7,
     "top_k, top_p": 8,
+    "logprobs": 20,
     "fixed rounds, min_p": 34,
     "fixed rounds, top_p": 57,
     "fixed rounds, top_k 300, top_p": 83,
