@@ -18,7 +18,7 @@ from tpsample.request.filters import LogprobRows
 
 
 class ListedWords(NamedTuple):
-    """The order words of R rows over all ranks, of which logprobs are told.
+    """The order words of R rows over all ranks that logprobs are told of.
 
     Attributes:
         first: int64 [R, n], the first n of the order, descending.
