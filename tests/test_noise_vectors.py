@@ -13,7 +13,7 @@ import pytest
 from tests.support import noise_checker, noise_vectors
 from tests.support.modules import imported_modules
 from tpsample import noise
-from tpsample.speculative import acceptance
+from tpsample.core import acceptance
 
 VECTORS = json.loads(noise_vectors.FILE.read_text())
 CHECKER = Path(noise_checker.__file__)

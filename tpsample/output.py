@@ -191,9 +191,9 @@ class VerifyOutput:
 
     def name_failed(self, token_id: int) -> None:
         """Write a token where a row failed."""
-        place = self.num_accepted.unsqueeze(1)
-        last = self.token_ids.gather(1, place)
-        self.token_ids.scatter_(1, place, last.masked_fill(last < 0, token_id))
+        index = torch.arange(self.token_ids.shape[1], device=self.token_ids.device)
+        last = index == self.num_accepted.unsqueeze(1)
+        self.token_ids.masked_fill_(last & (self.token_ids < 0), token_id)
 
 
 def reached(num_accepted: Tensor, num_positions: int) -> Tensor:

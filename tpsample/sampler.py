@@ -14,6 +14,7 @@ from tpsample import compiled
 from tpsample.agreement.arguments import BackendName, ExchangeName, ScreeningName, refuse_unknown
 from tpsample.agreement.construction import agree
 from tpsample.agreement.step_checks import MISSING
+from tpsample.backends.over_zeros import verify_over_zeros
 from tpsample.backends.triton_.tile_table import tile_ends
 from tpsample.core.handles import handle_of
 from tpsample.core.sealed import Sealed
@@ -332,7 +333,8 @@ class LMHeadSampler(Sealed):
                 batch tile up to `max_rows`, because each tile is a kernel; on a CPU 1.
             num_samples: as of the later steps; any number above 1 stands for all of them. Steps
                 without it are taken, too.
-            num_drafts: any number above 0 if later steps are those of `verify`.
+            num_drafts: of later steps if these are those of `verify`; any number up to 31 stands
+                for all of these.
 
         Raises:
             ValueError: no such kind; RankMismatch (a ValueError) on every rank if only some raise.
@@ -353,6 +355,8 @@ class LMHeadSampler(Sealed):
                         zeros = self.weight.new_zeros(num_rows, self.weight.shape[1])
                         next_ids = torch.zeros(num_rows, dtype=torch.int64, device=device)
                         self.prompt_logprobs(zeros, next_ids, top=1)
+            if num_drafts and compiled:
+                verify_over_zeros(self.backend, self.shard, self.vocab_size, num_drafts, device)
         self.agreement.watch_states()
 
     def _step_over_zeros(self, batch: StepBatch | BatchView, num_samples: int | None) -> None:

@@ -23,13 +23,14 @@ from benchmarks.lab.launches import Launch, Pointer, filled, listed
 from benchmarks.lab.problem import make_sampler, override_tile
 from benchmarks.lab.ranks import even_shards
 from benchmarks.static.aot import GPUS
-from tpsample import LMHeadSampler, SamplingBatch, verify
+from tpsample import LMHeadSampler, SamplingBatch, sample_draft, verify
 from tpsample.agreement import construction
 from tpsample.backends.triton_.screen_launches import MAX_SLOTS, SCREEN_TILES
 from tpsample.backends.triton_.tile_table import MAX_BLOCK_B, Gpu, Tile, fitted, is_short, rule
 from tpsample.core.machine import OVERLAP_ARCH
 from tpsample.ranks.virtual import VirtualWorld
 from tpsample.request.kinds import KINDS, Kind, batches_of
+from tpsample.speculative.drafting import Method
 
 LM_HEAD = "tpsample.backends.triton_.kernels.lm_head:lm_head_kernel"
 SCREEN = "tpsample.backends.triton_.kernels.screening:screen_kernel"
@@ -194,6 +195,8 @@ def _small(arch: int) -> Iterator[Subject]:
         steps = partial(launches, arch, head=True, **options)
         every += [*steps(*KINDS, each=True), *steps(*KINDS, each=True, samples=2)]
         every += steps(*CONTROLS, each=True, drafts=True)
+        for method in ("rejection", "block"):
+            every += steps("plain", drafts=True, method=method)
     kernels = {each.kernel for each in every}
     if missing := package_kernels() - kernels:
         raise LookupError(f"static report: no step launches {sorted(missing)}; add one")
@@ -211,6 +214,7 @@ def launches(
     each: bool = False,
     samples: int | None = None,
     drafts: bool = False,
+    method: Method = "coupled",
     **options: Any,
 ) -> list[Launch]:
     """Return the launches of a step with requests of these kinds, as a GPU would make them.
@@ -219,6 +223,7 @@ def launches(
         tile: in place of that of the tile table.
         each: whether there are steps of each kind by itself, too, and masks of the caller.
         drafts: whether the step verifies drafts, one sample each.
+        method: how it does; the others have logits of the drafter, in the dtype of the weight.
         options: of `samplers_of`.
     """
     world, samplers = samplers_of(arch, **options)
@@ -233,7 +238,10 @@ def launches(
         hidden = sampler.weight.new_zeros(batch.rows, width, sampler.weight.shape[1])
         if drafts:
             guessed = torch.zeros(batch.rows, NUM_DRAFTS, dtype=torch.int64)
-            verify(sampler, hidden, guessed, batch, 0)
+            law = sampler.weight.new_zeros(batch.rows, NUM_DRAFTS, len(sampler.shard))
+            its = None if method == "coupled" else law
+            sample_draft(sampler, law[:, 0], batch, 0, 0, method=method)
+            verify(sampler, hidden, guessed, batch, 0, method=method, draft_logits=its)
         elif hidden.numel():
             sampler(hidden[:, 0], batch, 0, num_samples=samples)
         else:

@@ -29,6 +29,6 @@ def test_it_prints_a_line_of_an_architecture_and_two_of_this_cpu():
     done = run_command(*command, timeout_s=500)
     assert done.returncode == 0, done.stderr[-2000:]
     gpu, cold, warm, _ = done.stdout.splitlines()
-    assert gpu.startswith("sm_90: ") and "specialisations of 17 kernels" in gpu
+    assert gpu.startswith("sm_90: ") and "specialisations of 20 kernels" in gpu
     took = [float(line.split()[-5]) for line in (cold, warm)]
     assert took[0] > 2 * took[1] > 0

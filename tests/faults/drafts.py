@@ -13,18 +13,27 @@ tpsample/speculative/drawn_drafts.py
     + mean += (q * log).sum(dim=2) * 1.2
     > test_drafts_that_are_no_draws_of_their_law_are_told_of_once[right]
     drafts of greedy rows are looked at
-    - random = (batch.temperature >= GREEDY_BELOW)
-    + random = (batch.temperature >= 0)
+    - random = its.rows.noise.random.view(laws.drafts.shape) & (laws.drafts >= 0)
+    + random = laws.drafts >= 0
     > test_drafts_that_are_no_draws_of_their_law_are_told_of_once[greedy]
 tpsample/speculative/acceptance.py
     a draft that a ratio refused has a kept set
-    - kept_sets_of(stored, batch, ranks, reached(stop, width).flatten())
+    - kept_sets_of(stored, batch, ranks, emitted)
     + kept_sets_of(stored, batch, ranks)
     > test_sets_are_those_of_the_definition[rejection-1]
     an output without drafts has the seeds of the batch
-    - seed = batch.seed[::width].clone()
-    + seed = batch.seed[::width].contiguous()
+    - seed=batch.seed[::width].clone(),
+    + seed=batch.seed[::width].contiguous(),
     > test_without_a_draft_every_row_takes_its_plain_step[torch]
+    every position of a verification has the noise of the first
+    - return (positions.unsqueeze(1) + index).flatten()
+    + return (positions.unsqueeze(1) + 0 * index).flatten()
+    > test_a_perfect_drafter_needs_a_step_per_k_plus_1_tokens
+    a verification keeps what a filter cuts
+    - find_cut(rows, filters, ranks).maximum(cut)
+    + find_cut(rows, filters, ranks).minimum(cut)
+    > test_special_rows[1]
+tpsample/core/acceptance.py
     a draft is accepted without its own law
     - return leading((u * q < p) & (q > 0))
     + return leading((u < p) & (q > 0))
@@ -32,14 +41,11 @@ tpsample/speculative/acceptance.py
     the coefficient of a block is not capped
     - chain.append((chain[-1] * ratio).clamp(max=1))
     + chain.append(chain[-1] * ratio)
+    > test_acceptance_is_exactly_as_published
     a position without a draft is accepted
     - return leading((u * q < p) & (q > 0))
     + return leading(u * q <= p)
     > test_special_rows[1]
-    a block recovers as token by token
-    - return stop, coefficient.gather(1, stop.unsqueeze(1)).squeeze(1)
-    + return stop, torch.ones_like(coefficient[:, 0])
-    > test_rows_that_stop_within_a_block_recover_at_its_coefficient
     recovery shares the noise of the drafts
     - DOMAIN_DRAFT = 0x61636370, 0x72637672, 0x64726674
     + DOMAIN_DRAFT = 0x61636370, 0x64726674, 0x64726674
@@ -47,22 +53,116 @@ tpsample/speculative/acceptance.py
     the next call meets the numbers of the last one
     - at = seed.unsqueeze(1), positions.unsqueeze(1) + index, index
     + at = seed.unsqueeze(1), positions.unsqueeze(1) + index, 0
-    every position of a verification has the noise of the first
-    - return (positions.unsqueeze(1) + index).flatten()
-    + return (positions.unsqueeze(1) + 0 * index).flatten()
-    > test_a_perfect_drafter_needs_a_step_per_k_plus_1_tokens
-tpsample/speculative/laws.py
+    > test_the_streams_are_uniform_independent_and_pinned
+tpsample/backends/torch_/verification.py
+    a block recovers as token by token
+    - residual.share_weight(coefficient, total.gather(1, index)),
+    + residual.share_weight(torch.ones_like(coefficient), total.gather(1, index)),
+    > test_rows_that_stop_within_a_block_recover_at_its_coefficient[torch]
+    the bonus token is of the residual
+    - q *= (own > -torch.inf) & (drafts[:, :count] >= 0).unsqueeze(2)
+    + q *= own > -torch.inf
+    > test_every_rank_count_emits_the_oracles_tokens[1]
+tpsample/core/residual.py
     a residual has its sign lost
-    - return (scaled - q).maximum(scaled * 2.0**-200)
-    + return (scaled - q).abs()
+    - draft_weight)).clamp_(min=0)
+    + draft_weight)).abs_()
     > test_the_emitted_law_is_the_targets
     recovery draws from the target itself
-    - return (scaled - q).maximum(scaled * 2.0**-200)
-    + return scaled
-    the bonus token is of the residual
-    - possible = (logits > -torch.inf) & (self.drafts[:, :positions] >= 0).unsqueeze(2)
-    + possible = logits > -torch.inf
+    - (shares(target, weight) - shares(draft, draft_weight))
+    + (shares(target, weight) - 0 * shares(draft, draft_weight))
+    > test_the_emitted_law_is_the_targets
+    the lowest bits of a weight do not count
+    - rest = mass * middle + (mass * low >> LIMB)
+    + rest = mass * middle
+    > test_a_share_is_the_product_rounded_down
+    a token without a residual is drawn beside the others
+    - PLAIN_SHIFT = -128 - MASS_BITS
+    + PLAIN_SHIFT = -MASS_BITS
+    > test_the_emitted_law_is_the_targets
+tpsample/backends/triton_/kernels/laws.py
+    a kernel of laws cuts the last token that is kept
+    - >= tl.load(laws.cut_ptr + place)
+    + > tl.load(laws.cut_ptr + place)
+    > test_every_stage_finds_the_integers_of_the_definition[triton-rejection-None]
+    a kernel recovers every position by the noise of the first
+    - row_stream(seed, position + index, index, DOMAIN_RECOVERY)
+    + row_stream(seed, position + index, 0, DOMAIN_RECOVERY)
+    a kernel sums what the draft has over the target
+    - left = tl.maximum(left, tl.zeros_like(left))
+    + left = tl.abs(left)
+    > test_every_stage_finds_the_integers_of_the_definition[triton-block-torch.float32]
+    a kernel drops the lowest bits of a weight
+    - rest = mass * middle + (mass * low >> LIMB)
+    + rest = mass * middle
+    a kernel takes the largest logits of another draft
+    - draft_logits(logits, row, index - num_positions, block, block.mask)
+    + draft_logits(logits, row, 0 * index, block, block.mask)
+    a kernel weighs drafts where there is none
+    - there = block.mask & (draft >= 0)
+    + there = block.mask & (draft >= -1)
+tpsample/backends/triton_/kernels/acceptance.py
+    a kernel does not see a forced token
+    - tl.load(temperature_ptr + place) >= GREEDY_BELOW) | (top == float("inf"))
+    + tl.load(temperature_ptr + place) >= GREEDY_BELOW)
+    > test_every_stage_finds_the_integers_of_the_definition[triton-rejection-None]
+    a kernel keeps a draft that its drafter excludes
+    - tl.where(draft_mass > 0, draft, NO_TOKEN)
+    + draft
+    > test_every_stage_finds_the_integers_of_the_definition[triton-block-torch.float32]
+    a kernel does not cap the coefficient of a block
+    - last = tl.minimum(last * at_index(ratios, index, i), 1.0)
+    + last = last * at_index(ratios, index, i)
+    a kernel tests a prefix by the number of the position after it
+    - tl.load(position_ptr + row), index - 1)
+    + tl.load(position_ptr + row), index)
+    a kernel adds the residuals of the last rank alone
+    - sums += tl.load(found + count, mask=mask, other=0)
+    + sums = tl.load(found + count, mask=mask, other=0)
+    a kernel emits a token of a failed row
+    - token = tl.where(status == 0, token, NO_TOKEN)
+    + token = token + 0 * status
+    > test_special_rows_by_kernels[triton]
+tpsample/backends/numba_/kernels/laws.py
+    a native kernel recovers every position by the noise of the first
+    - U32(step), U32(step >> U64(32)), U32(i), DOMAIN_RECOVERY,
+    + U32(step), U32(step >> U64(32)), U32(0), DOMAIN_RECOVERY,
+    > test_every_stage_finds_the_integers_of_the_definition[numba-rejection-None]
+    a native kernel keeps what lies below the cut
+    - mass[j] = mass[j] if words[j] >= cut else I64(0)
+    + mass[j] = mass[j] if words[j] >= 0 else I64(0)
+    a native kernel bounds logarithms from below
+    - ABOVE = F32(0.0872 - 127.0)
+    + ABOVE = F32(-2.0 - 127.0)
     > test_every_rank_count_emits_the_oracles_tokens[1]
+    a native kernel lets a residual be negative
+    - left[j] = max(share, I64(0))
+    + left[j] = abs(share)
+    > test_every_stage_finds_the_integers_of_the_definition[numba-block-torch.float32]
+    a native kernel weighs the draft of another position
+    - laws.draft[place - place // laws.num_positions]
+    + laws.draft[place // laws.num_positions]
+tpsample/backends/triton_/kernels/drafts.py
+    a kernel drafts by the noise of another index
+    - row_stream(draw.seed, draw.position, sample, DOMAIN)
+    + row_stream(draw.seed, draw.position, 0, DOMAIN)
+    > test_words_of_drafts_are_those_of_the_definition[triton-0-torch.float32]
+    a kernel drafts by the noise of tokens
+    - row_stream(draw.seed, draw.position, sample, DOMAIN)
+    + row_stream(draw.seed, draw.position, sample)
+tpsample/backends/numba_/kernels/drafts.py
+    a native kernel drafts by the noise of tokens
+    - U32(sample), U32(domain), U32(key),
+    + U32(sample), U32(0x7470536D), U32(key),
+    > test_words_of_drafts_are_those_of_the_definition[numba-0-torch.float32]
+    a native kernel draws drafts of greedy rows
+    - scale, random = F32(1), F32(0)
+    + scale, random = F32(1), F32(1)
+tpsample/sampler.py
+    a warm-up compiles no verification by ratio
+    - if num_drafts and compiled:
+    + if False:
+    > test_verification_is_warm[plain-rejection]
 tpsample/output.py
     the bonus token is cut off
     - return index <= num_accepted.unsqueeze(1)

@@ -172,21 +172,49 @@ tpsample/pipeline.py
     + with range_of("head"):
     +                     finish_logits(
     > test_a_profile_shows_the_parts_of_a_step
-tpsample/filters/logprobs.py
+tpsample/backends/torch_/logprobs.py
     a rank counts no ties
-    - _lowest_tie(marks).maximum(
-    + marks.maximum(
+    - marks = torch.cat([own, first[:, -1:]], dim=1) & ~word.TOKEN_MASK
+    + marks = torch.cat([own, first[:, -1:]], dim=1)
     > test_the_layout_by_hand
     entropy has the wrong sign of its moment
-    - log_total.squeeze(1) + LN2 * (sums[:, 1]
-    + log_total.squeeze(1) - LN2 * (sums[:, 1]
+    - log_total + LN2 * (moment / total)
+    + log_total - LN2 * (moment / total)
     raw logprobs are divided by the temperature
-    - temperature = torch.where(asked.processed, rows.temperature, 1.0)
-    + temperature = rows.temperature
+    - temperature = torch.where(asked.processed, temperature, 1.0)
+    + temperature = 1.0 * temperature
     > test_mixtures_on_one_rank[mixed]
 tpsample/sampler.py
     words are not among the bytes that are sent
     - {"bytes_sent": words + self.ranks.bytes_sent}
     + {"bytes_sent": self.ranks.bytes_sent}
     > test_ranks_count_bytes_and_how_long_they_waited
+tpsample/filters/logprobs.py
+    ranks are counted beyond the kept set
+    - marks = marks.maximum(cut.unsqueeze(1))
+    + marks = marks.minimum(marks)
+    > test_a_rank_counts_no_tie_that_was_cut_away
+tpsample/backends/triton_/kernels/logprobs.py
+    a kernel tells the value of a logit over another temperature
+    - temperature = tl.where(tl.load(processed_ptr + row), tl.load(temperature_ptr + row), 1.0)
+    + temperature = tl.load(temperature_ptr + row)
+    > test_kernels_tell_the_logprobs_of_the_definition[5-0]
+    a kernel counts no ties with the last of the first words
+    - ranks = tl.where(keys == last, tl.load(counts + num_own), tl.minimum(ranks, num_kept))
+    + ranks = tl.minimum(ranks, num_kept)
+    a kernel tells a rank beyond the kept set
+    - tl.load(counts + num_own), tl.minimum(ranks, num_kept))
+    + tl.load(counts + num_own), ranks)
+    a kernel tells of tokens that a row did not ask for
+    - (rank_in < tl.load(top_of_ptr + row))
+    + (rank_in < num_top)
+    a kernel tells of rows without a token
+    - has_values = has_values & (tl.min(tl.where(is_drawn, sampled, 0), axis=0) >= 0)
+    + has_values = has_values
+    a kernel answers for ids of other ranks
+    - mine = (columns >= 0) & (columns < width) & (ids >= 0)
+    + mine = (columns < width) & (ids >= 0)
+    a kernel takes the words of the last rank alone
+    - own = tl.maximum(own, tl.load(words, mask=place < num_own, other=0))
+    + own = tl.load(words, mask=place < num_own, other=0)
 """)

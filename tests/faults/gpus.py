@@ -105,9 +105,9 @@ tpsample/backends/numba_/kernels/compiling.py
     -     if not entry:
     +     if False:
     > test_only_what_python_calls_becomes_machine_code
-tpsample/speculative/laws.py
+tpsample/speculative/acceptance.py
     filtered rows of a verification are picked by a list
-    - else filters.row_index
-    + else [*filters.row_list]
+    - find_cut(rows.select(index), filters, ranks)
+    + find_cut(rows.select([*filters.row_list]), filters, ranks)
     > test_a_verification_with_filters_in_some_rows_indexes_by_no_list
 """)

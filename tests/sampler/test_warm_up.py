@@ -21,6 +21,7 @@ from tpsample import (
     SampleOutput,
     SamplingBatch,
     SamplingParams,
+    sample_draft,
     verify,
 )
 from tpsample.backends.triton_.tile_table import batch_tile, tile_ends
@@ -222,6 +223,11 @@ def test_verification_is_warm(kind, method):
     drafts, hidden = torch.zeros(2, 2, dtype=torch.int64), torch.zeros(2, 3, D)
     with listed() as later, filled():
         verify(sampler, hidden, drafts, batch, 5, method=method)
+        for dtype in (torch.float32, torch.bfloat16):
+            law = torch.zeros(2, 2, V, dtype=dtype)
+            sample_draft(sampler, law[:, 1], batch, 5, 1, method=method)
+            if method != "coupled":
+                verify(sampler, hidden, drafts, batch, 5, method=method, draft_logits=law)
     assert later and set(later) <= warm
 
 

@@ -24,8 +24,9 @@ from tests.support.distribution import chi_squared
 from tests.support.tiers import long
 from tpsample import SamplingBatch, SamplingParams
 from tpsample import reference as plain_reference
+from tpsample.core import acceptance
 from tpsample.noise import DOMAIN_TOKEN, philox4x32
-from tpsample.speculative import acceptance, reference
+from tpsample.speculative import reference
 
 SIZES = [(16, 12_000, 3), (999, 1500, 2), (4097, 500, 1)]
 CASES = [

@@ -102,7 +102,7 @@ def differing(out: VerifyOutput, expected: VerifyOutput) -> list[str]:
 def _verify(problem: Problem) -> dict[tuple, VerifyOutput]:
     outputs = {}
     for even in (True, False):
-        options = {} if even else {"exchange": "p2p", "chunks": 3}
+        options = {"backend": "numba"} if even else {"exchange": "p2p", "chunks": 3}
         sampler = problem.sampler(even=even, **options)
         for method in METHODS:
             for draft in (problem.draft,) if even else (problem.draft, None):
@@ -133,12 +133,14 @@ def test_every_rank_count_emits_the_oracles_tokens(world_size, problem):
             assert 0 < expected.num_accepted.float().mean() < K
 
 
-def test_rows_that_stop_within_a_block_recover_at_its_coefficient():
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+def test_rows_that_stop_within_a_block_recover_at_its_coefficient(backend):
     """Small laws, where many drafts are accepted with a coefficient below 1."""
     generator = torch.Generator().manual_seed(2)
     kinds = [torch.randn(16, generator=generator) for _ in range(4)]
     problem = Problem(kinds, copies=400, requests=({},))
-    out = problem.verify(problem.sampler(max_rows=400 * (K + 1)), "block", problem.draft)
+    sampler = problem.sampler(max_rows=400 * (K + 1), backend=backend)
+    out = problem.verify(sampler, "block", problem.draft)
     assert not differing(out, problem.oracle("block", problem.draft))
 
 
@@ -197,8 +199,8 @@ def test_other_rows_and_padding_of_k_change_nothing(problem, method, certain):
 SPECIAL = SamplingBatch.from_params(SamplingParams(seed=2, top_p=0.9).fork(20), vocab_size=50)
 
 
-def _special(*given: torch.Tensor) -> list[VerifyOutput]:
-    sampler = own_sampler(torch.zeros(50, 1), even=False)
+def _special(*given: torch.Tensor, backend: str = "torch") -> list[VerifyOutput]:
+    sampler = own_sampler(torch.zeros(50, 1), even=False, backend=backend)
     own = slice(sampler.shard.start, sampler.shard.stop)
     logits, drafts, draft = given[0][:, :, own], given[1], given[2][:, :, own]
     return [
@@ -207,8 +209,7 @@ def _special(*given: torch.Tensor) -> list[VerifyOutput]:
     ]
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_special_rows(world_size):
+def special_rows() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """NaN, nothing left, two forced tokens, one token left; a drafter's NaN and -inf."""
     special = torch.zeros(4, 1, 2, 50)
     special[0, ..., 31] = math.nan
@@ -220,6 +221,12 @@ def test_special_rows(world_size):
     draft = torch.zeros(20, 1, 50)
     draft[::5, 0, 3] = -math.inf  # a draft that its drafter cannot have drawn
     draft[4::5, 0, 20] = math.nan
+    return logits, drafts, draft
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_special_rows(world_size):
+    logits, drafts, draft = special_rows()
     expected = [
         reference.verify(logits, drafts, SPECIAL, 7, method=method, draft_logits=draft)
         for method in METHODS
@@ -234,6 +241,13 @@ def test_special_rows(world_size):
         assert accepted == [[0] * 5, [0] * 5, [0, 1, 0, 0, 0], [0, 0, 1, 0, 0]]
         only = out.token_ids.amax(dim=1).view(4, 5).tolist()
         assert only == [[-1] * 5, [-1] * 5, [7, 7, 7, 7, -1], [49, 49, 49, 49, -1]]
+
+
+@pytest.mark.parametrize("backend", ["triton", "numba"])
+def test_special_rows_by_kernels(backend):
+    given = special_rows()
+    for by_kernels, plain in zip(_special(*given, backend=backend), _special(*given), strict=True):
+        assert not differing(by_kernels, plain)
 
 
 @pytest.mark.parametrize("method", METHODS)

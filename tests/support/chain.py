@@ -15,8 +15,9 @@ import torch
 
 from tests.support.distribution import cells_of, chi_squared
 from tpsample import SamplingBatch, VerifyOutput
+from tpsample.core import acceptance
 from tpsample.noise import row_stream, tile_noise
-from tpsample.speculative import acceptance, reference
+from tpsample.speculative import reference
 
 LEVEL = 1e-4
 METHODS = ("rejection", "block")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -33,7 +34,11 @@ from tpsample.output import SampleOutput
 from tpsample.ranks.ranks import Ranks
 from tpsample.ranks.virtual import VirtualWorld
 from tpsample.request.kinds import KINDS
+from tpsample.request.plan import BatchView
+from tpsample.request.step import Inputs
 from tpsample.settings import Settings
+from tpsample.speculative import drawn_drafts
+from tpsample.speculative.acceptance import verify_by_ratio
 
 V, D, ROWS, MAX_ROWS = 8000, 64, 3, 16
 CPU = torch.device("cpu")
@@ -62,7 +67,10 @@ def only_compile() -> list[tuple[Any, str]]:
     return launches
 
 
-FREE = ("unsqueeze", "squeeze", "expand", "transpose", "empty", "new_empty", "empty_like")
+FREE = (
+    *("unsqueeze", "squeeze", "expand", "transpose", "split_with_sizes", "unbind"),
+    *("empty", "new_empty", "empty_like"),
+)
 """More operators that launch nothing on a GPU, beside the views that `Operators` leaves out."""
 
 
@@ -147,6 +155,45 @@ def step(
     return sum(name not in FREE for name in names)
 
 
+class Stepping:
+    """The parts of a sampler that a verification uses, around the local step of one rank."""
+
+    backend = "triton"
+
+    def __init__(self, ranks: Ranks, shard: VocabShard) -> None:
+        self.ranks, self.shard = ranks, shard
+        weight = torch.empty(len(shard), D, dtype=torch.bfloat16)
+        self.local = TritonBackend(settings_of(weight, shard, max_rows=MAX_ROWS))
+        self.local.tile = TILE
+        self.exchange = exchange(1)
+
+    def _begin(self, inputs: Inputs, batch: BatchView, positions: Tensor, out: SampleOutput) -> Any:
+        hidden_states = inputs.given.flatten(0, 1)
+        begun = self.local.prepare(hidden_states, batch, positions, 1, out, None)
+        for part, own in enumerate(self.exchange.begin(begun.num_words)):
+            self.local.best_words(begun, own, part)
+        return begun
+
+
+def verification(
+    batch: SamplingBatch, method: str, draft: torch.dtype | None, ranks: Ranks | None = None
+) -> int:
+    """The launches of a verification of two drafts; returns how many operators launch something.
+
+    Args:
+        draft: of the drafter's logits; None if the drafts are certain.
+    """
+    ranks = ranks or Ranks()
+    sampler: Any = Stepping(ranks, VocabShard.even(V, 0, ranks.world_size))
+    drafts = torch.tensor([[3, 5, -1]] * batch.rows)
+    law = None if draft is None else torch.empty(batch.rows, 2, len(sampler.shard), dtype=draft)
+    inputs = Inputs(torch.empty(batch.rows, 3, D, dtype=torch.bfloat16))
+    given = inputs, drafts, batch._with_drafts(drafts[:, :-1]), torch.zeros(batch.rows).long()
+    with patch.object(drawn_drafts, "LOOKS", 0), Operators() as operators:
+        verify_by_ratio(sampler, *given, block=method == "block", draft=law)
+    return sum(name.split(".")[1] not in FREE for name in operators.called)
+
+
 def batch_of(*, fixed_rounds: bool = False, **params: Any) -> SamplingBatch:
     return batch_of_rows([params] * ROWS, fixed_rounds=fixed_rounds)
 
@@ -229,6 +276,12 @@ def cases(launches: list[tuple[Any, str]]) -> dict[str, Any]:
         "given logits": lambda: step(batch_of(), given=torch.float32),
         "given logits, all together": lambda: step(batch_of(**everything), given=torch.bfloat16),
         "peer, given logits": lambda: step(batch_of(), world_size=2, given=torch.float16),
+        "rejection, certain": lambda: verification(batch_of(), "rejection", None),
+        "rejection": lambda: verification(batch_of(), "rejection", torch.bfloat16),
+        "block": lambda: verification(batch_of(), "block", torch.float32),
+        "block, 8 ranks": lambda: verification(
+            batch_of(), "block", torch.float16, Echoes(8, launches)
+        ),
         "peer, 2 ranks": lambda: step(batch_of(), world_size=2),
         "peer, 8 ranks": lambda: step(batch_of(), world_size=8, num_samples=2),
     }

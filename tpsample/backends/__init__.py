@@ -13,8 +13,11 @@ from torch import Tensor
 
 from tpsample.backends.backend import Backend
 from tpsample.backends.torch_.decode import decode_words
+from tpsample.backends.torch_.drafts import draft_words
 from tpsample.backends.torch_.launch import TorchBackend
 from tpsample.backends.torch_.passes import ShardLogits
+from tpsample.backends.torch_.verification import Verification
+from tpsample.core.row_noise import RowNoise
 from tpsample.output import SampleOutput
 from tpsample.settings import Settings
 
@@ -46,6 +49,32 @@ def passes_of(backend: str) -> type[ShardLogits]:
 
         return NativeShardLogits
     return ShardLogits
+
+
+def verification_of(backend: str) -> type[Verification]:
+    """Return the passes and the arithmetic of a verification by ratio of a backend."""
+    if backend == "triton":
+        from tpsample.backends.triton_.verification import TritonVerification  # needs Triton
+
+        return TritonVerification
+    if backend == "numba":
+        from tpsample.backends.numba_.verification import NativeVerification  # needs Numba
+
+        return NativeVerification
+    return Verification
+
+
+def draft_words_of(backend: str) -> Callable[[Tensor, int, RowNoise, int, int], Tensor]:
+    """Return what draws from a drafter's logits in a backend."""
+    if backend == "triton":
+        from tpsample.backends.triton_ import drafts as launched  # needs Triton
+
+        return launched.draft_words
+    if backend == "numba":
+        from tpsample.backends.numba_ import drafts as native  # needs Numba
+
+        return native.draft_words
+    return draft_words
 
 
 def decoder(backend: str, *, overlap: bool = False) -> Decode:

@@ -18,6 +18,7 @@ from tpsample.filters.sample import own_candidates, sample_filtered
 from tpsample.output import KeptSets, Logprobs
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.batch import SamplingBatch
+from tpsample.request.filters import lists_all
 from tpsample.request.params import SamplingParams
 from tpsample.request.plan import BatchView
 from tpsample.request.step import Step
@@ -103,6 +104,8 @@ def logprobs_of(rows: ShardLogits, batch: BatchView, ranks: Ranks, token_ids: Te
         sampled = sampled.where(asked.asks.unsqueeze(1), word.NO_TOKEN)
     shown = rows.select(asked.places).shown(asked.processed)
     found = find_logprobs(shown, asked, sampled, ranks)
+    if lists_all(asked.row_list, batch.rows):
+        return found
     whole = Logprobs.none(batch.rows, found.token_ids.shape[1], token_ids.device)
     return whole.put(asked.row_index, found)
 

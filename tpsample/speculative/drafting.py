@@ -12,8 +12,10 @@ from torch import Tensor
 from tpsample.agreement.arguments import refuse_unknown
 from tpsample.agreement.step import Call
 from tpsample.agreement.step_checks import check_batch
+from tpsample.backends import decoder, draft_words_of
 from tpsample.compiled import outside
 from tpsample.core import word
+from tpsample.core.acceptance import DOMAIN_DRAFT
 from tpsample.core.checks import (
     check_choice,
     check_int,
@@ -22,14 +24,12 @@ from tpsample.core.checks import (
     read_positions,
     require_plain,
 )
-from tpsample.core.order import order_words
 from tpsample.core.row_noise import RowNoise
-from tpsample.core.score import score
 from tpsample.core.tensors import readable
-from tpsample.noise import DOMAIN_TOKEN, row_stream, tile_noise
+from tpsample.noise import DOMAIN_TOKEN
+from tpsample.output import SampleOutput
 from tpsample.request.step_batch import StepBatch
 from tpsample.sampler import LMHeadSampler
-from tpsample.speculative.acceptance import DOMAIN_DRAFT
 
 Method = Literal["coupled", "rejection", "block"]
 """How drafts are accepted; see `tpsample.speculative.verify`."""
@@ -151,15 +151,12 @@ def sample_draft(
         settled, at = call.batch, call.positions
         assert settled is not None and at is not None
         place, domain = (0, DOMAIN_TOKEN) if method == "coupled" else (index, DOMAIN_DRAFT)
-        streams = row_stream(settled.seed.unsqueeze(1), at.unsqueeze(1), place, domain=domain)
-        best = torch.zeros_like(at)
-        if draft_logits.shape[1]:
-            first_id = sampler.shard.start
-            row_noise = RowNoise(settled.temperature, settled.seed, at, 1)
-            noise = tile_noise(streams, first_id, draft_logits.shape[1])
-            scores = score(draft_logits.detach().float(), noise, row_noise)
-            best = order_words(scores, first_id).amax(dim=1)
-        token_ids, _ = word.decode(sampler.ranks.gather_integers(best).amax(dim=0))
+        noise = RowNoise(settled.temperature, settled.seed, at, 1)
+        logits, out = draft_logits.detach(), SampleOutput.empty(settled.seed, None)
+        draw, decode = draft_words_of(sampler.backend), decoder(sampler.backend)
+        words = draw(logits, sampler.shard.start, noise, place, domain)
+        decode(sampler.ranks.gather_integers(words).flatten(0, 1), settled.seed, out)
+        token_ids = out.token_ids
         if settled._undrawn_rows is not None:
             token_ids = token_ids.masked_fill(settled._undrawn_rows.rows, word.NO_TOKEN)
         return Draft(token_ids, draft_logits.detach(), int(index), method, at.clone())

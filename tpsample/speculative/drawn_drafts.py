@@ -10,12 +10,11 @@ from __future__ import annotations
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 
-from tpsample.core.row_noise import GREEDY_BELOW
+from tpsample.backends.torch_.verification import Laws, Verification
 from tpsample.core.tensors import readable
-from tpsample.request.plan import BatchView
 from tpsample.sampler import LMHeadSampler
-from tpsample.speculative.laws import Laws
 
 LOOKS = 32
 """Verifications that are looked at, as far as each has a random draft."""
@@ -29,29 +28,29 @@ class DrawnDrafts:
     def __init__(self, looks: int) -> None:
         self._looks, self._sum, self._variance = looks, 0.0, 0.0
 
-    def are_of_another_law(self, laws: Laws, batch: BatchView) -> bool:
+    def are_of_another_law(self, its: Verification, laws: Laws, sums: Tensor) -> bool:
         """Look at drafts, and return whether those so far are no draws of their law; once.
 
         Args:
-            laws: at all positions [B, S], with the logits of the drafts.
-            batch: of the B · S rows.
+            its: with the logits of the drafts.
+            sums: of all ranks, as `Verification.sums` makes them.
         """
         if self._looks == 0 or not readable(laws.drafts.device):
             return False
-        random = (batch.temperature >= GREEDY_BELOW).view(laws.drafts.shape)
-        random = random & (laws.drafts >= 0) & (laws.q > 0)
+        random = its.rows.noise.random.view(laws.drafts.shape) & (laws.drafts >= 0)
         if not bool(random.any()):
             return False
         self._looks -= 1
-        mean = torch.zeros_like(laws.q)
-        square = torch.zeros_like(laws.q)
-        total = laws.draft_total.double().unsqueeze(2)
-        for _, _, draft in laws.mass_tiles():
-            q = draft.double() / total
+        total = sums[2].clamp(min=1).double()
+        mean = torch.zeros_like(total)
+        square = torch.zeros_like(mean)
+        for _, _, draft in its.mass_tiles(laws):
+            q = draft.double() / total.unsqueeze(2)
             log = q.clamp(min=torch.finfo(q.dtype).tiny).log()
             mean += (q * log).sum(dim=2)
             square += (q * log.square()).sum(dim=2)
-        self._sum += float((laws.q.clamp(min=1e-300).log() - mean)[random].sum())
+        own = (sums[3].double() / total).clamp(min=1e-300).log()
+        self._sum += float((own - mean)[random].sum())
         self._variance += float((square - mean.square())[random].clamp(min=0).sum())
         if self._variance < 1 or abs(self._sum) < FAR * self._variance**0.5:
             return False

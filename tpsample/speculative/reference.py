@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from tpsample import reference
-from tpsample.core import word
+from tpsample.core import residual, word
+from tpsample.core.acceptance import (
+    DOMAIN_RECOVERY,
+    accept_block,
+    accept_tokenwise,
+    coefficients,
+    leading,
+    uniforms,
+)
 from tpsample.core.checks import positions_tensor
 from tpsample.core.masses import TOP_MASS, masses
 from tpsample.core.order import order_words
@@ -19,15 +27,7 @@ from tpsample.noise import row_stream, tile_noise
 from tpsample.output import VerifyOutput
 from tpsample.request.plan import BatchView
 from tpsample.request.step_batch import StepBatch
-from tpsample.speculative import acceptance, laws
-from tpsample.speculative.acceptance import (
-    DOMAIN_RECOVERY,
-    emit,
-    leading,
-    position_of_rows,
-    recovery_scores,
-    uniforms,
-)
+from tpsample.speculative.acceptance import position_of_rows
 from tpsample.speculative.drafting import Method
 
 
@@ -77,35 +77,44 @@ def verify(
         status = status.masked_fill(nan & (drafts >= 0) & (status == Status.OK), int(Status.NAN))
     good = status == Status.OK
     drafts = drafts.where(good, word.NO_TOKEN)
-    p = _target_law(flat, expanded).view(logits.shape)
-    q = _draft_law(draft_logits, drafts, batch, p)
+    target, total = _target_masses(flat, expanded)
+    target, total = target.view(logits.shape), total.view(drafts.shape)
+    draft, draft_total = _draft_masses(draft_logits, drafts, batch, target)
     own = drafts.clamp(min=0).unsqueeze(2)
-    p_own, q_own = (law.gather(2, own).squeeze(2).where(drafts >= 0, 0.0) for law in (p, q))
-    q = q.where((q_own > 0).unsqueeze(2), 0.0)
+    p, q = (
+        (mass.gather(2, own).squeeze(2) * (drafts >= 0)).double() / of.double()
+        for mass, of in ((target, total), (draft, draft_total))
+    )
+    draft *= (q > 0).unsqueeze(2)
     u = uniforms(seed, positions, width)
-
     coefficient = torch.ones_like(u)
-    if method == "rejection":
-        stop = acceptance.accept_tokenwise(p_own, q_own, u)
+    if method == "block":
+        coefficient = coefficients(p, q)
+    weights = (
+        residual.share_weight(c, of).unsqueeze(2)
+        for c, of in ((coefficient, total), (torch.ones_like(u), draft_total))
+    )
+    left = residual.residuals(target, next(weights), draft, next(weights))
+    if method == "block":
+        sums = left.sum(dim=2).double() * 2.0**-residual.SHARE_BITS
+        stop = accept_block(coefficient, sums.where(good, coefficient), u)
     else:
-        coefficient = acceptance.coefficients(p_own, q_own)
-        units = laws.residual(coefficient.unsqueeze(2), p, q) / acceptance.SUM_UNIT
-        sums = units.round().to(torch.int64).sum(dim=2).double() * acceptance.SUM_UNIT
-        stop = acceptance.accept_block(coefficient, sums.where(good, coefficient), u)
+        stop = accept_tokenwise(p, q, u)
 
     each = torch.arange(num_rows, device=stop.device)
-    left = laws.residual(coefficient[each, stop].unsqueeze(1), p[each, stop], q[each, stop])
     streams = tuple(
         r.unsqueeze(1) for r in row_stream(seed, positions + stop, stop, domain=DOMAIN_RECOVERY)
     )
     noise = tile_noise(streams, 0, vocab_size)
-    token, _ = word.decode(order_words(recovery_scores(left, noise)).amax(dim=1))
-    token = token.where(good[each, stop], word.NO_TOKEN)
-    return VerifyOutput.of(stop, emit(drafts, stop, token), status, seed)
+    scores = residual.recovery_scores(left[each, stop], target[each, stop], noise)
+    token, _ = word.decode(order_words(scores).amax(dim=1))
+    token = token.where(good[each, stop], word.NO_TOKEN).unsqueeze(1)
+    emitted = drafts.scatter(1, stop.unsqueeze(1), token)
+    return VerifyOutput.of(stop, emitted, status, seed)
 
 
-def _target_law(logits: Tensor, batch: BatchView) -> Tensor:
-    """Return float64 [B · (K + 1), V]; anything in a row whose status is not OK."""
+def _target_masses(logits: Tensor, batch: BatchView) -> tuple[Tensor, Tensor]:
+    """Return int64 [B · (K + 1), V] and their sums; anything in a row whose status is not OK."""
     kept = reference.kept_mask(logits, batch)
     logits = reference.processed_logits(logits, batch)
     words = order_words(logits)
@@ -114,12 +123,14 @@ def _target_law(logits: Tensor, batch: BatchView) -> Tensor:
     first = words == words.amax(dim=1, keepdim=True)
     kept = torch.where(random & (top < torch.inf), kept, first)
     mass = masses(logits, top, temperature) * kept
-    return mass.double() / mass.sum(dim=1, keepdim=True).clamp(min=1).double()
+    return mass, mass.sum(dim=1).clamp(min=1)
 
 
-def _draft_law(draft: Tensor | None, drafts: Tensor, batch: StepBatch, like: Tensor) -> Tensor:
-    """Return float64 [B, K + 1, V]; 0 where there is no draft."""
-    mass = torch.zeros_like(like, dtype=torch.int64)
+def _draft_masses(
+    draft: Tensor | None, drafts: Tensor, batch: StepBatch, like: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return int64 [B, K + 1, V] and their sums; 0 where there is no draft."""
+    mass = torch.zeros_like(like)
     if draft is None:
         mass.scatter_(2, drafts.clamp(min=0).unsqueeze(2), TOP_MASS)
     elif draft.shape[1]:
@@ -128,4 +139,4 @@ def _draft_law(draft: Tensor | None, drafts: Tensor, batch: StepBatch, like: Ten
         q = masses(logits, logits.amax(dim=2, keepdim=True), temperature)
         mass[:, :-1] = q * (logits > -torch.inf)
     mass *= (drafts >= 0).unsqueeze(2)
-    return mass.double() / mass.sum(dim=2, keepdim=True).clamp(min=1).double()
+    return mass, mass.sum(dim=2).clamp(min=1)

@@ -14,6 +14,7 @@ from tpsample.agreement.step import Call
 from tpsample.agreement.step_checks import MISSING
 from tpsample.compiled import outside
 from tpsample.core import word
+from tpsample.core.acceptance import leading
 from tpsample.core.checks import INDICES, check_tensor, positions_tensor
 from tpsample.core.ranges import range_of
 from tpsample.filters.finish import kept_sets_of
@@ -22,7 +23,7 @@ from tpsample.request.plan import BatchView
 from tpsample.request.step import Inputs
 from tpsample.request.step_batch import StepBatch
 from tpsample.sampler import LMHeadSampler
-from tpsample.speculative.acceptance import leading, position_of_rows, verify_by_ratio
+from tpsample.speculative.acceptance import position_of_rows, verify_by_ratio
 from tpsample.speculative.drafting import (
     Draft,
     Method,

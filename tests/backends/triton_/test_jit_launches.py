@@ -19,7 +19,7 @@ MASKED = (
 LEADING, FIRST_KEPT = ["group_best", "best_scores"], ["before", "first_kept", "write_tokens"]
 FIRST_WORDS = ["group_first", "group_words"]
 TOP_WORDS = [*FIRST_WORDS, "top_words", "write_tokens"]
-LOGPROBS = [*FIRST_WORDS, "mass", "count"]
+LOGPROBS = [*FIRST_WORDS, "own_words", "listed_words", "mass", "count", "told_logprobs"]
 STORED = {
     "top_k": TOP_WORDS,
     "top_p": [*LEADING, *FIRST_KEPT],
@@ -49,6 +49,12 @@ FIXED = {
 FIXED["top_k 300"], FIXED["top_k 5, top_p"] = FIXED["top_p"], FIXED["top_k 5"]
 BOTH_FIRST = [*FIRST_WORDS, *LEADING, "exchange", "exchange", "top_words"]
 FIXED["mixture"] = BOTH_FIRST + FIXED["top_p"][len([*LEADING, "exchange"]) :]
+BY_RATIO = ["law_tops", "law_rows", "law_sums", "accept", "residual", "emit"]
+STORED |= dict.fromkeys(("rejection, certain", "rejection", "block"), BY_RATIO)
+STORED["block, 8 ranks"] = [
+    "law_tops", "exchange", "law_rows", "law_sums", "exchange", "accept", "residual", "exchange",
+    "emit",
+]  # fmt: skip
 for fixed, one_of_8 in FIXED.items():
     STORED[f"fixed rounds, {fixed}"] = [each for each in one_of_8 if each != "exchange"]
     STORED[f"peer, fixed rounds, {fixed}"] = one_of_8
@@ -57,10 +63,13 @@ MOST_OPERATORS = {
     "top_p": 7,
     "filters, samples": 7,
     "top_k, top_p": 8,
+    "logprobs": 20,
     "fixed rounds, min_p": 34,
     "fixed rounds, top_p": 57,
     "fixed rounds, top_k 300, top_p": 83,
     "fixed rounds, top_k 5": 8,
+    "rejection": 10,
+    "block, 8 ranks": 13,
 }
 """Torch operators beside them, of a batch whose rows all go the same way."""
 NOTHING_AHEAD = (

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tpsample.backends.torch_.logprobs import ListedWords, listed_words, told_logprobs
 from tpsample.backends.torch_.stored_logits import StoredLogits
 from tpsample.core import word
 from tpsample.core.masses import masses_and_moments
@@ -23,8 +24,8 @@ from tpsample.core.order import (
     order_words,
 )
 from tpsample.core.score import score_tile, score_tokens
-from tpsample.output import SampleOutput
-from tpsample.request.filters import RowFilters
+from tpsample.output import Logprobs, SampleOutput
+from tpsample.request.filters import LogprobRows, RowFilters
 
 GROUP = 64
 """Neighbouring ids whose largest logit is looked at before they are."""
@@ -268,6 +269,22 @@ class ShardLogits(StoredLogits):
             for c in range(marks.shape[1]):
                 counts[:, c] += (words >= marks[:, c, None]).sum(dim=1)
         return counts
+
+    def listed_words(self, asked: LogprobRows, gathered: Tensor) -> ListedWords:
+        """Return the words of all ranks that logprobs are told of."""
+        return listed_words(self.temperature, asked, gathered)
+
+    def told_logprobs(
+        self,
+        asked: LogprobRows,
+        sampled: Tensor,
+        words: ListedWords,
+        cut: Tensor,
+        sums: Tensor,
+        counts: Tensor,
+    ) -> Logprobs:
+        """Return the logprobs of all rows; see `tpsample.backends.torch_.logprobs`."""
+        return told_logprobs(self.vocab_size, asked, sampled, words, cut, sums, counts)
 
     def _marks(self, gathered: Tensor, filters: RowFilters, count: int) -> Tensor:
         """Return int64 [F, C]: a token comes before a mark if its order word is greater."""

@@ -13,7 +13,9 @@ import torch
 import triton
 from torch import Tensor
 
+from tpsample.backends.torch_.logprobs import ListedWords
 from tpsample.backends.torch_.passes import GROUP, ShardLogits
+from tpsample.backends.triton_ import logprobs
 from tpsample.backends.triton_.kernels.best_scores import (
     before_kernel,
     best_scores_kernel,
@@ -33,8 +35,8 @@ from tpsample.backends.triton_.kernels.sums import (
 )
 from tpsample.core.machine import interpreted
 from tpsample.core.order import DIGIT_BITS, DIGITS, Search
-from tpsample.output import SampleOutput
-from tpsample.request.filters import MAX_TOP_WORDS, RowFilters
+from tpsample.output import Logprobs, SampleOutput
+from tpsample.request.filters import MAX_TOP_WORDS, LogprobRows, RowFilters
 
 BLOCK = 1024 if interpreted() else 2048
 NUM_WARPS = 8
@@ -268,6 +270,30 @@ class TritonShardLogits(ShardLogits):
             num_marks=marks.shape[1],
         )
         return counts
+
+    def words_of(self, token_ids: Tensor) -> Tensor:
+        if not self.logits.shape[1] or token_ids.shape[1] > logprobs.MOST:
+            return super().words_of(token_ids)
+        return logprobs.own_words(self.shard_arguments(), token_ids)
+
+    def listed_words(self, asked: LogprobRows, gathered: Tensor) -> ListedWords:
+        if gathered.shape[2] >= logprobs.MOST:
+            return super().listed_words(asked, gathered)
+        return logprobs.listed_words(self.temperature, asked, gathered)
+
+    def told_logprobs(
+        self,
+        asked: LogprobRows,
+        sampled: Tensor,
+        words: ListedWords,
+        cut: Tensor,
+        sums: Tensor,
+        counts: Tensor,
+    ) -> Logprobs:
+        its = asked, sampled, words, cut, sums, counts
+        if words.first.shape[1] + words.own.shape[1] >= logprobs.MOST:
+            return super().told_logprobs(*its)
+        return logprobs.told_logprobs(self.vocab_size, *its)
 
     def _gathered(self, gathered: Tensor, count: int) -> dict[str, Any]:
         """Return the arguments by which a kernel merges the `best_scores` of all ranks."""

@@ -20,7 +20,7 @@ import torch
 from numba import float32, float64, int32, int64, typeof, types
 from torch import Tensor
 
-from tpsample.backends.numba_.kernels import ends, passes
+from tpsample.backends.numba_.kernels import drafts, ends, laws, passes
 from tpsample.backends.numba_.kernels.arrays import array_of
 from tpsample.backends.numba_.kernels.compiling import is_ready, told
 from tpsample.backends.numba_.kernels.decode import decode
@@ -48,6 +48,10 @@ _FLOATS, _INTS = np.empty(0, np.float32), np.empty(0, np.int64)
 COPY = typeof(Copy(np.empty(0, np.int8), *[_FLOATS] * 3))
 DRAWS = typeof(Draws(_FLOATS, _INTS, _INTS, 1))
 LIMITS = typeof((_INTS, *[np.empty(0)] * 3))
+DRAFT_ROWS = typeof((_FLOATS, _INTS, _INTS))
+LAWS = typeof(
+    laws.NativeLaws(*[np.empty((0, 0), np.float32)] * 2, True, 0, 1, *[_FLOATS] * 3, *[_INTS] * 2)
+)
 STORED = typeof(passes.Stored(np.empty((0, 0), np.float32), 0, _FLOATS, _INTS))
 
 
@@ -83,6 +87,9 @@ def entries(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]
         (passes.count_from, (STORED, INTS_2, INTS_2)),
         (passes.digits, (STORED, FLOATS, INTS, int64, types.bool_, INTS_2)),
         (passes.best_of_first, (INTS_2, FLOATS, LIMITS, DRAWS, INTS_2)),
+        (drafts.draft_words, (FLOATS_2, int64, DRAFT_ROWS, int64, int64, INTS)),
+        (laws.law_sums, (LAWS, INTS_2)),
+        (laws.residuals, (LAWS, INTS_2, INTS_3, INTS, INTS, INTS_3)),
         (ends.bound_sums, (STORED, FLOATS, FLOATS, FLOATS_2, INTS_3)),
     ]
     shared = [(kernel, (*[int64] * 4, types.BaseTuple.from_types(its))) for kernel, its in found]

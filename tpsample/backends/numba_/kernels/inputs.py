@@ -132,6 +132,14 @@ def part_of(weight, start, stop):
 
 
 @jit()
+def aligned_block(first_id, column, num_ids):
+    """Return the block whose lane 0 is a column, maybe before the shard; first_id + column is a
+    multiple of four."""
+    begin, end = max(column, 0), min(column + BLOCK, num_ids)
+    return Block(first_id + column, begin - column, end - begin, begin)
+
+
+@jit()
 def lanes_of(block):
     """Return the lanes of a block as bits of uint64."""
     return (~U64(0) >> U64(BLOCK - block.count)) << U64(block.lane)

@@ -29,7 +29,7 @@ def decode(best):
 
 
 @triton.jit(
-    do_not_specialize=["num_rows", "num_samples", "num_sources"],
+    do_not_specialize=["stride_words_s", "num_rows", "num_samples", "num_sources"],
     do_not_specialize_on_alignment=["seed_ptr", "token_ptr", "status_ptr", "out_seed_ptr"],
 )
 def decode_kernel(

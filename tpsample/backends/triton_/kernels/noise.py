@@ -196,12 +196,15 @@ def row_scale(temperature):
 
 
 @triton.jit
-def row_stream(seed, position, sample):
-    """Returns the three words, uint32, that seed the noise of one sample of a block of rows."""
+def row_stream(seed, position, sample, DOMAIN: tl.constexpr = DOMAIN_TOKEN):
+    """Returns the three words, uint32, that seed the noise of one sample of a block of rows.
+
+    A sample is one number, or one per row.
+    """
     seed_low, seed_high = low_high(seed)
     position_low, position_high = low_high(position)
-    number = tl.full(seed.shape, sample, tl.int32).to(tl.uint32)
-    domain = tl.full(seed.shape, DOMAIN_TOKEN, tl.uint32)
+    number = (tl.zeros(seed.shape, tl.int32) + sample).to(tl.uint32)
+    domain = tl.full(seed.shape, DOMAIN, tl.uint32)
     r0, r1, r2, _ = philox4x32(position_low, position_high, number, domain, seed_low, seed_high)
     return r0, r1, r2
 

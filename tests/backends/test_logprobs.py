@@ -1,0 +1,85 @@
+"""The arithmetic on rows of logprobs by kernels against the definition, bit for bit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tpsample.backends import passes_of
+from tpsample.backends.torch_.passes import ShardLogits
+from tpsample.core import word
+from tpsample.core.row_noise import RowNoise
+from tpsample.request.filters import LogprobRows
+
+ROWS, WIDTH, FIRST = 9, 1500, 6
+
+
+def rows_of(backend: str) -> ShardLogits:
+    generator = torch.Generator().manual_seed(4)
+    logits = (2 * torch.randn(ROWS, WIDTH, generator=generator)).round()  # with many ties
+    logits[1] += torch.rand(WIDTH, generator=generator)
+    logits[2, 5], logits[3], logits[4, 100:] = math.nan, -math.inf, -math.inf
+    logits[5, [7, 90]] = math.inf
+    temperature = torch.tensor([1.0, 0.5, 3.0] * 3)
+    zeros = torch.zeros(ROWS, dtype=torch.int64)
+    noise = RowNoise(temperature, zeros, zeros, 1)
+    return passes_of(backend)(logits, logits, FIRST, FIRST + WIDTH + 9, temperature, noise)
+
+
+def asked_of(top: int, chosen: int) -> LogprobRows:
+    generator = torch.Generator().manual_seed(top)
+    ids = torch.randint(-1, FIRST + WIDTH + 9, (ROWS, chosen), generator=generator)
+    modes = torch.arange(ROWS)
+    return LogprobRows(
+        row_list=[*range(ROWS)],
+        row_index=modes,
+        top=top,
+        top_of=modes % (top + 1),
+        chosen=ids.masked_fill(torch.rand(ids.shape, generator=generator) < 0.3, -1),
+        processed_list=(modes % 2 == 0).tolist(),
+        processed=modes % 2 == 0,
+        as_logits=modes % 3 == 0,
+    )
+
+
+def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Compare the tensors of two values."""
+    for name, a in found.items():
+        b = expected[name]
+        assert a.dtype == b.dtype, name
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True, msg=name)
+
+
+@pytest.mark.parametrize(("top", "chosen"), [(0, 0), (5, 0), (1, 3), (20, 40)])
+def test_kernels_tell_the_logprobs_of_the_definition(top, chosen):
+    its, plain, asked = rows_of("triton"), rows_of("torch"), asked_of(top, chosen)
+    sampled = torch.arange(ROWS * 2).view(ROWS, 2) * 50
+    sampled[6, 1], sampled[7, 0] = -1, FIRST + WIDTH + 3
+    ids = torch.cat([sampled, asked.chosen], dim=1)
+    own = plain.words_of(ids)
+    assert torch.equal(its.words_of(ids), own)
+
+    firsts = plain.first_words(max(1, top))
+    others = (firsts - (1 << word.TOKEN_BITS)).clamp(min=0) * (torch.arange(ROWS) % 2)[:, None]
+    gathered: Tensor = torch.stack(
+        [torch.cat([firsts, own], dim=1), torch.cat([others, torch.zeros_like(own)], dim=1)]
+    )
+    for each in (gathered, gathered[:1]):
+        words = plain.listed_words(asked, each)
+        same(its.listed_words(asked, each)._asdict(), words._asdict())
+        for cut in (
+            torch.zeros_like(ids[:, 0]),
+            words.first[:, words.first.shape[1] // 2].contiguous(),
+        ):
+            weighed = replace(plain, top=words.top, temperature=words.temperature)
+            sums = weighed.mass_from(cut).clamp(min=1)
+            counts = plain.count_from(words.marks.maximum(cut.unsqueeze(1)))
+            given = asked, sampled, words, cut, sums, counts
+            expected = plain.told_logprobs(*given)
+            same(asdict(its.told_logprobs(*given)), asdict(expected))
+    assert expected.values.isnan().any() and not expected.values.isnan().all()

@@ -1,0 +1,60 @@
+"""Draws of a drafter from its logits. Twin: `tpsample.backends.torch_.drafts`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tpsample.backends.numba_.kernels.compiling import F32, F64, I64, U32, U64, jit
+from tpsample.backends.numba_.kernels.inputs import BLOCK, aligned_block, lanes_of
+from tpsample.backends.numba_.kernels.noise import Stream, exact_score, philox, upper_scores
+from tpsample.backends.numba_.kernels.numbers import lanes_reaching, lowest_lane, pack, value_of
+from tpsample.backends.numba_.kernels.threads import share
+from tpsample.core.row_noise import GREEDY_BELOW, HOTTEST, LOG2_E
+
+
+@jit(entry=True)
+def draft_words(start, stop, parts, threads, arguments):
+    """Do `draft_words_of_rows` for each part of the rows; see `kernels.threads`."""
+    share(draft_words_of_rows, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def draft_words_of_rows(start, stop, part, arguments):
+    """Find the best score word of some rows.
+
+    Args:
+        logits: fp32 [B, V_local].
+        first_id: global id of the first column.
+        rows: temperature fp32, seed and position int64, [B] each.
+        sample, domain: words of the counter of the rows' streams.
+        found: int64 [B], zeros.
+    """
+    logits, first_id, rows, sample, domain, found = arguments
+    temperature, seed, position = rows
+    num_ids, first = logits.shape[1], first_id & 3
+    inside, upper = np.empty(BLOCK, F32), np.empty(BLOCK, F32)
+    for row in range(start, stop):
+        heat, key, place = temperature[row], U64(seed[row]), U64(position[row])
+        scale, random = F32(1), F32(0)
+        if heat >= F32(GREEDY_BELOW):
+            scale, random = F32(LOG2_E / min(F64(heat), HOTTEST)), F32(1)
+        r0, r1, r2, _ = philox(
+            U32(place), U32(place >> U64(32)), U32(sample), U32(domain), U32(key),
+            U32(key >> U64(32)),
+        )  # fmt: skip
+        stream, best = Stream(scale, random, r0, r1, r2), I64(0)
+        for column in range(-first, num_ids, BLOCK):
+            block = aligned_block(first_id, column, num_ids)
+            piece = logits[row, block.local : block.local + block.count]
+            for j in range(block.count):
+                inside[block.lane + j] = piece[j]
+            upper_scores(inside, block, stream, upper)
+            lanes = lanes_reaching(upper, value_of(best), lanes_of(block))
+            while lanes:
+                j = lowest_lane(lanes)
+                lanes &= lanes - U64(1)
+                if upper[j] < value_of(best):
+                    continue
+                token_id = block.base + j
+                best = max(best, pack(exact_score(inside[j], token_id, stream), token_id))
+        found[row] = best

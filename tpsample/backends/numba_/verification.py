@@ -1,0 +1,60 @@
+"""Verification by ratio in native kernels; see `tpsample.backends.torch_.verification`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from tpsample.backends.numba_.kernels import laws as kernels
+from tpsample.backends.numba_.kernels.arrays import array_of
+from tpsample.backends.numba_.kernels.threads import in_ranges, threads_for
+from tpsample.backends.torch_.verification import Laws, Places, Verification
+
+
+class NativeVerification(Verification):
+    """`Verification` on a CPU with Numba; the arithmetic on rows is that of the definition."""
+
+    @cached_property
+    def _draft(self) -> Tensor:
+        """fp32 [B · K, V_local], a copy only if the drafter has another dtype or order of rows."""
+        if self.draft is None:
+            return self.rows.logits[:0]
+        return self.draft.float().flatten(0, 1).contiguous()
+
+    def tops(self) -> Tensor:
+        own = self.rows.first_words(1).view(self.drafts.shape)
+        if self.draft is None:
+            return own
+        logits = self._draft
+        law = replace(self.rows, logits=logits, raw=logits, done=None, first=None, rough=None)
+        return torch.cat([own, law.first_words(1).view(self.draft.shape[:2])], dim=1)
+
+    def sums(self, laws: Laws) -> Tensor:
+        sums = self.drafts.new_zeros(2 if self.draft is None else 4, self.drafts.numel())
+        self._run(kernels.law_sums, laws, self.drafts.numel(), sums)
+        return sums.view(-1, *self.drafts.shape)
+
+    def residuals(self, laws: Laws, places: Places) -> Tensor:
+        index = places.index
+        found = index.new_zeros(2, *index.shape)
+        tensors = index, places.weights, self.seed, self.positions.contiguous(), found
+        self._run(kernels.residuals, laws, index.numel(), *tensors)
+        return found if self.block else found[:1]
+
+    def _run(self, kernel: object, laws: Laws, count: int, *tensors: Tensor) -> None:
+        """Call a kernel for ranges of `count` positions, one per thread."""
+        logits = self.rows.logits.contiguous()
+        numbers = self.rows.temperature, laws.top, laws.draft_top, laws.cut, laws.drafts
+        rows = kernels.NativeLaws(
+            array_of(logits),
+            array_of(self._draft),
+            self.draft is None,
+            self.rows.first_id,
+            self.drafts.shape[1],
+            *(array_of(each.flatten()) for each in numbers),
+        )
+        parts = max(1, min(count, threads_for(32 * count * logits.shape[1])))
+        in_ranges(kernel, 0, count, parts, rows, *map(array_of, tensors))

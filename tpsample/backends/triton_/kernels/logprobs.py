@@ -1,0 +1,167 @@
+"""Logprobs: words of given ids, and the arithmetic on rows. Twin: `backends.torch_.logprobs`."""
+
+import triton
+import triton.language as tl
+
+from tpsample.backends.triton_.kernels.decode import NO_TOKEN
+from tpsample.backends.triton_.kernels.head import TOKEN_BITS, TOKEN_MASK
+from tpsample.backends.triton_.kernels.order import (
+    KEY_MASK,
+    is_number,
+    order_words,
+    value_of,
+)
+
+ROW_POINTERS = [
+    *("ids_ptr", "words_ptr", "gathered_ptr", "first_ptr", "own_ptr", "top_ptr", "marks_ptr"),
+    *("temperature_ptr", "processed_ptr", "shown_temperature_ptr", "sampled_ptr", "chosen_ptr"),
+    *("cut_ptr", "counts_ptr", "log_total_ptr", "entropy_ptr", "as_logits_ptr", "top_of_ptr"),
+    *("token_ptr", "value_ptr", "rank_ptr", "out_entropy_ptr"),
+]
+"""Memory of a few numbers per row: whether it begins at a multiple of 16 makes no other kernel."""
+
+
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=ROW_POINTERS)
+def own_words_kernel(
+    # inputs
+    logits_ptr,  # [R, V_local] fp32
+    stride_logits,
+    ids_ptr,  # [R, count] int64
+    # outputs
+    words_ptr,  # [R, count] int64; 0 for ids of other ranks and for -1
+    # sizes
+    count,
+    vocab_start,
+    lead,
+    width,
+    BLOCK: tl.constexpr,  # >= count
+):
+    """The order words of given ids. Grid: (R,)."""
+    row, place = tl.program_id(0), tl.arange(0, BLOCK)
+    inside = place < count
+    ids = tl.load(ids_ptr + row * count + place, mask=inside, other=-1)
+    columns = ids - vocab_start
+    mine = (columns >= 0) & (columns < width) & (ids >= 0)
+    logits = tl.load(logits_ptr + row.to(tl.int64) * stride_logits + columns, mask=mine, other=0.0)
+    words = order_words(logits, ids.to(tl.int32), mine)
+    tl.store(words_ptr + row * count + place, words, mask=inside)
+
+
+@triton.jit(
+    do_not_specialize=["num_sources", "count", "num_own", "stride_first"],
+    do_not_specialize_on_alignment=ROW_POINTERS,
+)
+def listed_words_kernel(
+    # inputs
+    gathered_ptr,  # [num_sources, R, count + num_own] int64
+    first_ptr,  # [R, count] int64, descending
+    stride_first,
+    temperature_ptr,  # [R] fp32
+    processed_ptr,  # [R] bool
+    # outputs
+    own_ptr,  # [R, num_own] int64
+    top_ptr,  # [R] fp32
+    shown_temperature_ptr,  # [R] fp32
+    marks_ptr,  # [R, num_own + 1] int64
+    # sizes
+    num_sources,
+    count,
+    num_own,
+    BLOCK: tl.constexpr,  # > num_own
+):
+    """The words of all ranks that logprobs are told of. Grid: (R,)."""
+    row, rows, place = tl.program_id(0), tl.num_programs(0), tl.arange(0, BLOCK)
+    own = tl.zeros((BLOCK,), tl.int64)
+    for source in range(num_sources):
+        words = gathered_ptr + (source * rows + row) * (count + num_own) + count + place
+        own = tl.maximum(own, tl.load(words, mask=place < num_own, other=0))
+    first = first_ptr + row * stride_first
+    marked = tl.where(place < num_own, own, tl.load(first + count - 1)) & ~TOKEN_MASK
+    temperature = tl.where(tl.load(processed_ptr + row), tl.load(temperature_ptr + row), 1.0)
+    tl.store(own_ptr + row * num_own + place, own, mask=place < num_own)
+    tl.store(marks_ptr + row * (num_own + 1) + place, marked, mask=place <= num_own)
+    tl.store(top_ptr + row, value_of(tl.load(first)))
+    tl.store(shown_temperature_ptr + row, temperature)
+
+
+@triton.jit(
+    do_not_specialize=["stride_first", "count", "num_drawn", "num_top", "num_chosen", "vocab_size"],
+    do_not_specialize_on_alignment=ROW_POINTERS,
+)
+def told_logprobs_kernel(
+    # inputs
+    first_ptr,  # [R, count] int64, descending
+    stride_first,
+    own_ptr,  # [R, S + C] int64
+    top_ptr,  # [R] fp32
+    temperature_ptr,  # [R] fp32, 1 in a raw mode
+    sampled_ptr,  # [R, S] int64
+    chosen_ptr,  # [R, C] int64
+    cut_ptr,  # [R] int64
+    counts_ptr,  # [R, S + C + 1] int64
+    log_total_ptr,  # [R] fp64
+    entropy_ptr,  # [R] fp64
+    as_logits_ptr,  # [R] bool
+    top_of_ptr,  # [R] int64
+    # outputs
+    token_ptr,  # [R, S + N + C] int64
+    value_ptr,  # [R, S + N + C] fp64
+    rank_ptr,  # [R, S + N + C] int64
+    out_entropy_ptr,  # [R] fp64
+    # sizes
+    count,
+    num_drawn,  # S
+    num_top,  # N
+    num_chosen,  # C
+    vocab_size,
+    BLOCK: tl.constexpr,  # >= S + N + C
+):
+    """Ids, values and ranks of the sampled, the first and the chosen tokens. Grid: (R,)."""
+    row, place = tl.program_id(0), tl.arange(0, BLOCK)
+    width, num_own = num_drawn + num_top + num_chosen, num_drawn + num_chosen
+    inside, is_drawn = place < width, place < num_drawn
+    is_top = (place >= num_drawn) & (place < num_drawn + num_top)
+    own_place = tl.where(is_drawn, place, place - num_top)
+    is_own, rank_in = inside & ~is_top, place - num_drawn
+    first = first_ptr + row * stride_first
+    words = tl.load(own_ptr + row * num_own + own_place, mask=is_own, other=0)
+    words = tl.where(is_top, tl.load(first + rank_in, mask=is_top, other=0), words)
+    sampled = tl.load(sampled_ptr + row * num_drawn + place, mask=is_drawn, other=0)
+    chosen_place = place - num_drawn - num_top
+    is_chosen = inside & (chosen_place >= 0)
+    chosen = tl.load(chosen_ptr + row * num_chosen + chosen_place, mask=is_chosen, other=-1)
+
+    # How many of the first words have no lower key, and how many are kept.
+    cut, keys = tl.load(cut_ptr + row), (words >> TOKEN_BITS) & KEY_MASK
+    ranks, num_kept = tl.zeros((BLOCK,), tl.int64), tl.full((), 0, tl.int64)
+    for other in range(count):
+        its = tl.load(first + other)
+        ranks += (((its >> TOKEN_BITS) & KEY_MASK) >= keys).to(tl.int64)
+        num_kept += (its >= cut).to(tl.int64)
+    last = (tl.load(first + count - 1) >> TOKEN_BITS) & KEY_MASK
+    counts = counts_ptr + row * (num_own + 1)
+    ranks = tl.where(keys == last, tl.load(counts + num_own), tl.minimum(ranks, num_kept))
+    ranks = tl.where(is_own, tl.load(counts + own_place, mask=is_own, other=0), ranks)
+    kept = words >= cut
+    ranks = tl.where(kept, ranks, vocab_size)
+
+    top = tl.load(top_ptr + row)
+    temperature = tl.load(temperature_ptr + row).to(tl.float64)
+    logits = value_of(words)
+    below = (logits.to(tl.float64) - top.to(tl.float64)) / temperature
+    values = tl.where(logits == top, 0.0, below) - tl.load(log_total_ptr + row)
+    scaled = logits.to(tl.float64) / temperature
+    values = tl.where(tl.load(as_logits_ptr + row), scaled, values)
+
+    has_values = is_number(tl.load(first))
+    has_values = has_values & (tl.min(tl.where(is_drawn, sampled, 0), axis=0) >= 0)
+    wanted = is_drawn | (is_top & (rank_in < tl.load(top_of_ptr + row))) | (chosen >= 0)
+    wanted = wanted & has_values
+    tokens = (words & TOKEN_MASK) ^ TOKEN_MASK
+    out = row * width + place
+    values = tl.where(kept, values, float("-inf"))
+    tl.store(token_ptr + out, tl.where(wanted, tokens, NO_TOKEN), mask=inside)
+    tl.store(value_ptr + out, tl.where(wanted, values, float("nan")), mask=inside)
+    tl.store(rank_ptr + out, tl.where(wanted, ranks, 0), mask=inside)
+    entropy = tl.load(entropy_ptr + row)
+    tl.store(out_entropy_ptr + row, tl.where(has_values, entropy, float("nan")))

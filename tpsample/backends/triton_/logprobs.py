@@ -1,0 +1,114 @@
+"""Logprobs as Triton launches, a program per row. Twin: `tpsample.backends.torch_.logprobs`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tpsample.backends.torch_.logprobs import ListedWords, first_of, log_totals
+from tpsample.backends.triton_.kernels.logprobs import (
+    listed_words_kernel,
+    own_words_kernel,
+    told_logprobs_kernel,
+)
+from tpsample.output import Logprobs
+from tpsample.request.filters import LogprobRows
+
+MOST = 256
+"""Words that a program takes at a time. All ids of a vocabulary are told of by plain PyTorch."""
+
+
+def block_for(count: int) -> int:
+    """Return the size of a block for so many numbers; few sizes, because each is a kernel."""
+    return 32 if count <= 32 else MOST
+
+
+def own_words(shard: dict[str, Any], token_ids: Tensor) -> Tensor:
+    """Return the order words of global ids, int64 [R, C], at most MOST.
+
+    Args:
+        shard: the arguments by which a kernel finds the logits.
+    """
+    words, token_ids = torch.empty_like(token_ids), token_ids.contiguous()
+    own_words_kernel[(len(token_ids),)](
+        **shard,
+        ids_ptr=token_ids,
+        words_ptr=words,
+        count=token_ids.shape[1],
+        BLOCK=block_for(token_ids.shape[1]),
+        num_warps=1,
+    )
+    return words
+
+
+def listed_words(temperature: Tensor, asked: LogprobRows, gathered: Tensor) -> ListedWords:
+    """Return the words of all ranks."""
+    count, (_, num_rows, width) = max(1, asked.top), gathered.shape
+    gathered, num_own = gathered.contiguous(), width - count
+    first = first_of(gathered, count)
+    top, shown_temperature = temperature.new_empty(2, num_rows).unbind()
+    own, marks = first.new_empty(num_rows, num_own), first.new_empty(num_rows, num_own + 1)
+    listed_words_kernel[(num_rows,)](
+        gathered_ptr=gathered,
+        first_ptr=first,
+        stride_first=first.stride(0),
+        temperature_ptr=temperature,
+        processed_ptr=asked.processed.contiguous(),
+        own_ptr=own,
+        top_ptr=top,
+        shown_temperature_ptr=shown_temperature,
+        marks_ptr=marks,
+        num_sources=len(gathered),
+        count=count,
+        num_own=num_own,
+        BLOCK=block_for(num_own + 1),
+        num_warps=1,
+    )
+    return ListedWords(first, own, top, shown_temperature, marks)
+
+
+def told_logprobs(
+    vocab_size: int,
+    asked: LogprobRows,
+    sampled: Tensor,
+    words: ListedWords,
+    cut: Tensor,
+    sums: Tensor,
+    counts: Tensor,
+) -> Logprobs:
+    """Return the logprobs of rows. Logarithms are torch's, so that they are the definition's."""
+    first, (num_rows, drawn), chosen = words.first, sampled.shape, asked.chosen.shape[1]
+    log_total, entropies = log_totals(sums)
+    width = drawn + asked.top + chosen
+    token_ids, ranks = first.new_empty(2, num_rows, width).unbind()
+    values, found = log_total.new_empty(num_rows, width), torch.empty_like(entropies)
+    told_logprobs_kernel[(num_rows,)](
+        first_ptr=first,
+        stride_first=first.stride(0),
+        own_ptr=words.own,
+        top_ptr=words.top,
+        temperature_ptr=words.temperature,
+        sampled_ptr=sampled.contiguous(),
+        chosen_ptr=asked.chosen.contiguous(),
+        cut_ptr=cut,
+        counts_ptr=counts.contiguous(),
+        log_total_ptr=log_total,
+        entropy_ptr=entropies,
+        as_logits_ptr=asked.as_logits.contiguous(),
+        top_of_ptr=asked.top_of.contiguous(),
+        token_ptr=token_ids,
+        value_ptr=values,
+        rank_ptr=ranks,
+        out_entropy_ptr=found,
+        count=first.shape[1],
+        num_drawn=drawn,
+        num_top=asked.top,
+        num_chosen=chosen,
+        vocab_size=vocab_size,
+        BLOCK=block_for(width),
+        num_warps=1,
+        enable_fp_fusion=False,
+    )
+    return Logprobs(token_ids, values, ranks, found)

@@ -1,0 +1,176 @@
+"""Verification by ratio as Triton launches: three passes over logits, three kernels over rows.
+
+Twin: `tpsample.backends.torch_.verification`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from tpsample.backends.torch_.verification import Laws, Places, Verification
+from tpsample.backends.triton_.kernels.acceptance import accept_kernel, emit_kernel, law_rows_kernel
+from tpsample.backends.triton_.kernels.laws import law_sums_kernel, law_tops_kernel, residual_kernel
+from tpsample.backends.triton_.passes import BLOCK, NUM_WARPS, TritonShardLogits
+from tpsample.output import VerifyOutput
+
+
+class TritonVerification(Verification):
+    """`Verification` on a GPU, or in the interpreter."""
+
+    rows: TritonShardLogits
+
+    @cached_property
+    def _memory(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Zeros for the words of `tops`, the sums, and what `residuals` finds, made by one fill."""
+        (num_rows, width), drafted = self.drafts.shape, self.draft is not None
+        places = width if self.block else 1
+        shapes = (
+            (num_rows, 2 * width - 1 if drafted else width),
+            (4 if drafted else 2, num_rows, width),
+            (2 if self.block else 1, num_rows, places),
+        )
+        sizes = [torch.Size(shape).numel() for shape in shapes]
+        parts = self.drafts.new_zeros(sum(sizes)).split(sizes)
+        tops, sums, found = (x.view(shape) for x, shape in zip(parts, shapes, strict=True))
+        return tops, sums, found
+
+    @property
+    def _law_arguments(self) -> dict[str, Any]:
+        """The arguments by which a kernel finds the logits of both laws."""
+        rows, draft = self.rows, self.draft
+        return {
+            "target_ptr": rows.logits,
+            "stride_target": rows.logits.stride(0),
+            "draft_ptr": draft,
+            "stride_draft_b": None if draft is None else draft.stride(0),
+            "stride_draft_k": None if draft is None else draft.stride(1),
+            "num_positions": self.drafts.shape[1],
+            "vocab_start": rows.first_id,
+            "lead": rows.first_id % 4,
+            "width": rows.logits.shape[1],
+            "BLOCK": BLOCK,
+            "num_warps": NUM_WARPS,
+            "enable_fp_fusion": False,  # the twin rounds every product
+        }
+
+    def _numbers(self, laws: Laws) -> dict[str, Any]:
+        """The arguments by which a kernel finds the numbers of the laws."""
+        return {
+            "temperature_ptr": self.rows.temperature,
+            "top_ptr": laws.top,
+            "draft_top_ptr": laws.draft_top,
+            "cut_ptr": laws.cut,
+            "drafts_ptr": laws.drafts,
+        }
+
+    def _row_options(self) -> dict[str, Any]:
+        """The sizes and options of the kernels over rows."""
+        return {
+            "num_positions": self.drafts.shape[1],
+            "BLOCKWISE": self.block,
+            "POSITIONS": max(32, triton.next_power_of_2(self.drafts.shape[1])),  # mostly one kernel
+            "num_warps": 1,
+            "enable_fp_fusion": False,
+        }
+
+    def tops(self) -> Tensor:
+        tops = self._memory[0]
+        if self.rows.logits.shape[1]:
+            law_tops_kernel[(self.rows.count_of(BLOCK), tops.numel())](
+                **self._law_arguments,
+                tops_ptr=tops,
+                num_drafts=tops.shape[1] - self.drafts.shape[1],
+            )
+        return tops
+
+    def laws(self, gathered: Tensor) -> Laws:
+        num_rows, width = self.drafts.shape
+        top, draft_top = self.rows.logits.new_empty(2, num_rows, width).unbind()
+        cut, drafts = self.drafts.new_empty(2, num_rows, width).unbind()
+        laws = Laws(top, draft_top, cut, drafts, torch.empty_like(self.status))
+        law_rows_kernel[(width, num_rows)](
+            gathered_ptr=gathered.contiguous(),
+            temperature_ptr=self.rows.noise.temperature,
+            status_ptr=self.status,
+            drafts_ptr=self.drafts,
+            top_ptr=top,
+            draft_top_ptr=draft_top,
+            cut_ptr=cut,
+            own_status_ptr=laws.status,
+            own_drafts_ptr=drafts,
+            num_positions=width,
+            num_drafts=gathered.shape[2] - width,
+            num_sources=len(gathered),
+            num_warps=1,
+        )
+        return laws
+
+    def sums(self, laws: Laws) -> Tensor:
+        sums = self._memory[1]
+        if self.rows.logits.shape[1]:
+            law_sums_kernel[(self.rows.count_of(BLOCK), laws.cut.numel())](
+                **self._law_arguments, **self._numbers(laws), sums_ptr=sums
+            )
+        return sums
+
+    def accept(self, laws: Laws, sums: Tensor) -> tuple[Laws, Places]:
+        num_rows, width = self.drafts.shape
+        shape = num_rows, width if self.block else 1
+        drafts, index = torch.empty_like(laws.drafts), self.drafts.new_empty(shape)
+        weights = self.drafts.new_empty(2, *shape)
+        coefficient = torch.empty_like(index, dtype=torch.float64)
+        accept_kernel[(num_rows,)](
+            sums_ptr=sums.contiguous(),
+            drafts_ptr=laws.drafts,
+            seed_ptr=self.seed,
+            position_ptr=self.positions,
+            own_drafts_ptr=drafts,
+            place_ptr=index,
+            weights_ptr=weights,
+            coefficient_ptr=coefficient,
+            CERTAIN=self.draft is None,
+            **self._row_options(),
+        )
+        return replace(laws, drafts=drafts), Places(index, weights, coefficient)
+
+    def residuals(self, laws: Laws, places: Places) -> Tensor:
+        found = self._memory[2]
+        if self.rows.logits.shape[1]:
+            residual_kernel[(self.rows.count_of(BLOCK), places.index.numel())](
+                **self._law_arguments,
+                **self._numbers(laws),
+                place_ptr=places.index,
+                weights_ptr=places.weights,
+                seed_ptr=self.seed,
+                position_ptr=self.positions,
+                found_ptr=found,
+                num_places=places.index.shape[1],
+                SUMS=self.block,
+            )
+        return found
+
+    def output(self, laws: Laws, places: Places, gathered: Tensor) -> VerifyOutput:
+        num_rows = len(self.drafts)
+        accepted, tokens = self.drafts.new_empty(num_rows), torch.empty_like(self.drafts)
+        status = self.status.new_empty(num_rows)
+        emit_kernel[(num_rows,)](
+            gathered_ptr=gathered.contiguous(),
+            place_ptr=places.index,
+            coefficient_ptr=places.coefficient,
+            drafts_ptr=laws.drafts,
+            status_ptr=laws.status,
+            seed_ptr=self.seed,
+            position_ptr=self.positions,
+            accepted_ptr=accepted,
+            token_ptr=tokens,
+            row_status_ptr=status,
+            num_sources=len(gathered),
+            **self._row_options(),
+        )
+        return VerifyOutput(accepted, tokens, status, self.seed)
