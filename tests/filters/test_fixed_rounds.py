@@ -16,6 +16,7 @@ from tpsample.backends.triton_.passes import TritonShardLogits
 from tpsample.core import score
 from tpsample.filters import finish as stored_plan
 from tpsample.ranks.ranks import Ranks
+from tpsample.request.row_filter import BY_FIRST_WORDS
 
 KINDS = kinds_of_logits()
 FIXED = {"fixed_rounds": True}
@@ -194,7 +195,7 @@ def test_decided_and_undecided_rows_of_one_step(monkeypatch, backend, world_size
         assert torch.equal(out.token_ids, oracle.token_ids)
         assert torch.equal(out.status, oracle.status)
     assert len(decided) == world_size
-    few = rows.batch.plan.filters.by_top_words
+    few = rows.batch.plan.filters.column(BY_FIRST_WORDS)
     assert decided[0][few].all() and few.any()
     assert decided[0][~few].any() and not decided[0][~few].all()
 

@@ -14,7 +14,7 @@ from tpsample import SamplingBatch, SamplingParams, reference
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core import word
 from tpsample.core.masses import masses
-from tpsample.core.order import min_p_cut, min_p_floor
+from tpsample.core.order import ABOVE_ALL, least_logit, least_word
 from tpsample.core.row_noise import RowNoise
 from tpsample.filters.kept_sets import find_cut
 from tpsample.filters.sample import sample_filtered
@@ -48,9 +48,9 @@ def test_the_cut_of_min_p_is_where_its_rule_ends(top, temperature):
     rates = [1.0, 0.5, 0.05, 1e-9, 1e-300, 0.0]
     tops, temperatures = torch.full((6,), top), torch.full((6,), temperature)
     log_min_p = torch.tensor([math.log(p) if p else -INF for p in rates], dtype=torch.float64)
-    cut = min_p_cut(tops, temperatures, log_min_p)
+    cut = least_word(tops, temperatures, log_min_p)
     assert (cut & word.TOKEN_MASK == 0).all()
-    floor = min_p_floor(tops, temperatures, log_min_p)
+    floor = least_logit(tops, temperatures, log_min_p)
     assert torch.equal(word.value_of(cut), floor)
     exact = tops.double() + temperatures.double() * log_min_p
     lower = word.value_of(cut - 1)  # -0.0 below 0
@@ -61,7 +61,7 @@ def test_the_cut_of_min_p_is_where_its_rule_ends(top, temperature):
 
 def test_min_p_keeps_nothing_of_a_row_without_a_number():
     tops, ones = torch.tensor([NAN, -INF]), torch.ones(2)
-    assert (min_p_cut(tops, ones, torch.full((2,), -INF)) == 1 << word.EPOCH_SHIFT).all()
+    assert (least_word(tops, ones, torch.full((2,), -INF)) == ABOVE_ALL).all()
 
 
 def test_a_masked_token_is_never_kept():

@@ -152,7 +152,7 @@ def test_values_out_of_range_have_a_meaning(name, values, means, known):
 @pytest.mark.parametrize("name", ["top_p", "min_p"])
 def test_shares_of_an_engine_that_are_out_of_range_are_told_of(name, known):
     its = {"temperature": torch.ones(3), "seed": torch.arange(3), name: torch.tensor([0.5, 90, 1])}
-    with pytest.warns(UserWarning, match=f"^{name}: row 1 has 90, out of the range ") as warned:
+    with pytest.warns(UserWarning, match=f"^{name}: expected .*, got 90 in row 1, ") as warned:
         batch_of(its, known)
     assert [each.filename for each in warned] == [__file__]
 

@@ -16,6 +16,7 @@ MASKED = (
     "all together",
     "drafts",
 )
+LEAST = "least_word"
 LEADING, FIRST_KEPT = ["group_best", "best_scores"], ["before", "first_kept", "write_tokens"]
 FIRST_WORDS = ["group_first", "group_words"]
 TOP_WORDS = [*FIRST_WORDS, "top_words", "write_tokens"]
@@ -23,13 +24,13 @@ LOGPROBS = [*FIRST_WORDS, "mass", "count"]
 STORED = {
     "top_k": TOP_WORDS,
     "top_p": [*LEADING, *FIRST_KEPT],
-    "min_p": [*LEADING, *FIRST_KEPT],
+    "min_p": [*LEADING, LEAST, *FIRST_KEPT],
     "filters, samples": [*LEADING, *FIRST_KEPT],
     "top_p in top_k": [*LEADING, *FIRST_KEPT],
     "top_k, top_p": TOP_WORDS,
     "logprobs": LOGPROBS,
-    "all together": [*TOP_WORDS, *LOGPROBS],
-    "drafts": [*TOP_WORDS, *LOGPROBS],
+    "all together": [*FIRST_WORDS, LEAST, *TOP_WORDS[2:], *LOGPROBS],
+    "drafts": [*FIRST_WORDS, LEAST, *TOP_WORDS[2:], *LOGPROBS],
 }
 """Launches over the stored logits, without their `_kernel`."""
 SCREEN = ["screening_rows", "screen", "list_groups"]
@@ -39,16 +40,14 @@ REJECTION = [*LEADING, "exchange", "before", "exchange", "first_kept"]
 KEPT = ["best_kept", "exchange", "write_tokens"]
 FIXED = {
     # Launches and exchanges of one of 8 ranks; one rank launches the same.
-    "top_p": [*REJECTION, "min_p_cut", *SEARCH_OF_8, *KEPT],
+    "top_p": [*REJECTION, *SEARCH_OF_8, *KEPT],
     "top_k 5": [*FIRST_WORDS, "exchange", "top_words", "write_tokens"],
-    "min_p": [*REJECTION, "min_p_cut", *KEPT],
-    "top_k 300, top_p": [
-        *REJECTION, "min_p_cut", *SEARCH_OF_8, "mass", "exchange", *SEARCH_OF_8, *KEPT
-    ],
-}  # fmt: skip
+    "min_p": [*REJECTION[:3], LEAST, *REJECTION[3:], *KEPT],
+    "top_k 300, top_p": [*REJECTION, *SEARCH_OF_8, "mass", "exchange", *SEARCH_OF_8, *KEPT],
+}
 FIXED["top_k 300"], FIXED["top_k 5, top_p"] = FIXED["top_p"], FIXED["top_k 5"]
 BOTH_FIRST = [*FIRST_WORDS, *LEADING, "exchange", "exchange", "top_words"]
-FIXED["mixture"] = BOTH_FIRST + FIXED["top_p"][len([*LEADING, "exchange"]) :]
+FIXED["mixture"] = [*BOTH_FIRST, LEAST, *FIXED["top_p"][len([*LEADING, "exchange"]) :]]
 for fixed, one_of_8 in FIXED.items():
     STORED[f"fixed rounds, {fixed}"] = [each for each in one_of_8 if each != "exchange"]
     STORED[f"peer, fixed rounds, {fixed}"] = one_of_8

@@ -40,7 +40,7 @@ MEMORY = typeof(Memory(np.empty(0, np.int64)))
 _FLOATS, _INTS = np.empty(0, np.float32), np.empty(0, np.int64)
 COPY = typeof(Copy(np.empty(0, np.int8), *[_FLOATS] * 3))
 DRAWS = typeof(Draws(_FLOATS, _INTS, _INTS, 1))
-LIMITS = typeof((_INTS, *[np.empty(0)] * 3))
+LIMITS = typeof((_INTS, np.empty(0), _INTS, _INTS))
 STORED = typeof(passes.Stored(np.empty((0, 0), np.float32), 0, _FLOATS, _INTS))
 
 
@@ -71,7 +71,7 @@ def entries(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]
     found += [
         (draw_stored, (kept, INTS, DRAWS, HEAD, INTS, INTS_3)),
         (passes.first_words, (STORED, INTS_2)),
-        (passes.weigh, (STORED, FLOATS, INTS_2, DOUBLES, INTS_2)),
+        (passes.weigh, (STORED, FLOATS, INTS_2, INTS, INTS_2)),
         (passes.mass_from, (STORED, FLOATS, INTS, INTS_2)),
         (passes.count_from, (STORED, INTS_2, INTS_2)),
         (passes.digits, (STORED, FLOATS, INTS, int64, types.bool_, INTS_2)),

@@ -13,19 +13,18 @@ from tpsample.backends.triton_.kernels.order import (
     KEY_MASK,
     block_scores,
     is_done,
+    least_logit,
     load_block,
     load_draw,
     mass_limit,
-    min_p_floor,
     nan_word,
     order_words,
     token_scores,
     value_of,
 )
-from tpsample.core.word import EPOCH_SHIFT
+from tpsample.core import order
 
-NOTHING = tl.constexpr(1 << EPOCH_SHIFT)
-"""A cut above every order word."""
+ABOVE_ALL = tl.constexpr(order.ABOVE_ALL)
 
 
 @triton.jit
@@ -57,20 +56,20 @@ def mass_kernel(
 
 
 @triton.jit
-def min_p_cut_kernel(
+def least_word_kernel(
     # inputs
     temperature_ptr,  # [F] fp32
     top_ptr,  # [F] fp32
-    log_min_p_ptr,  # [F] fp64
+    y_ptr,  # [F] fp64
     # outputs
-    cut_ptr,  # [F] int64
+    words_ptr,  # [F] int64
 ):
-    """The lowest order word that min_p keeps. Grid: (F,). Twin: `tpsample.core.order.min_p_cut`."""
+    """The order words of `least_logit`. Grid: (F,). Twin: `tpsample.core.order.least_word`."""
     row = tl.program_id(0)
     top = tl.load(top_ptr + row)
-    floor = min_p_floor(top, tl.load(temperature_ptr + row), tl.load(log_min_p_ptr + row))
-    cut = pack(floor, tl.full((), TOKEN_MASK, tl.int32))
-    tl.store(cut_ptr + row, tl.where(top > float("-inf"), cut, NOTHING))
+    least = least_logit(top, tl.load(temperature_ptr + row), tl.load(y_ptr + row))
+    word = pack(least, tl.full((), TOKEN_MASK, tl.int32))
+    tl.store(words_ptr + row, tl.where(top > float("-inf"), word, ABOVE_ALL))
 
 
 @triton.jit(do_not_specialize=["num_marks"])
@@ -147,10 +146,10 @@ def top_words_kernel(
     seed_ptr,  # [F] int64
     position_ptr,  # [F] int64
     temperature_ptr,  # [F] fp32
-    top_k_ptr,  # [F] int64
-    top_p_ptr,  # [F] fp64
-    log_min_p_ptr,  # [F] fp64
-    total_log_min_p_ptr,  # [F] fp64
+    most_ptr,  # [F] int64
+    share_ptr,  # [F] fp64
+    least_ptr,  # [F] int64
+    least_of_total_ptr,  # [F] int64
     # outputs
     words_ptr,  # [F, num_samples] int64
     # sizes
@@ -166,13 +165,12 @@ def top_words_kernel(
     logits = value_of(orders)
     temperature = safe_temperature(tl.load(temperature_ptr + row))
     top = value_of(first)
-    in_top_k = (orders > 0) & (offs < tl.load(top_k_ptr + row))
-    total_floor = min_p_floor(top, temperature, tl.load(total_log_min_p_ptr + row))
-    in_total = in_top_k & (logits >= total_floor)
-    mass = tl.where(in_top_k, masses(logits, mass_row(top, temperature)), 0)
+    within = (orders > 0) & (offs < tl.load(most_ptr + row))
+    in_total = within & (orders >= tl.load(least_of_total_ptr + row))
+    mass = tl.where(within, masses(logits, mass_row(top, temperature)), 0)
     total = tl.sum(tl.where(in_total, mass, 0), axis=0)
-    limit = mass_limit(total, tl.load(top_p_ptr + row))
-    kept = in_top_k & (logits >= min_p_floor(top, temperature, tl.load(log_min_p_ptr + row)))
+    limit = mass_limit(total, tl.load(share_ptr + row))
+    kept = within & (orders >= tl.load(least_ptr + row))
     kept = kept & (tl.cumsum(mass, axis=0) - mass < limit)
 
     ids = ((orders & TOKEN_MASK) ^ TOKEN_MASK).to(tl.int32)
