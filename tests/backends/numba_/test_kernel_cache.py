@@ -6,6 +6,7 @@ memory yet, as in a new process.
 
 from __future__ import annotations
 
+import ast
 import errno
 import os
 import random
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,28 @@ def code_in(folder: Path) -> Path:
 
 def lock_of(path: Path) -> Path:
     return Path(f"{path}.lock")
+
+
+def imported_by(paths: Iterable[Path]) -> set[Path]:
+    """Return the files of the package that these files import, and so on, with themselves."""
+    found, left = set(paths), list(paths)
+    while left:
+        for node in ast.walk(ast.parse(left.pop().read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tpsample"):
+                module = ROOT / (node.module or "").replace(".", "/")
+                near = [module / each.name for each in node.names] + [module]
+                new = {path for each in near if (path := each.with_suffix(".py")).is_file()}
+                left += new - found
+                found |= new
+    return found
+
+
+def test_the_folder_is_named_by_every_file_that_decides_what_kernels_compute():
+    kernels = list(Path(kernel_cache.__file__).parent.glob("*.py"))
+    assert len(kernels) > 15
+    imported = imported_by(kernels)
+    assert {path.name for path in imported} >= {"bound.py", "masses.py", "noise.py"}
+    assert imported - set(kernel_cache.sources()) == set()
 
 
 def use(folder: Path, patch: pytest.MonkeyPatch) -> None:

@@ -37,8 +37,8 @@ from tpsample.backends.numba_.kernels import compile_lock
 
 log = logging.getLogger(__name__)
 
-_PACKAGE = Path(__file__).parent.parent
-_SOURCES = ("native/*.py", "core/*.py", "screening/*.py", "noise.py", "request/params.py")
+_PACKAGE = Path(__file__).parents[3]
+_SOURCES = ("backends/numba_/kernels/*.py", "backends/screening/*.py", "core/*.py", "noise.py")
 """The kernels, and the files whose constants they take."""
 _SETTINGS = (
     *("CPU_NAME", "CPU_FEATURES", "ENABLE_AVX", "OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE"),
@@ -46,6 +46,11 @@ _SETTINGS = (
     *("LLVM_REFPRUNE_PASS", "LLVM_REFPRUNE_FLAGS"),
 )
 """The settings of Numba that change code."""
+
+
+def sources() -> list[Path]:
+    """Return the files of this package that decide what the kernels compute."""
+    return [path for pattern in _SOURCES for path in sorted(_PACKAGE.glob(pattern))]
 
 
 @cache
@@ -60,7 +65,7 @@ def folder() -> Path:
     host = binding.get_process_triple(), binding.get_host_cpu_name(), features
     versions = numba.__version__, llvmlite.__version__, np.__version__, sys.version
     settings = [str(getattr(config, name, None)) for name in _SETTINGS]
-    of_sources = [_digest(path.read_bytes()) for p in _SOURCES for path in sorted(_PACKAGE.glob(p))]
+    of_sources = [_digest(path.read_bytes()) for path in sources()]
     digest = _digest(repr((host, versions, settings, of_sources)).encode()).hex()
     return Path(root).expanduser() / "tpsample" / f"native-{digest[:16]}"
 
