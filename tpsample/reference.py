@@ -14,10 +14,11 @@ from torch import Tensor
 from tpsample.core import word
 from tpsample.core.checks import check_num_samples, positions_tensor
 from tpsample.core.masses import masses
-from tpsample.core.order import least_word, mass_limit, order_words
+from tpsample.core.order import ABOVE_ALL, least_word, mass_limit, order_words
 from tpsample.core.row_noise import GREEDY_BELOW, RowNoise, SeedSource, safe_temperature
 from tpsample.core.rules import ENDING, TOP_K, TOP_P
 from tpsample.core.score import Head, logits_tile, score_tile
+from tpsample.core.spread import spread_of, spread_sums
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.request.controls.apply import StepControls
@@ -187,6 +188,21 @@ class _WholeRows:
 
     def least_word(self, y: Tensor, temperature: Tensor) -> Tensor:
         return least_word(self.logits[:, 0], temperature, y)
+
+    def total_mass(self) -> Tensor:
+        return self._masses().sum(dim=1)
+
+    def least_of_mass(self, limit: Tensor) -> Tensor:
+        reaches = (self._masses() >= limit.unsqueeze(1)) & (self.logits > -torch.inf)
+        least = self.words.where(reaches, ABOVE_ALL).amin(dim=1)
+        return least.where(limit > 0, word.LOWEST_DRAWABLE)
+
+    def spread(self) -> Tensor:
+        return spread_of(spread_sums(self.logits, self.logits[:, 0]))
+
+    def _masses(self) -> Tensor:
+        its = self.logits[:, :1], self.temperature.unsqueeze(1)
+        return masses(self.logits, *its) * (self.logits > -torch.inf)
 
 
 def sample(

@@ -14,8 +14,9 @@ from tpsample.backends.numba_.passes import NativeShardLogits
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.backends.triton_.passes import TritonShardLogits
 from tpsample.core import word
-from tpsample.core.order import DIGIT_BITS, Search, mass_limit
+from tpsample.core.order import ABOVE_ALL, DIGIT_BITS, Search, mass_limit
 from tpsample.core.row_noise import RowNoise
+from tpsample.core.spread import spread_of
 from tpsample.filters.thresholds import thresholds_of
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.row_filter import MAX_TOP_WORDS
@@ -172,6 +173,27 @@ def test_least_words():
         assert _equal(twins.triton.least_word(y, temperature), cut)
         kept = twins.plain.words_of(torch.arange(V).expand(len(cut), -1)) >= cut.unsqueeze(1)
         assert kept.any(dim=1)[twins.numbers].all() and not kept[0].any() and not kept[2].any()
+
+
+@pytest.mark.parametrize("limit", [1, 2**20, 2**37, 2**40, 2**40 + 1])
+def test_least_words_of_masses(twins, limit):
+    limits = torch.full((len(twins.filters),), limit)
+    least = twins.plain.least_of_mass(limits)
+    for rows in twins.kernels:
+        assert _equal(rows.least_of_mass(limits)[twins.numbers], least[twins.numbers])
+    if limit > 2**40:
+        assert (least == ABOVE_ALL).all()
+
+
+def test_spreads(twins):
+    """Of finite rows by hand, and of masked, far and infinite logits by their twins."""
+    twins.logits[5:6, :2], twins.logits[6:7, 3:4] = -3e38, -4095.99
+    sums = twins.plain.spread()
+    for rows in twins.kernels:
+        assert _equal(rows.spread()[twins.numbers], sums[twins.numbers])
+    if len(twins.logits[0]) > 1:
+        exact = twins.logits.double().std(dim=1, correction=0)
+        assert torch.allclose(spread_of(sums)[7:], exact[7:], rtol=1e-5, atol=0)
 
 
 def test_sums_down_to_a_word(twins):

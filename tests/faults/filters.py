@@ -93,6 +93,21 @@ tpsample/backends/triton_/kernels/sums.py
     +         pass
     +     logits, ids, mask, _ = load_block(
     > test_rows_that_are_done_are_left_out
+tpsample/core/spread.py
+    a masked logit counts in the spread
+    - unmasked = logits > -torch.inf
+    + unmasked = logits == logits
+    > test_spreads
+tpsample/backends/triton_/kernels/sums.py
+    kernel: a distance is cut off rather than rounded
+    - d = tl.where(units < INTEGERS_FROM, rounded, units).to(tl.int64)
+    + d = units.to(tl.int64)
+    > test_spreads
+tpsample/backends/numba_/kernels/passes.py
+    native: a mass at its limit does not reach it
+    - if mass[j] >= limit and
+    + if mass[j] > limit and
+    > test_least_words_of_masses
 tpsample/core/order.py
     the least logit of min_p is rounded to nearest
     - return torch.where(floor < exact, floor.nextafter(torch.full_like(floor, torch.inf)), floor)

@@ -50,6 +50,19 @@ class FilteredRows(Protocol):
             temperature: fp32 [F].
         """
 
+    def total_mass(self) -> Tensor:
+        """Return int64 [F], the mass of all unmasked tokens."""
+
+    def least_of_mass(self, limit: Tensor) -> Tensor:
+        """Return the last order word whose token has a mass of at least `limit`.
+
+        Args:
+            limit: int64 [F], at most `TOP_MASS`; below 1 it excludes masked tokens alone.
+        """
+
+    def spread(self) -> Tensor:
+        """Return float64 [F], the standard deviation of the unmasked logits."""
+
 
 @dataclass(frozen=True)
 class Rule:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core.rules import ENDING
+from tpsample.core.spread import spread_of
 from tpsample.core.word import LOWEST_DRAWABLE
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.filters import RowFilters, Thresholds
@@ -46,3 +48,15 @@ class _OverRanks:
 
     def least_word(self, y: Tensor, temperature: Tensor) -> Tensor:
         return self.rows.least_word(y, temperature)
+
+    def total_mass(self) -> Tensor:
+        lowest = torch.full_like(self.rows.top, LOWEST_DRAWABLE, dtype=torch.int64)
+        return self.ranks.sum_integers(self.rows.mass_from(lowest)[:, 0])
+
+    def least_of_mass(self, limit: Tensor) -> Tensor:
+        least = self.ranks.gather_integers(self.rows.least_of_mass(limit)).amin(dim=0)
+        # A row without a limit may store bounds of logits in place of the logits.
+        return least.where(limit > 0, LOWEST_DRAWABLE)
+
+    def spread(self) -> Tensor:
+        return spread_of(self.ranks.sum_integers(self.rows.spread()))

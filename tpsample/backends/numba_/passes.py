@@ -20,7 +20,7 @@ from tpsample.backends.numba_.kernels.noise import draws_of
 from tpsample.backends.numba_.kernels.threads import in_ranges, threads_for
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core import word
-from tpsample.core.order import DIGITS, mass_limit
+from tpsample.core.order import ABOVE_ALL, DIGITS, mass_limit
 from tpsample.request.filters import Thresholds
 
 NONE = np.empty(0, np.int64)
@@ -124,6 +124,19 @@ class NativeShardLogits(ShardLogits):
         sums = cut.new_zeros(len(cut), 2)
         tensors = self.top.contiguous(), cut.contiguous(), sums
         self.run(passes.mass_from, *map(array_of, tensors))
+        return sums
+
+    def least_of_mass(self, limit: Tensor) -> Tensor:
+        assert self.top is not None
+        least = torch.full_like(limit, ABOVE_ALL, memory_format=torch.contiguous_format)
+        tensors = self.top.contiguous(), limit.contiguous(), least
+        self.run(passes.least_of_mass, *map(array_of, tensors))
+        return least
+
+    def spread(self) -> Tensor:
+        assert self.top is not None
+        sums = torch.zeros(len(self.top), 4, dtype=torch.int64, device="cpu")
+        self.run(passes.spread, *map(array_of, (self.top.contiguous(), sums)))
         return sums
 
     def count_from(self, marks: Tensor) -> Tensor:

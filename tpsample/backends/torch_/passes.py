@@ -15,6 +15,7 @@ from tpsample.backends.torch_.stored_logits import StoredLogits
 from tpsample.core import word
 from tpsample.core.masses import masses_and_moments
 from tpsample.core.order import (
+    ABOVE_ALL,
     DIGIT_BITS,
     DIGITS,
     Search,
@@ -23,6 +24,7 @@ from tpsample.core.order import (
     order_words,
 )
 from tpsample.core.score import score_tile, score_tokens
+from tpsample.core.spread import spread_sums
 from tpsample.output import SampleOutput
 from tpsample.request.filters import Thresholds
 
@@ -262,6 +264,27 @@ class ShardLogits(StoredLogits):
             kept = order_words(logits, first_id) >= cut.unsqueeze(1)
             found = masses_and_moments(logits, *its)
             sums += torch.stack([(each * kept).sum(dim=1) for each in found], dim=1)
+        return sums
+
+    def least_of_mass(self, limit: Tensor) -> Tensor:
+        """Return int64 [F], the least order word of this rank whose token has a mass >= a limit.
+
+        Masked tokens do not count. Without any other it is above every order word.
+        """
+        assert self.top is not None
+        least = torch.full_like(limit, ABOVE_ALL)
+        for first_id, logits in self.tiles():
+            reaches = (self.masses(logits) >= limit.unsqueeze(1)) & (logits > -torch.inf)
+            words = order_words(logits, first_id).where(reaches, ABOVE_ALL)
+            least = least.minimum(words.amin(dim=1))
+        return least
+
+    def spread(self) -> Tensor:
+        """Return int64 [F, 4], the sums of `tpsample.core.spread` over this rank's logits."""
+        assert self.top is not None
+        sums = self.logits.new_zeros(len(self.logits), 4, dtype=torch.int64)
+        for _, logits in self.tiles():
+            sums += spread_sums(logits, self.top)
         return sums
 
     def count_from(self, marks: Tensor) -> Tensor:

@@ -26,13 +26,15 @@ from tpsample.backends.triton_.kernels.sums import (
     best_kept_kernel,
     count_kernel,
     digit_kernel,
+    least_of_mass_kernel,
     least_word_kernel,
     mass_kernel,
     next_digit_kernel,
+    spread_kernel,
     top_words_kernel,
 )
 from tpsample.core.machine import interpreted
-from tpsample.core.order import DIGIT_BITS, DIGITS, Search
+from tpsample.core.order import ABOVE_ALL, DIGIT_BITS, DIGITS, Search
 from tpsample.output import SampleOutput
 from tpsample.request.filters import Thresholds
 from tpsample.request.row_filter import MAX_TOP_WORDS
@@ -257,6 +259,22 @@ class TritonShardLogits(ShardLogits):
             cut_ptr=cut,
             sums_ptr=sums,
         )
+        return sums
+
+    def least_of_mass(self, limit: Tensor) -> Tensor:
+        least = torch.full_like(limit, ABOVE_ALL)
+        self.launch(
+            least_of_mass_kernel,
+            temperature_ptr=self.temperature,
+            top_ptr=self.top,
+            limit_ptr=limit,
+            words_ptr=least,
+        )
+        return least
+
+    def spread(self) -> Tensor:
+        sums = self.logits.new_zeros(len(self.logits), 4, dtype=torch.int64)
+        self.launch(spread_kernel, top_ptr=self.top, sums_ptr=sums)
         return sums
 
     def count_from(self, marks: Tensor) -> Tensor:

@@ -73,6 +73,8 @@ def entries(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]
         (passes.first_words, (STORED, INTS_2)),
         (passes.weigh, (STORED, FLOATS, INTS_2, INTS, INTS_2)),
         (passes.mass_from, (STORED, FLOATS, INTS, INTS_2)),
+        (passes.least_of_mass, (STORED, FLOATS, INTS, INTS)),
+        (passes.spread, (STORED, FLOATS, INTS_2)),
         (passes.count_from, (STORED, INTS_2, INTS_2)),
         (passes.digits, (STORED, FLOATS, INTS, int64, types.bool_, INTS_2)),
         (passes.best_of_first, (INTS_2, FLOATS, LIMITS, DRAWS, INTS_2)),

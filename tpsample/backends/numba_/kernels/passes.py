@@ -14,8 +14,12 @@ from tpsample.backends.numba_.kernels.masses import mass_row, weigh_block, weigh
 from tpsample.backends.numba_.kernels.noise import exact_score, noise_of, stream_of
 from tpsample.backends.numba_.kernels.numbers import key_of, pack, value_of
 from tpsample.backends.numba_.kernels.threads import share
+from tpsample.core import spread as twin
 from tpsample.core.order import DIGIT_BITS, DIGITS
 from tpsample.core.word import KEY_NAN, TOKEN_BITS, TOKEN_MASK
+
+FARTHEST, UNITS, INTEGERS_FROM = F32(twin.FARTHEST), F32(twin.UNITS), F32(twin.INTEGERS_FROM)
+HALF_BITS, LOW_HALF = twin.HALF_BITS, I64((1 << twin.HALF_BITS) - 1)
 
 
 class Stored(NamedTuple):
@@ -139,6 +143,59 @@ def mass_from_of_rows(start, stop, part, arguments):
                 sum_moment += moment[j] if reaches else I64(0)
             of_row[0] += sum_mass
             of_row[1] += sum_moment
+
+
+@jit(entry=True)
+def least_of_mass(start, stop, parts, threads, arguments):
+    """Do `least_of_mass_of_rows` for each part of the rows; see
+    `tpsample.backends.numba_.kernels.threads`."""
+    share(least_of_mass_of_rows, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def least_of_mass_of_rows(start, stop, part, arguments):
+    """Lower words, int64 [F], to the least order word of a mass that reaches limits, int64 [F]."""
+    stored, top, limits, least = arguments
+    num_ids = stored.logits.shape[1]
+    power, mass = np.empty(BLOCK, F32), np.empty(BLOCK, I64)
+    for row in stored.rows[start:stop]:
+        logits, limit, found = stored.logits[row], limits[row], least[row]
+        its = mass_row(top[row], stored.temperature[row])
+        for base in range(0, num_ids, BLOCK):
+            part = logits[base : base + BLOCK]
+            weigh_block(part, its, power, mass)
+            for j in range(len(part)):
+                if mass[j] >= limit and part[j] > F32(-np.inf):
+                    found = min(found, pack(part[j], stored.first_id + base + j))
+        least[row] = found
+
+
+@jit(entry=True)
+def spread(start, stop, parts, threads, arguments):
+    """Do `spread_of_rows` for each part of the rows; see
+    `tpsample.backends.numba_.kernels.threads`."""
+    share(spread_of_rows, start, stop, parts, threads, arguments)
+
+
+@jit()
+def spread_of_rows(start, stop, part, arguments):
+    """Sum the distances from the largest logit, int64 [F, 4]; see `tpsample.core.spread`."""
+    stored, top, sums = arguments
+    for row in stored.rows[start:stop]:
+        logits, largest, of_row = stored.logits[row], top[row], sums[row]
+        for v in range(len(logits)):
+            if not logits[v] > F32(-np.inf):
+                continue
+            distance = F32(0) if logits[v] == largest else F32(largest - logits[v])
+            units = F32(min(distance, FARTHEST) * UNITS)
+            if units < INTEGERS_FROM:
+                units = F32(F32(units + INTEGERS_FROM) - INTEGERS_FROM)
+            d = I64(units)
+            square = d * d
+            of_row[0] += 1
+            of_row[1] += d
+            of_row[2] += square >> I64(HALF_BITS)
+            of_row[3] += square & LOW_HALF
 
 
 @jit(entry=True)

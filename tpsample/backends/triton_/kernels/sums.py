@@ -23,8 +23,12 @@ from tpsample.backends.triton_.kernels.order import (
     value_of,
 )
 from tpsample.core import order
+from tpsample.core import spread as twin
 
 ABOVE_ALL = tl.constexpr(order.ABOVE_ALL)
+FARTHEST, UNITS = tl.constexpr(twin.FARTHEST), tl.constexpr(twin.UNITS)
+INTEGERS_FROM = tl.constexpr(twin.INTEGERS_FROM)
+HALF_BITS, LOW_HALF = tl.constexpr(twin.HALF_BITS), tl.constexpr((1 << twin.HALF_BITS) - 1)
 
 
 @triton.jit
@@ -70,6 +74,62 @@ def least_word_kernel(
     least = least_logit(top, tl.load(temperature_ptr + row), tl.load(y_ptr + row))
     word = pack(least, tl.full((), TOKEN_MASK, tl.int32))
     tl.store(words_ptr + row, tl.where(top > float("-inf"), word, ABOVE_ALL))
+
+
+@triton.jit
+def least_of_mass_kernel(
+    # inputs
+    logits_ptr,  # [F, V_local] fp32
+    stride_logits,
+    temperature_ptr,  # [F] fp32
+    top_ptr,  # [F] fp32
+    limit_ptr,  # [F] int64
+    # outputs
+    words_ptr,  # [F] int64, ABOVE_ALL before
+    # sizes
+    vocab_start,
+    lead,
+    width,
+    BLOCK: tl.constexpr,
+):
+    """The least order word of an unmasked token whose mass is >= a limit. Grid: (blocks, F)."""
+    row = tl.program_id(1)
+    logits, ids, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)
+    its = mass_row(tl.load(top_ptr + row), tl.load(temperature_ptr + row))
+    reaches = mask & (logits > float("-inf")) & (masses(logits, its) >= tl.load(limit_ptr + row))
+    least = tl.min(tl.where(reaches, order_words(logits, ids, mask), ABOVE_ALL), axis=0)
+    tl.atomic_min(words_ptr + row, least, sem="relaxed")
+
+
+@triton.jit
+def spread_kernel(
+    # inputs
+    logits_ptr,  # [F, V_local] fp32
+    stride_logits,
+    top_ptr,  # [F] fp32
+    # outputs
+    sums_ptr,  # [F, 4] int64, zero before
+    # sizes
+    vocab_start,
+    lead,
+    width,
+    BLOCK: tl.constexpr,
+):
+    """Sums of distances from the largest logit. Grid: (blocks, F). Twin: `tpsample.core.spread`."""
+    row = tl.program_id(1)
+    logits, _, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)
+    unmasked = mask & (logits > float("-inf"))
+    top = tl.load(top_ptr + row)
+    distance = tl.where(unmasked & (logits != top), top - logits, 0.0)
+    units = tl.minimum(distance, FARTHEST) * UNITS
+    rounded = (units + INTEGERS_FROM) - INTEGERS_FROM
+    d = tl.where(units < INTEGERS_FROM, rounded, units).to(tl.int64)
+    square = d * d
+    out = sums_ptr + row * 4
+    tl.atomic_add(out, tl.sum(unmasked.to(tl.int64), axis=0), sem="relaxed")
+    tl.atomic_add(out + 1, tl.sum(d, axis=0), sem="relaxed")
+    tl.atomic_add(out + 2, tl.sum(square >> HALF_BITS, axis=0), sem="relaxed")
+    tl.atomic_add(out + 3, tl.sum(square & LOW_HALF, axis=0), sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["num_marks"])
