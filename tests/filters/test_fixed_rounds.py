@@ -8,6 +8,7 @@ import torch
 from tests.support import host_reads
 from tests.support.filtered import Rows, V, assert_same, grid, kinds_of_logits, masked
 from tests.support.ranks import run_ranks
+from tests.support.same_rows import assert_same_rows
 from tests.support.stored import on_virtual_ranks
 from tests.support.tiers import long
 from tpsample import SampleOutput, SamplingBatch, SamplingParams
@@ -192,7 +193,8 @@ def test_decided_and_undecided_rows_of_one_step(monkeypatch, backend, world_size
     oracle = rows.oracle(num_samples)
     batch = SamplingBatch.from_params(rows.params, vocab_size=V, fixed_rounds=True)
     for out in on_virtual_ranks(rows.logits, batch, backend, world_size, num_samples):
-        assert torch.equal(out.token_ids, oracle.token_ids)
+        its = rows.params, rows.logits, rows.positions
+        assert_same_rows(out.token_ids, oracle.token_ids, *its)
         assert torch.equal(out.status, oracle.status)
     assert len(decided) == world_size
     few = rows.batch.plan.filters.column(BY_FIRST_WORDS)

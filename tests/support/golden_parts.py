@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.support.fields import OTHER_FILTERS, requests_with
 from tpsample import (
     LMHeadSampler,
     SamplingBatch,
@@ -49,6 +50,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "min_tokens": {"min_tokens": 6, "stop_token_ids": [2, 100, 101]},
     "unlike seeds": {"seed": 2**64 - 1},
     "negative seed": {"seed": -5},
+    **{str(each): each for each in requests_with(OTHER_FILTERS)},
 }
 FILTERED: list[dict[str, Any]] = [
     {},

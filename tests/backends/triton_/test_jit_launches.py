@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+
+import torch
 
 from tests.support.commands import run_command
 from tests.support.jit_launches import cases
+from tpsample.core.rules import ENDING, Rule
 
 MASKED = (
     "allowed ids",
@@ -21,16 +25,36 @@ LEADING, FIRST_KEPT = ["group_best", "best_scores"], ["before", "first_kept", "w
 FIRST_WORDS = ["group_first", "group_words"]
 TOP_WORDS = [*FIRST_WORDS, "top_words", "write_tokens"]
 LOGPROBS = [*FIRST_WORDS, "mass", "count"]
+
+
+def _asked_by(rule: Rule) -> list[str]:
+    """The kernels of the facts that a rule asks for."""
+    kernels = {"total_mass": "mass", "spread": "spread"}
+    asked: list[str] = []
+
+    class Facts:
+        temperature = torch.ones(1)
+
+        def __getattr__(self, name: str) -> Callable[..., torch.Tensor]:
+            asked.append(kernels.get(name, name))
+            return lambda *_: torch.ones(1, dtype=torch.int64)
+
+    assert rule.end is not None
+    rule.end(Facts(), torch.ones(1, dtype=torch.float64))  # type: ignore[arg-type]
+    return asked
+
+
+EVERY_END = [kernel for rule in ENDING for kernel in _asked_by(rule)]
 STORED = {
     "top_k": TOP_WORDS,
     "top_p": [*LEADING, *FIRST_KEPT],
-    "min_p": [*LEADING, LEAST, *FIRST_KEPT],
+    **{rule.name: [*LEADING, *_asked_by(rule), *FIRST_KEPT] for rule in ENDING},
     "filters, samples": [*LEADING, *FIRST_KEPT],
     "top_p in top_k": [*LEADING, *FIRST_KEPT],
     "top_k, top_p": TOP_WORDS,
     "logprobs": LOGPROBS,
-    "all together": [*FIRST_WORDS, LEAST, *TOP_WORDS[2:], *LOGPROBS],
-    "drafts": [*FIRST_WORDS, LEAST, *TOP_WORDS[2:], *LOGPROBS],
+    "all together": [*FIRST_WORDS, *EVERY_END, *TOP_WORDS[2:], *LOGPROBS],
+    "drafts": [*FIRST_WORDS, *EVERY_END, *TOP_WORDS[2:], *LOGPROBS],
 }
 """Launches over the stored logits, without their `_kernel`."""
 SCREEN = ["screening_rows", "screen", "list_groups"]

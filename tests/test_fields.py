@@ -1,0 +1,58 @@
+"""No list of requests lacks a field that a request may have."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from tests.agreement import test_batches_differ
+from tests.speculative import test_coupled, test_shards
+from tests.support import filtered, golden_parts, oracle, random_requests
+from tests.support.fields import FILTERS, REFUSED, VALUES
+from tpsample import SamplingParams
+
+FIELDS = {field.name for field in fields(SamplingParams)}
+REPORTS = {"logprobs", "logprob_token_ids", "logprobs_mode"}
+CONTROLS = FIELDS.difference(FILTERS, REPORTS, ("temperature", "seed", "ties", "filter_order"))
+
+
+def _drawn() -> list[dict[str, Any]]:
+    pick = random.Random(1)
+    return [random_requests.request(pick, 500) for _ in range(2000)]
+
+
+LISTS: dict[str, tuple[Iterable[dict[str, Any]], set[str]]] = {
+    "fuzz": (_drawn(), set()),
+    "golden tokens": ([*golden_parts.REQUESTS.values(), *golden_parts.REPORTING], set()),
+    "batches differ": (test_batches_differ.FIELDS, {"seed"}),
+    "coupled drafts": (test_coupled.REQUESTS, REPORTS | {"seed", "repetition_scope"}),
+    "drafts on shards": (test_shards.REQUESTS, REPORTS | {"seed", "repetition_scope"}),
+    "filters on ranks": (
+        filtered.filter_requests(),
+        CONTROLS | REPORTS | {"seed", "temperature", "ties"},
+    ),
+}
+"""By name, requests, and the fields that they may lack."""
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_list_of_requests_has_every_field(name):
+    requests, exempt = LISTS[name]
+    named = set().union(*requests)
+    missing = FIELDS - named - exempt
+    assert not missing, f"{name}: no request has {', '.join(sorted(missing))}"
+
+
+def test_every_field_has_values_and_values_that_are_refused():
+    assert FIELDS - set(VALUES) == set(), "tests.support.fields.VALUES"
+    assert FIELDS - set(REFUSED) == set(), "tests.support.fields.REFUSED"
+
+
+def test_the_oracle_has_every_field_with_its_default():
+    own = {field.name: field.default for field in fields(oracle.Request)}
+    assert FIELDS - set(own) == set(), "tests.support.oracle.Request"
+    assert own == {field.name: field.default for field in fields(SamplingParams)}
