@@ -17,7 +17,6 @@ from tpsample import SamplingParams
 
 FIELDS = {field.name for field in fields(SamplingParams)}
 REPORTS = {"logprobs", "logprob_token_ids", "logprobs_mode"}
-CONTROLS = FIELDS.difference(FILTERS, REPORTS, ("temperature", "seed", "ties", "filter_order"))
 
 
 def _drawn() -> list[dict[str, Any]]:
@@ -31,10 +30,7 @@ LISTS: dict[str, tuple[Iterable[dict[str, Any]], set[str]]] = {
     "batches differ": (test_batches_differ.FIELDS, {"seed"}),
     "coupled drafts": (test_coupled.REQUESTS, REPORTS | {"seed", "repetition_scope"}),
     "drafts on shards": (test_shards.REQUESTS, REPORTS | {"seed", "repetition_scope"}),
-    "filters on ranks": (
-        filtered.filter_requests(),
-        CONTROLS | REPORTS | {"seed", "temperature", "ties"},
-    ),
+    "filters on ranks": (filtered.filter_requests(), FIELDS.difference(FILTERS, ["filter_order"])),
 }
 """By name, requests, and the fields that they may lack."""
 

@@ -35,6 +35,10 @@ tpsample/backends/torch_/passes.py
     + lost = out.status[index] > word.Status.PEER_LOST
     > test_settle
 tpsample/request/row_filter.py
+    two columns of a row are swapped
+    - ways = self.demand.first > 0, self.demand.searched
+    + ways = self.demand.searched, self.demand.first > 0
+    > test_decided_and_undecided_rows_of_one_step[torch-3-2]
     exact ties are kept
     - request.ties == "keep"
     + True
@@ -82,6 +86,11 @@ tpsample/backends/triton_/passes.py
     - // size) if width else 0
     + // size)
     > test_an_empty_shard_has_no_group_that_nobody_writes
+tpsample/backends/triton_/kernels/best_scores.py
+    kernel: the comparison with the least word is turned
+    - member = (mark >= least) &
+    + member = (mark <= least) &
+    > test_decided_and_undecided_rows_of_one_step[triton-2-None]
 tpsample/backends/triton_/kernels/sums.py
     kernel: min_p is taken off the total though it comes last
     - in_total = within & (orders >= tl.load(least_of_total_ptr + row))
