@@ -24,9 +24,10 @@ def _drawn() -> list[dict[str, Any]]:
     return [random_requests.request(pick, 500) for _ in range(2000)]
 
 
+GOLDEN = [*golden_parts.REQUESTS.values(), *golden_parts.REPORTING, *golden_parts.RULES]
 LISTS: dict[str, tuple[Iterable[dict[str, Any]], set[str]]] = {
     "fuzz": (_drawn(), set()),
-    "golden tokens": ([*golden_parts.REQUESTS.values(), *golden_parts.REPORTING], set()),
+    "golden tokens": (GOLDEN, set()),
     "batches differ": (test_batches_differ.FIELDS, {"seed"}),
     "coupled drafts": (test_coupled.REQUESTS, REPORTS | {"seed", "repetition_scope"}),
     "drafts on shards": (test_shards.REQUESTS, REPORTS | {"seed", "repetition_scope"}),

@@ -118,6 +118,10 @@ tpsample/backends/numba_/kernels/passes.py
     + if mass[j] > limit and
     > test_least_words_of_masses
 tpsample/core/order.py
+    the least logit is exclusive
+    - least = word.key(least_logit(top, temperature, y)) << word.TOKEN_BITS
+    + least = (word.key(least_logit(top, temperature, y)) + 1) << word.TOKEN_BITS
+    > test_the_kept_set_is_the_oracles
     the least logit of min_p is rounded to nearest
     - return torch.where(floor < exact, floor.nextafter(torch.full_like(floor, torch.inf)), floor)
     + return floor
@@ -132,11 +136,6 @@ tpsample/filters/thresholds.py
     - word.masked_fill(filters.column(behind(rule.name)), LOWEST_DRAWABLE)
     + word
     > filters/test_filters.py::test_tokens_are_the_oracles[0-1]
-tpsample/reference.py
-    an order word is exclusive
-    - words >= rule.end(
-    + words > rule.end(
-    > test_the_kept_set_is_the_oracles
 tpsample/core/masses.py
     a coefficient of 2^f is one unit off
     - 0.24022647738456726,
