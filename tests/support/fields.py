@@ -77,8 +77,8 @@ def one_with(names: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def in_turns(requests: Sequence[dict[str, Any]], turn: int = 0) -> list[dict[str, Any]]:
-    """Return the requests, some of them with values of `OTHER_FILTERS`, each of which is off in
-    two thirds of them. The values take turns, which begin with `turn`."""
+    """Return the requests, a third of them with each rule of `OTHER_FILTERS`, whose values take
+    turns. The turns begin with `turn`."""
     found = [dict(request) for request in requests]
     for number, name in enumerate(OTHER_FILTERS):
         values = itertools.cycle(VALUES[name])

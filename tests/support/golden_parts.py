@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.support.fields import OTHER_FILTERS, requests_with
+from tests.support.fields import OTHER_FILTERS, one_with
 from tpsample import (
     LMHeadSampler,
     SamplingBatch,
@@ -64,7 +64,7 @@ REPORTING: list[dict[str, Any]] = [
 
 RULES: list[dict[str, Any]] = [
     {**each, **fields}
-    for each in requests_with(OTHER_FILTERS)
+    for each in one_with(OTHER_FILTERS)
     for fields in (
         {},
         {"top_k": 30, "top_p": 0.8},
