@@ -52,6 +52,7 @@ class Request:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    epsilon_cutoff: float = 0.0
     seed: int | None = None
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -197,6 +198,7 @@ def kept_set(x: np.ndarray, request: Request) -> np.ndarray:
     left = [int(v) for v in order_of(x) if finite[v]]
     if not left:
         return kept
+    left = _epsilon_cutoff(left, x, request)
     likely = _likely(x, request)
     if request.filter_order == "min_p_last":
         left = _top_p(_top_k(left, x, request), x, request)
@@ -217,6 +219,15 @@ def _likely(x: np.ndarray, request: Request) -> np.ndarray:
         return np.ones(len(x), dtype=bool)
     wide = x.astype(np.longdouble) / np.longdouble(heat(request.temperature))
     return wide >= wide.max() + np.log(np.longdouble(request.min_p))
+
+
+def _epsilon_cutoff(left: list[int], x: np.ndarray, request: Request) -> list[int]:
+    """Keep down to the last id whose mass is epsilon of that of all, or that of the first."""
+    if request.epsilon_cutoff == 0:
+        return left
+    q = masses(x[left], request.temperature)
+    limit = min(round(Fraction(request.epsilon_cutoff) * sum(q)), 2**40)
+    return left[: max(place for place, mass in enumerate(q) if mass >= limit) + 1]
 
 
 def _top_k(left: list[int], x: np.ndarray, request: Request) -> list[int]:

@@ -25,12 +25,14 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from tpsample.core.masses import TOP_MASS
+
 FilterOrder = Literal["sequential", "joint", "min_p_last"]
 
 FILTER_ORDERS: dict[FilterOrder, tuple[str, ...]] = {
-    "sequential": ("min_p", "top_k", "top_p"),
-    "joint": ("min_p", "top_p", "top_k"),
-    "min_p_last": ("top_k", "top_p", "min_p"),
+    "sequential": ("epsilon_cutoff", "min_p", "top_k", "top_p"),
+    "joint": ("epsilon_cutoff", "min_p", "top_p", "top_k"),
+    "min_p_last": ("epsilon_cutoff", "top_k", "top_p", "min_p"),
 }
 """The rules of each `filter_order`, the first one first."""
 
@@ -117,6 +119,12 @@ def _least_of_min_p(rows: FilteredRows, log_min_p: Tensor) -> Tensor:
     return rows.least_word(log_min_p, rows.temperature)
 
 
+def _least_of_epsilon(rows: FilteredRows, epsilon: Tensor) -> Tensor:
+    """q >= min(rint(ε · Q), 2^40), Q the mass of all unmasked tokens."""
+    limit = (rows.total_mass().double() * epsilon).round().to(torch.int64)
+    return rows.least_of_mass(limit.clamp(max=TOP_MASS))
+
+
 TOP_K = Rule(
     name="top_k",
     off=0,
@@ -151,7 +159,19 @@ MIN_P = Rule(
     known=True,
 )
 
-RULES = (TOP_K, TOP_P, MIN_P)
+EPSILON_CUTOFF = Rule(
+    name="epsilon_cutoff",
+    off=0.0,
+    valid=lambda epsilon: 0 <= epsilon < 1,
+    expected="a number in [0, 1)",
+    cuts=lambda epsilon: epsilon > 0,
+    low=0.0,
+    high=math.nextafter(1.0, 0.0),
+    example=0.001,
+    end=_least_of_epsilon,
+)
+
+RULES = (TOP_K, TOP_P, MIN_P, EPSILON_CUTOFF)
 ENDING = tuple(rule for rule in RULES if rule.end is not None)
 """The rules that end at an order word."""
 

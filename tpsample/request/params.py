@@ -51,6 +51,8 @@ class SamplingParams:
         top_k: keep the k most likely tokens; 0 or -1 keeps all.
         top_p: keep the most likely tokens up to this probability mass, in (0, 1].
         min_p: keep tokens at least this likely relative to the most likely one, in [0, 1].
+        epsilon_cutoff: before the other filters, keep tokens at least this likely among all that
+            are not masked, and the most likely one; in [0, 1).
         seed: 64 bits that choose the row's random stream together with the position; None draws
             a seed. `torch.manual_seed` has no effect on either. Requests with equal seeds draw the
             same noise at equal positions, so each is given its own.
@@ -83,6 +85,7 @@ class SamplingParams:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    epsilon_cutoff: float = 0.0
     seed: int | None = None
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
