@@ -35,6 +35,10 @@ tpsample/backends/torch_/passes.py
     + lost = out.status[index] > word.Status.PEER_LOST
     > test_settle
 tpsample/request/row_filter.py
+    masses of upper ends are taken for masses
+    - exact=not known,
+    + exact=False,
+    > test_a_mass_one_unit_below_epsilon_goes[numba]
     two columns of a row are swapped
     - ways = self.demand.first > 0, self.demand.searched
     + ways = self.demand.searched, self.demand.first > 0
@@ -127,6 +131,10 @@ tpsample/core/order.py
     + return floor
     > test_the_vectors_are_what_the_package_computes
 tpsample/core/rules.py
+    epsilon is of the likeliest token
+    - (rows.total_mass().double() * epsilon)
+    + (0.0 * rows.total_mass() + TOP_MASS * epsilon)
+    > test_a_mass_one_unit_below_epsilon_goes[torch]
     top_p takes a share of what min_p leaves though it comes last
     - return tuple(order.index(name) > order.index(TOP_P.name) for name in names)
     + return tuple(name == "top_k" and filter_order == "joint" for name in names)
