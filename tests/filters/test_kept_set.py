@@ -154,6 +154,12 @@ GOLDEN = {
     "epsilon-shrinks-the-mass": (LADDER, {"epsilon_cutoff": 0.1, "top_p": 0.85}, {0, 1}),
     "epsilon-comes-first-though-min-p-is-last":
         (LADDER, {"epsilon_cutoff": 0.1, "top_p": 0.85, "filter_order": "min_p_last"}, {0, 1}),
+    # llama.cpp: two values, half each, so sigma is half their distance of log 3
+    "sigma": ([0.375, 0.125, 0.375, 0.125], {"top_n_sigma": 1.9}, {0, 2}),
+    "sigma-of-logits-before-temperature":
+        ([0.375, 0.125, 0.375, 0.125], {"top_n_sigma": 1.9, "temperature": 9.0}, {0, 2}),
+    "sigma-beyond": ([0.375, 0.125, 0.375, 0.125], {"top_n_sigma": 2.1}, {0, 1, 2, 3}),
+    "sigma-comes-first": (LADDER, {"top_n_sigma": 1.5, "min_p": 0.3, "top_p": 0.75}, {0, 1}),
     "top-k-off": (LADDER, {"top_k": -1}, {0, 1, 2, 3, 4}),
     "top-k-beyond": (LADDER, {"top_k": 99}, {0, 1, 2, 3, 4}),
     # vLLM forces the filters of a greedy request off as well

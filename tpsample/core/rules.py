@@ -26,13 +26,14 @@ import torch
 from torch import Tensor
 
 from tpsample.core.masses import TOP_MASS
+from tpsample.core.order import LARGEST
 
 FilterOrder = Literal["sequential", "joint", "min_p_last"]
 
 FILTER_ORDERS: dict[FilterOrder, tuple[str, ...]] = {
-    "sequential": ("epsilon_cutoff", "min_p", "top_k", "top_p"),
-    "joint": ("epsilon_cutoff", "min_p", "top_p", "top_k"),
-    "min_p_last": ("epsilon_cutoff", "top_k", "top_p", "min_p"),
+    "sequential": ("top_n_sigma", "epsilon_cutoff", "min_p", "top_k", "top_p"),
+    "joint": ("top_n_sigma", "epsilon_cutoff", "min_p", "top_p", "top_k"),
+    "min_p_last": ("top_n_sigma", "epsilon_cutoff", "top_k", "top_p", "min_p"),
 }
 """The rules of each `filter_order`, the first one first."""
 
@@ -125,6 +126,12 @@ def _least_of_epsilon(rows: FilteredRows, epsilon: Tensor) -> Tensor:
     return rows.least_of_mass(limit.clamp(max=TOP_MASS))
 
 
+def _least_of_sigma(rows: FilteredRows, n: Tensor) -> Tensor:
+    """x >= max x - n · σ, before temperature."""
+    y = torch.where(n > 0, -n * rows.spread(), -torch.inf)
+    return rows.least_word(y, torch.ones_like(rows.temperature))
+
+
 TOP_K = Rule(
     name="top_k",
     off=0,
@@ -171,7 +178,19 @@ EPSILON_CUTOFF = Rule(
     end=_least_of_epsilon,
 )
 
-RULES = (TOP_K, TOP_P, MIN_P, EPSILON_CUTOFF)
+TOP_N_SIGMA = Rule(
+    name="top_n_sigma",
+    off=0.0,
+    valid=lambda n: 0 <= n <= LARGEST,
+    expected="a finite fp32 number >= 0",
+    cuts=lambda n: n > 0,
+    low=0.0,
+    high=LARGEST,
+    example=1.0,
+    end=_least_of_sigma,
+)
+
+RULES = (TOP_K, TOP_P, MIN_P, EPSILON_CUTOFF, TOP_N_SIGMA)
 ENDING = tuple(rule for rule in RULES if rule.end is not None)
 """The rules that end at an order word."""
 
