@@ -12,8 +12,10 @@ import pytest
 from tests.agreement import test_batches_differ
 from tests.speculative import test_coupled, test_shards
 from tests.support import filtered, golden_parts, oracle, random_requests
+from tests.support.commands import ROOT
 from tests.support.fields import FILTERS, REFUSED, VALUES
 from tpsample import SamplingParams
+from tpsample.core.rules import ENDING, RULES
 
 FIELDS = {field.name for field in fields(SamplingParams)}
 REPORTS = {"logprobs", "logprob_token_ids", "logprobs_mode"}
@@ -47,6 +49,13 @@ def test_a_list_of_requests_has_every_field(name):
 def test_every_field_has_values_and_values_that_are_refused():
     assert FIELDS - set(VALUES) == set(), "tests.support.fields.VALUES"
     assert FIELDS - set(REFUSED) == set(), "tests.support.fields.REFUSED"
+
+
+def test_the_page_of_the_library_has_every_filter():
+    ends = {rule.name: "a logit" for rule in ENDING}
+    ends |= {"top_k": "a number of tokens", "top_p": "a share of the mass"}
+    rows = [f"| `{rule.name}` | {rule.expected} | {ends[rule.name]} |" for rule in RULES]
+    assert "\n".join(rows) in (ROOT / "tpsample" / "README.md").read_text()
 
 
 def test_the_oracle_has_every_field_with_its_default():

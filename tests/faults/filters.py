@@ -131,6 +131,10 @@ tpsample/core/order.py
     + return floor
     > test_the_vectors_are_what_the_package_computes
 tpsample/core/rules.py
+    a standard deviation is of logits after temperature
+    - rows.least_word(y, torch.ones_like(rows.temperature))
+    + rows.least_word(y, rows.temperature)
+    > filters/test_kept_set.py::test_golden[sigma-of-logits-before-temperature]
     epsilon is of the likeliest token
     - (rows.total_mass().double() * epsilon)
     + (0.0 * rows.total_mass() + TOP_MASS * epsilon)
