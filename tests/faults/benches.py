@@ -77,6 +77,7 @@ benchmarks/gpu/precompile.py
     a benchmark is rehearsed without its own steps
     - times = self.time({name: each.step for name, each in candidates.items()})
     + times = {}
+    > test_it_counts_what_a_warm_up_that_runs_launches
 benchmarks/gpu/check.py
     a section outlives its run
     - with_parent(command), cwd

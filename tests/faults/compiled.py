@@ -25,6 +25,7 @@ tpsample/backends/triton_/kernels/head.py
     compiled: maxima that other programs need not see
     - scope="gpu",
     + scope="cta",
+    > compiled/test_compiled_kernels.py::test_what_compiled_kernels_of_sm_90_do[one_push]
 tpsample/compiled.py
     graph: filters and penalties are forgotten
     - batch._handle if batch._reads_tables else PLAIN),
@@ -64,6 +65,7 @@ tpsample/request/batch.py
     graph: a copy of a batch has the number of the first
     - vars(self).update(state, _handle=handle_of(self))
     + vars(self).update(state)
+    > test_a_graph_of_a_batch_that_has_changed_or_is_gone_says_so
 tpsample/request/graph_rows.py
     graph: temperatures are those before it
     - return self._numbers[0]

@@ -35,7 +35,7 @@ def faults(table: str) -> list[Fault]:
     A line that is not indented has the changed file, for all faults up to the next one. An indented
     line without a mark begins a fault and is its name; "-" marks the old lines, "+" the new ones,
     and ">" a test. A test stands behind its file where its name alone does not say which it is. A
-    fault without a test has those of the fault before it:
+    fault without a test has those of the fault before it, of the same file:
 
         tpsample/core/word.py
             a word is one too large
@@ -45,7 +45,6 @@ def faults(table: str) -> list[Fault]:
             > core/test_word.py::test_special_scores
     """
     rows: list[tuple[str, str, dict[str, list[str]]]] = []
-    tests: tuple[str, ...] = ()
     for line in table.strip().splitlines():
         if not line.startswith(" "):
             file = line
@@ -53,10 +52,14 @@ def faults(table: str) -> list[Fault]:
             rows[-1][-1][line[4]].append(line[6:])
         else:
             rows.append((line.strip(), file, {mark: [] for mark in "-+>"}))
-    found = []
+    found: list[Fault] = []
     for name, file, parts in rows:
         old, new = "\n".join(parts["-"]), "\n".join(parts["+"])
-        tests = tuple(map(name_of_test, parts[">"])) or tests
+        tests = tuple(map(name_of_test, parts[">"]))
+        if not tests and found and found[-1].file == file:
+            tests = found[-1].tests
+        if not tests:
+            raise ValueError(f"{name}: expected a test, it is the first fault of {file}")
         found.append(Fault(name, file, old, new, tests))
     return found
 

@@ -43,6 +43,7 @@ tpsample/backends/triton_/kernels/token_mask.py
     a grammar that is a view compiles another kernel
     - do_not_specialize_on_alignment=["grammar_ptr", "forced_ptr"],
     +
+    > test_views_at_odd_places_are_warm
 tpsample/backends/numba_/launch.py
     kernels of a CPU are not loaded by a warm-up
     -         load_all(self._weight, screened=self.copy is not None)

@@ -49,6 +49,14 @@ tpsample/agreement/construction.py
     + ranks.prepare(versions)
     > test_a_rank_that_compiles_is_not_lost[slow]
 tpsample/backends/numba_/kernels/compiled_ahead.py
+    two processes compile from the same end
+    - missing[::-1] if last_first else missing
+    + missing
+    > test_another_process_compiles_from_the_end
+    the process that helps to compile outlives the call
+    -             process.kill()
+    +             process.wait()
+    > test_another_process_compiles_from_the_end
     a kernel of later steps is not compiled in the constructor
     -         (passes.count_from, (STORED, INTS_2, INTS_2)),
     > test_every_kernel_that_python_calls_is_among_them
@@ -165,6 +173,7 @@ tpsample/backends/triton_/launch.py
     a bulk prefetch at an odd address
     - if not self._overlap or not aligned:
     + if not self._overlap:
+    > backends/triton_/test_jit_launches.py::test_every_step_compiles_as_it_is_launched
     logits of the caller get the bias of the head
     - head_arguments(head, None if given else self._bias)
     + head_arguments(head, self._bias)
@@ -298,6 +307,7 @@ tpsample/request/params.py
     the text of a request lacks a field
     - for name, value in named if name != "seed")
     + for name, value in named if name not in ("seed", "repetition_scope"))
+    > test_ranks_with_other_requests_seeds_or_positions_are_told_which
 tpsample/ranks/process.py
     nobody counts how long ranks waited
     - self.counters.waited_s += time.perf_counter() - began

@@ -17,6 +17,7 @@ tpsample/backends/triton_/kernels/head.py
     an overflow of a kernel's products is a forced token
     - if not GIVEN:
     + if False:
+    > test_an_overflow_is_no_token_and_an_infinite_logit_of_the_caller_is_forced
     an infinite logit of the caller is no forced token in a kernel
     - if not GIVEN:
     + if True:
@@ -297,6 +298,7 @@ tpsample/backends/numba_/kernels/products.py
     native: fp32 rows of any width are multiplied as they lie in memory
     - if size % PADDING != 0 or not len(hidden):
     + if not len(hidden):
+    > test_a_weight_of_any_width_is_read_to_its_end_and_no_further
     native: sums that are rounded are said to be exact
     - most <= 2.0**52 * rows.quanta
     + most <= 2.0**82 * rows.quanta
@@ -346,6 +348,7 @@ tpsample/backends/numba_/passes.py
     native: beside listed rows the others have no first words
     - rows = rows[first[rows, 0] == 0]
     + rows = rows[:0]
+    > sampler/test_golden.py::test_one_rank
 tpsample/backends/numba_/kernels/head.py
     native: the lower end of a product is taken for its upper end
     - out[j] = up(products[j] + error)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import logging
 import pkgutil
 import random
+import shutil
+import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 import pytest
@@ -181,6 +185,36 @@ def _new(kernel: Any) -> Any:
     from tpsample.backends.numba_.kernels.compiling import jit
 
     return jit(entry=True)(kernel.py_func)
+
+
+def test_another_process_compiles_from_the_end(tmp_path, monkeypatch):
+    started: list[Popen] = []
+
+    def start(*command: Any, **how: Any) -> Popen:
+        started.append(Popen(*command, **how))
+        return started[-1]
+
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(subprocess, "Popen", start)
+    limit, found = time.monotonic() + 60 * slowness(), set()
+    with compiled_ahead.second_process(torch.empty(1, 4), screened=False):
+        while not found and time.monotonic() < limit:
+            time.sleep(0.05)
+            found = {path.name.split("-")[0] for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == {"tpsample.backends.numba_.kernels.decode.decode"}
+    assert [process.returncode for process in started] == [-signal.SIGKILL]  # with the body
+
+
+@pytest.mark.parametrize("python", [None, shutil.which("false")])
+def test_a_process_that_cannot_be_started_changes_nothing(python, tmp_path, monkeypatch):
+    monkeypatch.setattr(kernel_cache, "folder", lambda: tmp_path / "n")
+    monkeypatch.setattr(compiled_ahead, "FEW", 0)
+    monkeypatch.setattr(compiled_ahead.spawn, "get_executable", lambda: python)
+    kernel, types = _count_from()
+    new = _new(kernel)
+    monkeypatch.setattr(compiled_ahead, "entries", lambda _, **how: [(new, types)])
+    compiled_ahead.load_all(torch.empty(1, 0))
+    assert types in new.overloads
 
 
 def test_one_rank_compiles_what_it_calls(monkeypatch):

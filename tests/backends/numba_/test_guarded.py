@@ -13,6 +13,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from unittest.mock import patch
 
 import pytest
@@ -25,6 +26,7 @@ from tests.support.random_heads import ModelHead, OneRank
 from tests.support.random_requests import THEMES
 from tests.support.ranks import RankFailed, run_ranks
 from tests.support.tiers import long
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams
 from tpsample.backends.numba_.kernels import threads
 from tpsample.core.tensors import Scratch
 
@@ -35,6 +37,7 @@ HIDDEN = (1, 3, 7, 31, 32, 33, 64, 65, 96, 100)
 LARGE_HIDDEN = (639, 640, 641, 672, 1300)
 """About as many columns as are multiplied at once."""
 STEPS = 10
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def guarded_head(pick: random.Random) -> GuardedHead:
@@ -101,6 +104,22 @@ def stories(first_seed: int, num_rows: int) -> Tally:
 def test_no_kernel_touches_what_is_beside_its_tensors(first_seed, rows):
     (tally,) = run_ranks(1, stories, first_seed, rows, timeout_s=240 + rows)
     tally.require_none_wrong("guarded")
+
+
+def _widths() -> int:
+    """Draw from weights of all dtypes and many widths that end where a page does."""
+    drawn = 0
+    for dtype, width, rows in product(DTYPES, (1, 24, 33, 64), (1, 4)):
+        weight = guarded(torch.randn(65, width).to(dtype), at_end=True)
+        sampler = LMHeadSampler(weight, backend="numba", group="alone")
+        batch = SamplingBatch.from_params([SamplingParams(seed=1)] * rows, vocab_size=65)
+        hidden_states = guarded(torch.randn(rows, width).to(dtype), at_end=True)
+        drawn += len(sampler(hidden_states, batch, 0).token_ids)
+    return drawn
+
+
+def test_a_weight_of_any_width_is_read_to_its_end_and_no_further():
+    assert run_ranks(1, _widths, timeout_s=240) == [3 * 4 * (1 + 4)]
 
 
 CHECKED = """

@@ -8,6 +8,11 @@ the weight; logits that a caller computed may have any dtype.
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from multiprocessing import spawn
 from typing import Any
 
 import numpy as np
@@ -30,6 +35,8 @@ log = logging.getLogger(__name__)
 
 SECONDS_EACH = 2
 """Seconds in which a quiet core compiles a kernel, in the mean."""
+FEW = 4
+"""Kernels that are compiled before another process has begun."""
 LONG_S = 10
 """Seconds of silence that make a person wonder."""
 
@@ -91,11 +98,15 @@ def missing_of(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tup
     return [entry for entry in entries(weight, screened=screened) if not is_ready(*entry)]
 
 
-def compile_missing(weight: Tensor, *, screened: bool = False) -> None:
+def compile_missing(weight: Tensor, *, screened: bool = False, last_first: bool = False) -> None:
     """Compile the kernels of a head that are neither in this process nor in the cache.
 
     Processes of one machine share the work: what another one compiles is left to it until nothing
     else is missing.
+
+    Args:
+        screened: as for `entries`.
+        last_first: whether to begin at the end of the list.
     """
     missing = missing_of(weight, screened=screened)
     if missing:
@@ -104,14 +115,37 @@ def compile_missing(weight: Tensor, *, screened: bool = False) -> None:
         level = logging.WARNING if seconds > LONG_S else logging.INFO
         log.log(level, "compiling the kernels of this CPU, once per machine: about %d s", seconds)
     while missing:
-        free = (entry for entry in missing if not entry[0]._cache.is_locked(entry[1]))
-        kernel, types = next(free, missing[0])
+        order = missing[::-1] if last_first else missing
+        free = (entry for entry in order if not entry[0]._cache.is_locked(entry[1]))
+        kernel, types = next(free, order[0])
         kernel.compile(types)
         missing = [entry for entry in missing if not is_ready(*entry)]
 
 
+@contextmanager
+def second_process(weight: Tensor, *, screened: bool) -> Iterator[None]:
+    """Let another process compile from the end of the list, while the body does from its front.
+
+    It ends with the body. A Python that cannot start one, or that has one core, compiles alone.
+    """
+    its = f"torch.empty(0, {int(weight.shape[1] > 0)}, dtype={weight.dtype}), screened={screened}"
+    code = f"import torch; from {__name__} import *; compile_missing({its}, last_first=True)"
+    python = spawn.get_executable()
+    if not python or (os.cpu_count() or 1) < 2:
+        yield
+        return
+    null = subprocess.DEVNULL
+    with subprocess.Popen([python, "-c", code], stdin=null, stdout=null, stderr=null) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
 def load_all(weight: Tensor, *, screened: bool = False) -> None:
     """Compile the missing kernels of a head, and load all of them into this process."""
-    compile_missing(weight, screened=screened)
+    many = len(missing_of(weight, screened=screened)) > FEW
+    with second_process(weight, screened=screened) if many else nullcontext():
+        compile_missing(weight, screened=screened)
     for kernel, its_types in entries(weight, screened=screened):
         kernel.compile(its_types)

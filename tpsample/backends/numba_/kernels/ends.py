@@ -9,6 +9,7 @@ import numpy as np
 from tpsample.backends.numba_.kernels.compiling import F32, F64, I32, I64, SUMS, jit
 from tpsample.backends.numba_.kernels.head import up
 from tpsample.backends.numba_.kernels.masses import COEFFICIENTS, DEGREE, ROUNDER, ROUNDER_BITS
+from tpsample.backends.numba_.kernels.numbers import bits_as
 from tpsample.backends.numba_.kernels.threads import share
 from tpsample.backends.screening.bound import TINY
 from tpsample.core.masses import TOP_MASS
@@ -28,8 +29,8 @@ def weigh_ends(ends, top, scale, mass):
         fraction, power = exponent - (shifted - ROUNDER), COEFFICIENTS[DEGREE]
         for i in range(DEGREE - 1, -1, -1):
             power = power * fraction + COEFFICIENTS[i]
-        bits = I32(F32(shifted).view(I32) - ROUNDER_BITS + I32(127))
-        mass[j] = power * I32(bits << I32(23)).view(F32)
+        bits = I32(bits_as(F32(shifted), I32) - ROUNDER_BITS + I32(127))
+        mass[j] = power * bits_as(I32(bits << I32(23)), F32)
 
 
 @jit(fastmath=SUMS)

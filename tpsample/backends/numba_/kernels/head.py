@@ -18,7 +18,7 @@ import numpy as np
 
 from tpsample.backends.numba_.kernels.compiling import F32, F64, I32, I64, jit
 from tpsample.backends.numba_.kernels.inputs import BLOCK, Block
-from tpsample.backends.numba_.kernels.numbers import exact_product, power_of_2
+from tpsample.backends.numba_.kernels.numbers import bits_as, exact_product, power_of_2
 from tpsample.core.score import TANH_SMALL
 
 LOG2_E = math.log2(math.e)
@@ -169,8 +169,8 @@ def slack_of(upper, lower, block):
     most = I32(0)
     for j in range(block.lane, block.lane + block.count):
         slack = F32(0) if upper[j] == F32(-np.inf) else upper[j] - lower[j]
-        most = max(most, F32(slack).view(I32) & I32(0x7FFFFFFF))
-    slack = up(I32(most).view(F32))
+        most = max(most, bits_as(F32(slack), I32) & I32(0x7FFFFFFF))
+    slack = up(bits_as(I32(most), F32))
     return slack if slack == slack else F32(np.inf)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tpsample.backends.numba_.kernels.arrays import array_of
 from tpsample.backends.numba_.kernels.compiling import F32, F64, U16, U32, U64, jit
-from tpsample.backends.numba_.kernels.numbers import as_fp32, least_bits, quantum_of
+from tpsample.backends.numba_.kernels.numbers import as_fp32, bits_as, least_bits, quantum_of
 from tpsample.backends.numba_.kernels.vectors import PADDING, ROWS
 
 BLOCK = 64
@@ -148,14 +148,14 @@ def leave_out(values, block):
 def take_rows(hidden, index):
     """Return `TakenRows` of rows int64 [R] of the hidden states [B, D], which `as_fp32` reads."""
     num_rows, size = len(index), hidden.shape[1]
-    out = np.zeros((num_rows if num_rows == 1 else -(-num_rows // ROWS) * ROWS, size), F32)
-    bf16 = np.zeros((len(out) if num_rows > 1 and size % PADDING == 0 else 0, size), U16)
+    out = np.empty((num_rows if num_rows == 1 else -(-num_rows // ROWS) * ROWS, size), F32)
+    bf16 = np.empty((len(out) if num_rows > 1 and size % PADDING == 0 else 0, size), U16)
     norms, quanta, more = np.empty(num_rows, F64), np.empty(num_rows, F64), U32(0)
     for i in range(num_rows):
         row, squares, low = hidden[index[i]], 0.0, U32(0)
         for d in range(size):
             number = F32(as_fp32(row[d]))
-            bits = number.view(U32)
+            bits = bits_as(number, U32)
             low |= bits & U32(0xFFFF)
             squares += F64(number) * F64(number)
             out[i, d] = number
@@ -164,4 +164,9 @@ def take_rows(hidden, index):
         norms[i] = math.sqrt(squares) * (1.0 + 2.0**-30)
         quanta[i] = quantum_of(least_bits(row, 0, size), 23 if low else 7)
         more |= low
+    for i in range(num_rows, len(out)):
+        for d in range(size):
+            out[i, d] = 0
+            if len(bf16):
+                bf16[i, d] = 0
     return TakenRows(out, norms, quanta, bf16[:0] if more else bf16)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tpsample.backends.numba_.kernels.compiling import F32, F64, I32, I64, jit
+from tpsample.backends.numba_.kernels.numbers import bits_as
 from tpsample.core import masses as twin
 from tpsample.core.masses import MassRow
 
@@ -17,7 +18,7 @@ ROUNDER_BITS = I32(twin.ROUNDER_BITS)
 @jit()
 def short(x):
     """Return the first 17 significant bits of an fp32 number."""
-    return I32(F32(x).view(I32) & I32(twin.SHORT)).view(F32)
+    return bits_as(I32(bits_as(F32(x), I32) & I32(twin.SHORT)), F32)
 
 
 @jit()
@@ -48,8 +49,8 @@ def power_of(logit, row):
     for i in range(DEGREE - 1, -1, -1):
         power = power * fraction + COEFFICIENTS[i]
     # `shifted` ends in the bits of w, which go to the exponent.
-    bits = I32(F32(power).view(I32) + I32(F32(shifted).view(I32) << I32(23)))
-    return bits.view(F32), shifted, fraction
+    bits = I32(bits_as(F32(power), I32) + I32(bits_as(F32(shifted), I32) << I32(23)))
+    return bits_as(bits, F32), shifted, fraction
 
 
 @jit(inline=True)
@@ -57,8 +58,8 @@ def rounded(power):
     """Return rint(2^40 · power), int64, |power| <= 1, in two halves of 20 bits."""
     shifted = power * HALF + ROUNDER
     low = (power * HALF - (shifted - ROUNDER)) * HALF + ROUNDER
-    high = I64(I32(F32(shifted).view(I32) - ROUNDER_BITS)) << I64(20)
-    return high + I64(I32(F32(low).view(I32) - ROUNDER_BITS))
+    high = I64(I32(bits_as(F32(shifted), I32) - ROUNDER_BITS)) << I64(20)
+    return high + I64(I32(bits_as(F32(low), I32) - ROUNDER_BITS))
 
 
 @jit()
@@ -79,7 +80,7 @@ def weigh_moments(logits, row, parts, whole, mass, moment):
     power, turned = parts[0], parts[1]
     for j in range(len(logits)):
         power[j], shifted, fraction = power_of(logits[j], row)
-        whole[j], turned[j] = F32(shifted).view(I32) - ROUNDER_BITS, power[j] * fraction
+        whole[j], turned[j] = bits_as(F32(shifted), I32) - ROUNDER_BITS, power[j] * fraction
     for j in range(len(logits)):
         mass[j] = rounded(power[j])
         moment[j] = -(mass[j] * I64(whole[j])) - rounded(turned[j])

@@ -32,7 +32,7 @@ from tpsample.backends.numba_.kernels.arrays import array_of
 from tpsample.backends.numba_.kernels.compiling import F32, F64, FUSED, I32, I64, U32, U64, jit
 from tpsample.backends.numba_.kernels.head import up
 from tpsample.backends.numba_.kernels.inputs import BLOCK, leave_out
-from tpsample.backends.numba_.kernels.numbers import of_ordered, ordered
+from tpsample.backends.numba_.kernels.numbers import bits_as, of_ordered, ordered
 from tpsample.core.row_noise import GREEDY_BELOW, HOTTEST, LOG2_E, RowNoise
 
 NOISE_TOP = F32(np.nextafter(F32(159.0 - math.log2(math.log2(math.e)) + 1e-5), F32(np.inf)))
@@ -107,10 +107,11 @@ def philox(c0, c1, c2, c3, k0, k1):
 @jit(allocates=True)
 def noise_of(draws, index):
     """Return the `Noise` of some rows, int64 [R]. Twin: `tpsample.core.row_noise.RowNoise`."""
-    scale, random = np.ones(len(index), F32), np.zeros(len(index), F32)
+    scale, random = np.empty(len(index), F32), np.empty(len(index), F32)
     streams = np.empty((len(index), draws.samples, 3), U32)
     for i in range(len(index)):
         row = index[i]
+        scale[i], random[i] = F32(1), F32(0)
         heat = draws.temperature[row]
         if heat >= F32(GREEDY_BELOW):
             scale[i], random[i] = F32(LOG2_E / min(F64(heat), HOTTEST)), F32(1)
@@ -154,7 +155,7 @@ def upper_scores(logits, block, stream, upper):
         r0, r1, r2, scale = stream.r0, stream.r1, stream.r2, stream.scale
         block_words(block, r0, r1, r2, upper)
         for j in range(BLOCK):
-            most = (NOISE_TOP + ROUNDING) - F32(F32(upper[j]).view(I32)) * BITS_SCALE
+            most = (NOISE_TOP + ROUNDING) - F32(bits_as(F32(upper[j]), I32)) * BITS_SCALE
             upper[j] = up(logits[j] * scale) + most
     leave_out(upper, block)
     # Integers, because a maximum of floats does not become vector code.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
-from numba.extending import overload
+from numba.extending import intrinsic, overload
 from numba.np.numpy_support import as_dtype
 
 from tpsample.backends.numba_.kernels.compiling import (
@@ -32,20 +33,33 @@ LIMBS = 320
 and two neighbouring partial sums are at least two bits apart."""
 
 
+@intrinsic
+def bits_as(typing, number, kind):  # type: ignore[no-untyped-def]
+    """Return the number of another type of as many bytes that has the bits of this one.
+
+    `number.view(kind)` does so, too, but is a kernel of its own for each pair of types.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.bitcast(values[0], context.get_value_type(signature.return_type))
+
+    return kind.dtype(number, kind), generate
+
+
 def of_bf16(number):
     """Return the fp32 number whose upper half is uint16."""
-    return U32(U32(number) << U32(16)).view(F32)
+    return bits_as(U32(U32(number) << U32(16)), F32)
 
 
 def of_fp16(number):
     """Return the fp32 number equal to the fp16 number with the bits of int16."""
     bits = U32(U16(number))
     # 2^112 moves the exponent's bias from 15 to 127, subnormal numbers included.
-    size = U32((bits & U32(0x7FFF)) << U32(13)).view(F32) * F32(2.0**112)
+    size = bits_as(U32((bits & U32(0x7FFF)) << U32(13)), F32) * F32(2.0**112)
     special = U32(U32(0x7F800000) | U32((bits & U32(0x3FF)) << U32(13)))
     is_special = (bits & U32(0x7C00)) == U32(0x7C00)
-    unsigned = special if is_special else F32(size).view(U32)
-    return U32(unsigned | U32((bits & U32(0x8000)) << U32(16))).view(F32)
+    unsigned = special if is_special else bits_as(F32(size), U32)
+    return bits_as(U32(unsigned | U32((bits & U32(0x8000)) << U32(16))), F32)
 
 
 def of_fp32(number):
@@ -58,7 +72,6 @@ READERS = {U16: of_bf16, I16: of_fp16, F32: of_fp32}
 
 def as_fp32(number):
     """Return a weight as fp32, exactly; its type says how its bits are read."""
-    return READERS[type(number)](number)
 
 
 @overload(as_fp32)
@@ -74,13 +87,13 @@ def power_of_2(exponent):
     power = COEFFICIENTS[13]
     for i in range(12, -1, -1):
         power = power * fraction + COEFFICIENTS[i]
-    return power * I64((F64(shifted).view(I64) + I64(1023)) << I64(52)).view(F64)
+    return power * bits_as(I64((bits_as(F64(shifted), I64) + I64(1023)) << I64(52)), F64)
 
 
 @jit()
 def ordered(value):
     """Map fp32 to int32, keeping the order; a NaN is the largest, -0.0 is 0."""
-    bits = F32(value + F32(0)).view(I32)
+    bits = bits_as(F32(value + F32(0)), I32)
     if value != value:
         return I32(0x7FFFFFFF)
     return I32(bits ^ ((bits >> I32(31)) & I32(0x7FFFFFFF)))
@@ -89,7 +102,7 @@ def ordered(value):
 @jit()
 def of_ordered(order):
     """Return the fp32 number of an `ordered` one."""
-    return I32(order ^ ((order >> I32(31)) & I32(0x7FFFFFFF))).view(F32)
+    return bits_as(I32(order ^ ((order >> I32(31)) & I32(0x7FFFFFFF))), F32)
 
 
 @jit()
@@ -133,7 +146,7 @@ def lanes_reaching(values, threshold, within):
 @jit(inline=True)
 def lowest_lane(lanes):
     """Return the lowest of some lanes: a power of two as float64 has it in its exponent."""
-    return (F64(lanes & (~lanes + U64(1))).view(I64) >> I64(52)) - I64(1023)
+    return (bits_as(F64(lanes & (~lanes + U64(1))), I64) >> I64(52)) - I64(1023)
 
 
 @jit()
@@ -150,9 +163,9 @@ def largest_size(values):
     """Return the largest absolute value of fp32 numbers, -inf left out; a NaN if there is one."""
     most = I32(0)
     for j in range(len(values)):
-        bits = F32(values[j]).view(I32) & I32(0x7FFFFFFF)
+        bits = bits_as(F32(values[j]), I32) & I32(0x7FFFFFFF)
         most = max(most, I32(0) if values[j] == F32(-np.inf) else bits)
-    return F64(I32(most).view(F32))
+    return F64(bits_as(I32(most), F32))
 
 
 @jit()
@@ -161,7 +174,7 @@ def least_bits(numbers, first, size):
     least, part = U32(2**32 - 1), numbers[first : first + size]
     for d in range(size):
         # 0 becomes the largest integer.
-        least = min(least, U32((F32(as_fp32(part[d])).view(U32) & U32(0x7FFFFFFF)) - U32(1)))
+        least = min(least, U32((bits_as(F32(as_fp32(part[d])), U32) & U32(0x7FFFFFFF)) - U32(1)))
     return least
 
 
@@ -278,7 +291,7 @@ def to_fp32(partials, count):
         high = total
         if low != 0.0:
             break
-    bits = I64(F64(high).view(I64))
+    bits = I64(bits_as(F64(high), I64))
     if low != 0.0 and bits & I64(1) == 0:
         bits += I64(1) if (low > 0.0) == (high > 0.0) else I64(-1)
-    return F32(I64(bits).view(F64))
+    return F32(bits_as(I64(bits), F64))

@@ -277,7 +277,8 @@ def digits_of_rows(start, stop, part, arguments):
     """
     stored, top, prefix, shift, weighs, bins = arguments
     num_ids = stored.logits.shape[1]
-    power, mass, words = np.empty(BLOCK, F32), np.ones(BLOCK, I64), np.empty(BLOCK, I64)
+    power, mass, words = np.empty(BLOCK, F32), np.empty(BLOCK, I64), np.empty(BLOCK, I64)
+    mass[:] = 1
     for row in stored.rows[start:stop]:
         logits, its = stored.logits[row], mass_row(top[row], stored.temperature[row])
         for base in range(0, num_ids, BLOCK):

@@ -59,7 +59,7 @@ class Products(NamedTuple):
         size: D.
         hidden: [R or more, ≥ D], the hidden states in that type; zeros fill up several rows.
         bf16: uint16 [R or more, D], the same in bf16, or no rows; see `TakenRows`.
-        tile: [BLOCK, COLUMNS], converted weights; one row needs none, nor do numbers that are
+        tile: [BLOCK · COLUMNS], converted weights; one row needs none, nor do numbers that are
             multiplied as they lie in memory.
     """
 
@@ -77,10 +77,10 @@ class Products(NamedTuple):
 def products_of(rows, dtype):
     """Return the memory of products of some rows in fp32 or float64."""
     several, num_rows, size = len(rows.hidden) > 1, len(rows.norms), rows.hidden.shape[1]
-    hidden = np.zeros((len(rows.hidden), padded(size) if several else size), dtype)
-    for i in range(num_rows):
-        for d in range(size):
-            hidden[i, d] = rows.hidden[i, d]
+    hidden = np.empty((len(rows.hidden), padded(size) if several else size), dtype)
+    for i in range(len(hidden)):
+        for d in range(hidden.shape[1]):
+            hidden[i, d] = rows.hidden[i, d] if d < size else 0
     return Products(
         np.empty((len(hidden), BLOCK), dtype),
         np.empty(num_rows, F32),
@@ -89,7 +89,7 @@ def products_of(rows, dtype):
         size,
         hidden,
         rows.bf16,
-        np.empty((BLOCK if several else 0, COLUMNS), dtype),
+        np.empty(BLOCK * COLUMNS if several else 0, dtype),
     )
 
 
@@ -195,8 +195,8 @@ def multiply(weight, block, products):
         for i in range(block.count):
             begin = (block.local + i) * weight.stride + first
             fetch(weight.numbers, begin + later, size)
-            convert(weight.numbers, begin, size, tile[i])
-        add_dots(hidden, first, tile.reshape(-1), 0, COLUMNS, padded(size), block, products)
+            convert(weight.numbers, begin, size, tile[i * COLUMNS : (i + 1) * COLUMNS])
+        add_dots(hidden, first, tile, 0, COLUMNS, padded(size), block, products)
     if block.count < BLOCK:
         for j in range(BLOCK):
             if not block.lane <= j < block.lane + block.count:

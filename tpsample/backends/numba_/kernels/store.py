@@ -156,17 +156,19 @@ def list_range(start, stop, part, arguments):
     num_rows, rows = len(index), take_rows(hidden, index)
     products, sums = products_of(rows, F32), products_of(rows, F64)
     upper, logits = np.empty((num_rows, BLOCK), F32), np.empty(BLOCK, F32)
-    tops, reaching = np.full(num_rows, -np.inf, F32), np.empty(num_rows, U64)
+    tops, reaching = np.empty(num_rows, F32), np.empty(num_rows, U64)
     bounds = np.empty(first.shape, F32)[:num_rows]
     ids, uppers = np.empty((num_rows, WAITING), I64), np.empty((num_rows, WAITING), F32)
+    numbers = np.empty(num_rows, I64)
     for i in range(num_rows):
         place = memory.places[i]
+        tops[i], numbers[i] = -np.inf, 0
         memory.raw[place, weight.start : weight.stop] = -np.inf
         if len(memory.processed):
             memory.processed[place, weight.start : weight.stop] = -np.inf
         for k in range(top_k[i]):
             bounds[i, k] = value_of(first[place, k])
-    waiting = bounds, ids, uppers, np.zeros(num_rows, I64), np.empty(num_rows, np.bool_)
+    waiting = bounds, ids, uppers, numbers, np.empty(num_rows, np.bool_)
     its = weight, rows, index, products, sums, head, memory, upper, logits, tops, reaching
     list_blocks(its, waiting, top_k, step, first, computed)
     for i in range(num_rows):
