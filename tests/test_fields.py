@@ -26,7 +26,11 @@ def _drawn() -> list[dict[str, Any]]:
     return [random_requests.request(pick, 500) for _ in range(2000)]
 
 
-GOLDEN = [*golden_parts.REQUESTS.values(), *golden_parts.REPORTING, *golden_parts.RULES]
+GOLDEN: list[dict[str, Any]] = [
+    *golden_parts.REQUESTS.values(),
+    *golden_parts.REPORTING,
+    *golden_parts.RULES,
+]
 LISTS: dict[str, tuple[Iterable[dict[str, Any]], set[str]]] = {
     "fuzz": (_drawn(), set()),
     "golden tokens": (GOLDEN, set()),

@@ -19,7 +19,7 @@ from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, verify
 CONTEXTS = 509
 PROMPT = 3
 V, LENGTH = 211, 14
-REQUESTS = (
+REQUESTS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     {"temperature": 0.6},
     {"temperature": 1.0},

@@ -50,6 +50,7 @@ class _OverRanks:
         return self.rows.least_word(y, temperature)
 
     def total_mass(self) -> Tensor:
+        assert self.rows.top is not None
         lowest = torch.full_like(self.rows.top, LOWEST_DRAWABLE, dtype=torch.int64)
         return self.ranks.sum_integers(self.rows.mass_from(lowest)[:, 0])
 
