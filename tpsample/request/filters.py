@@ -12,15 +12,7 @@ from torch import Tensor
 
 from tpsample.core.rules import TOP_K, TOP_P
 from tpsample.core.tensors import ALIGNED, ordinary_tensors, tensors_of
-from tpsample.request.row_filter import (
-    COLUMNS,
-    FIRST_BIT,
-    KEEP_TIES,
-    PLACES,
-    Demand,
-    RowFilter,
-    column_of,
-)
+from tpsample.request.row_filter import BITS, KEEP_TIES, Demand, RowFilter, column_of
 
 
 class Thresholds(NamedTuple):
@@ -73,13 +65,9 @@ class RowFilters:
 
     def column(self, name: str) -> Tensor:
         """Return a column [F] by name: float64 of a rule, int64 of top_k and LOWEST, else bool."""
-        place = PLACES[name] - FIRST_BIT
-        column = self._bits[place] if place >= 0 else column_of(self.columns, name)
-        return column[: len(self)]
-
-    @cached_property
-    def _bits(self) -> Tensor:
-        return self.columns[FIRST_BIT:COLUMNS] != 0
+        column = column_of(self.columns, name)[: len(self)]
+        # It is not kept, because memory of a step inside torch.compile belongs to the compiler.
+        return column != 0 if name in BITS else column
 
     @cached_property
     def demand(self) -> Demand:

@@ -158,15 +158,14 @@ def behind(name: str) -> str:
 _ENDING = tuple(rule.name for rule in ENDING)
 _INTEGERS = (LOWEST, TOP_K.name)
 _REALS = (TOP_P.name, *_ENDING)
-_BITS = (KEEP_TIES, *map(behind, (TOP_K.name, *_ENDING)), BY_FIRST_WORDS, SEARCHED)
-PLACES = {name: place for place, name in enumerate((*_INTEGERS, *_REALS, *_BITS))}
-_FORMAT = f"={len(_INTEGERS)}q{len(_REALS)}d{len(_BITS)}q"
-FIRST_BIT = PLACES[_BITS[0]]
-COLUMNS = len(PLACES)
+BITS = (KEEP_TIES, *map(behind, (TOP_K.name, *_ENDING)), BY_FIRST_WORDS, SEARCHED)
+_PLACES = {name: place for place, name in enumerate((*_INTEGERS, *_REALS, *BITS))}
+_FORMAT = f"={len(_INTEGERS)}q{len(_REALS)}d{len(BITS)}q"
+COLUMNS = len(_PLACES)
 """Numbers per row in the tensor of `RowFilters`."""
 
 
 def column_of(columns: Tensor, name: str) -> Tensor:
     """Return a column by name: float64 of a rule, int64 of top_k and of all others."""
-    column = columns[PLACES[name]]
+    column = columns[_PLACES[name]]
     return column.view(torch.float64) if name in _REALS else column
