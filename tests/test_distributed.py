@@ -15,13 +15,13 @@ from tests.support.commands import run_command, starter
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 from tpsample import distributed
-from tpsample.distributed import LaunchError, Place, from_environment, join
+from tpsample.distributed import Job, LaunchError, from_environment, join
 
 ENVIRONMENTS = {
-    "nothing": ({}, Place()),
+    "nothing": ({}, Job()),
     "torchrun": (
         {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"},
-        Place(5, 8, 1, 4, "torchrun"),
+        Job(5, 8, 1, 4, "torchrun"),
     ),
     "openmpi": (
         {
@@ -30,11 +30,11 @@ ENVIRONMENTS = {
             "OMPI_COMM_WORLD_LOCAL_RANK": "0",
             "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
         },
-        Place(1, 2, 0, 1, "Open MPI"),
+        Job(1, 2, 0, 1, "Open MPI"),
     ),
     "mpich": (
         {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
-        Place(3, 4, 1, 2, "MPICH"),
+        Job(3, 4, 1, 2, "MPICH"),
     ),
     "srun": (
         {
@@ -43,11 +43,11 @@ ENVIRONMENTS = {
             "SLURM_LOCALID": "2",
             "SLURM_STEP_TASKS_PER_NODE": "4(x2),3",
         },
-        Place(6, 11, 2, 4, "Slurm"),
+        Job(6, 11, 2, 4, "Slurm"),
     ),
     "batch-script-without-srun": (
         {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"},
-        Place(),
+        Job(),
     ),
     "torchrun-inside-srun": (
         {
@@ -58,13 +58,13 @@ ENVIRONMENTS = {
             "SLURM_PROCID": "1",
             "SLURM_STEP_NUM_TASKS": "2",
         },
-        Place(0, 1, 0, 1, "torchrun"),
+        Job(0, 1, 0, 1, "torchrun"),
     ),
 }
 
 
 @pytest.mark.parametrize(("env", "place"), ENVIRONMENTS.values(), ids=ENVIRONMENTS)
-def test_place_from_environment(env: dict[str, str], place: Place) -> None:
+def test_place_from_environment(env: dict[str, str], place: Job) -> None:
     assert from_environment(env) == place
 
 
@@ -108,7 +108,7 @@ def test_more_ranks_than_gpus_raises_on_every_rank(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    place = Place(local_rank, 3, local_rank, local_world_size, "torchrun")
+    place = Job(local_rank, 3, local_rank, local_world_size, "torchrun")
     with pytest.raises(LaunchError, match="3 ranks on this machine, 2 GPUs"):
         distributed.device_of(place)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # as where they are hidden
@@ -117,10 +117,10 @@ def test_more_ranks_than_gpus_raises_on_every_rank(
 
 def test_store_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    assert distributed.host_address(Place(0, 2, 0, 2)) == "127.0.0.1"
-    assert distributed.host_address(Place(0, 4, 0, 2)) not in ("", "0.0.0.0")
+    assert distributed.host_address(Job(0, 2, 0, 2)) == "127.0.0.1"
+    assert distributed.host_address(Job(0, 4, 0, 2)) not in ("", "0.0.0.0")
     monkeypatch.setenv("MASTER_ADDR", "node-7")
-    assert distributed.host_address(Place(0, 4, 0, 2)) == "node-7"
+    assert distributed.host_address(Job(0, 4, 0, 2)) == "node-7"
 
 
 BODY = """

@@ -32,8 +32,10 @@ a.py
     - 1
     + 2
     > core/test_word.py
-b.py
     three
+b.py
+    four
+    > core/test_word.py
 """
     tests = (
         "tests/test_pictures.py::test_pictures_are_well_formed[step.svg]",
@@ -42,8 +44,11 @@ b.py
     assert faults(table) == [
         Fault("one", "a.py", "    if x:\n        return - x", "", tests),
         Fault("two", "a.py", "1", "2", ("tests/core/test_word.py",)),
-        Fault("three", "b.py", "", "", ("tests/core/test_word.py",)),
+        Fault("three", "a.py", "", "", ("tests/core/test_word.py",)),
+        Fault("four", "b.py", "", "", ("tests/core/test_word.py",)),
     ]
+    with pytest.raises(ValueError, match=r"^five: expected a test, .* the first fault of c.py"):
+        faults(f"{table.rstrip()}\nc.py\n    five")
     for name in ("test_nowhere", "test_tokens_are_the_oracles[1]"):  # none and several
         with pytest.raises(ValueError, match="expected the name of one test, found it in"):
             faults(f"a.py\n    one\n    > {name}")

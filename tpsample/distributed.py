@@ -16,7 +16,7 @@ import re
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -48,20 +48,18 @@ class LaunchError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where this process stands in its job, and on its machine, and who says so."""
+class Job:
+    """Where this process stands in its job, and on its machine, and who says so.
+
+    Attributes:
+        device: what this rank computes on, once the job is joined.
+    """
 
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
     local_world_size: int = 1
     source: str = "alone"  # or "mpi4py", or a name in _LAUNCHERS
-
-
-@dataclass(frozen=True)
-class Job(Place):
-    """A joined job: the place, and the device this rank computes on."""
-
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def gather(self, value: Any) -> list[Any]:
@@ -93,7 +91,7 @@ def join(*, timeout_s: float = 60.0) -> Iterator[Job]:
 
     failed = True
     try:
-        yield Job(**vars(place), device=device)
+        yield replace(place, device=device)
         failed = False
     finally:
         # Destroying NCCL waits for peers that may wait for this rank; its exit is what tells them.
@@ -101,7 +99,7 @@ def join(*, timeout_s: float = 60.0) -> Iterator[Job]:
             dist.destroy_process_group()
 
 
-def from_environment(env: Mapping[str, str]) -> Place:
+def from_environment(env: Mapping[str, str]) -> Job:
     """Return the place that the variables of a launcher name, or that of a lone process.
 
     Raises:
@@ -113,8 +111,8 @@ def from_environment(env: Mapping[str, str]) -> Place:
         rank, world_size, local_rank, local_world_size = (_number(env, n, source) for n in names)
         if rank >= world_size:
             raise LaunchError(f"{names[0]}={rank}: expected less than {names[1]}={world_size}")
-        return Place(rank, world_size, local_rank, local_world_size, source)
-    return Place()
+        return Job(rank, world_size, local_rank, local_world_size, source)
+    return Job()
 
 
 def _number(env: Mapping[str, str], name: str, source: str) -> int:
@@ -129,7 +127,7 @@ def _number(env: Mapping[str, str], name: str, source: str) -> int:
     return int(number[0])
 
 
-def _find(timeout: timedelta) -> tuple[Place, Store | None]:
+def _find(timeout: timedelta) -> tuple[Job, Store | None]:
     """Return this process's place, and a store where MPI made one."""
     place = from_environment(os.environ)
     if place.source not in ("Open MPI", "MPICH") or place.world_size == 1:
@@ -145,7 +143,7 @@ def _find(timeout: timedelta) -> tuple[Place, Store | None]:
         return place, None
 
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
-    place = Place(world.rank, world.size, node.rank, node.size, "mpi4py")
+    place = Job(world.rank, world.size, node.rank, node.size, "mpi4py")
     if place.rank == 0:
         host = host_address(place)
         store = TCPStore(host, 0, place.world_size, True, timeout, wait_for_workers=False)
@@ -166,7 +164,7 @@ def _fair_threads(local_world_size: int) -> int:
     return max(1, (len(os.sched_getaffinity(0)) - 1) // local_world_size)
 
 
-def host_address(place: Place) -> str:
+def host_address(place: Job) -> str:
     """Return an address of this machine that all ranks reach."""
     if "MASTER_ADDR" in os.environ:
         return os.environ["MASTER_ADDR"]
@@ -178,7 +176,7 @@ def host_address(place: Place) -> str:
         return socket.gethostname()
 
 
-def device_of(place: Place) -> torch.device:
+def device_of(place: Job) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
     gpus = torch.cuda.device_count()
@@ -193,7 +191,7 @@ def device_of(place: Place) -> torch.device:
     return device
 
 
-def _init_group(place: Place, store: Store | None, device: torch.device, timeout_s: float) -> None:
+def _init_group(place: Job, store: Store | None, device: torch.device, timeout_s: float) -> None:
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if store is None and name not in os.environ:
             raise LaunchError(
@@ -221,7 +219,7 @@ def _init_group(place: Place, store: Store | None, device: torch.device, timeout
         ) from error
 
 
-def _choose_interface(place: Place, first: str) -> None:
+def _choose_interface(place: Job, first: str) -> None:
     """Let gloo take the interface that leads to the first machine.
 
     By default it takes the address of this machine's name, which need not lead anywhere.

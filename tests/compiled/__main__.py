@@ -28,7 +28,8 @@ from tests.compiled.page import write_page
 QUICK = ("few_goldens", "one_push", "planted")
 """The parts that `make test` runs, on sm_90."""
 NORMAL = (
-    *("goldens", "peers", "one_push", "plain", "tiles", "stories", "planted", "counts", "emulator"),
+    *("goldens", "peers", "one_push", "plain", "tiles", "stories", "masks", "planted", "counts"),
+    "emulator",
 )
 LEFT_OUT = ((100, "peers"),)
 """Parts that are not run on an architecture unless they are named."""

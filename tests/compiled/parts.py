@@ -29,7 +29,7 @@ from tests.support.mixtures import Story
 from tests.support.random_heads import ModelHead
 from tests.support.random_requests import THEMES
 from tests.support.virtual import in_turn
-from tpsample import VocabShard
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference
 from tpsample.backends.triton_.tile_table import Gpu, Tile, all_tiles, fitted
 from tpsample.ranks.virtual import VirtualRanks, VirtualWorld
 
@@ -146,6 +146,29 @@ def stories(gpu: EmulatedGpu, seconds: float) -> Compared:
     return outcome
 
 
+def masks(gpu: EmulatedGpu, seconds: float) -> Compared:
+    """Requests whose masks, stop ids and bad words take more than one block of the kernel."""
+    generator, v = torch.Generator().manual_seed(1), 2 * 8192 + 40
+    weight = torch.randn(v, 16, generator=generator).round().bfloat16()
+    ids = list(range(0, 80, 2))
+    kinds = (
+        {"min_tokens": 5, "stop_token_ids": ids},
+        {"min_tokens": 5, "stop_token_ids": ids, "allowed_token_ids": [*ids[:3], v - 1]},
+        {"min_tokens": 5, "stop_token_ids": ids, "allowed_token_ids": ids},
+        {"bad_words": [[token] for token in ids], "allowed_token_ids": [*ids, 8191, 8192]},
+    )
+    outcome = Compared()
+    for chosen in (kinds[:1], kinds):  # without a table of allowed ids, and with it
+        params = [SamplingParams(seed=row, **kind) for row, kind in enumerate(chosen)]
+        batch = SamplingBatch.from_params(params, vocab_size=v)
+        hidden = torch.randn(len(params), 16, generator=generator).round().bfloat16()
+        out = LMHeadSampler(weight, backend="triton", max_rows=4)(hidden, batch, 3)
+        expected = reference.sample(reference.logits(hidden, weight), batch, 3).token_ids
+        wrong = int((out.token_ids != expected).sum())
+        outcome += Compared(len(params), wrong, notes=["masks"] * (wrong > 0))
+    return outcome
+
+
 def _seeds(seconds: float) -> Iterator[int]:
     """Yield 0, 1, … while processor time is left, three at least."""
     seed, began = 0, time.process_time()
@@ -194,5 +217,8 @@ def planted(gpu: EmulatedGpu, seconds: float) -> Compared:
     return Compared(len(plants), len(wrong), notes=notes)
 
 
-_PARTS = (emulator, few_goldens, one_push, goldens, peers, plain, tiles, stories, counts, planted)
+_PARTS = (
+    *(emulator, few_goldens, one_push, goldens, peers, plain, tiles, stories, masks, counts),
+    planted,
+)
 PARTS: dict[str, Callable[[EmulatedGpu, float], Compared]] = {of.__name__: of for of in _PARTS}

@@ -169,7 +169,7 @@ def _peer_inside(case: Case, hosts: str) -> tuple[list, list, str, str]:
 def test_peer_inside_the_hosts():
     case = Case.make(60, 6)
     tokens, filtered, kind, lost = same_on_ranks(4, _peer_inside, case, "aabb")
-    assert kind == "TwoLevelPeerExchange"
+    assert kind == "PeerExchange"
     plain = case.oracle().token_ids.tolist()
     assert tokens == [plain, case.oracle(num_samples=2).token_ids.tolist(), plain]
     batch = SamplingBatch.from_params(FILTERED, vocab_size=60)

@@ -68,8 +68,8 @@ tpsample/backends/numba_/kernels/compiled_ahead.py
     - words = int64[:, :], INTS_2
     + words = (INTS_2,)
     ranks of a machine compile the same
-    - kernel, types = next(free, missing[0])
-    + kernel, types = missing[0]
+    - kernel, types = next(free, order[0])
+    + kernel, types = order[0]
     > test_processes_share_what_has_to_be_compiled
 tpsample/exchange/swap.py
     messages of ranks are made on the default device

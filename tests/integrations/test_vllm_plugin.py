@@ -116,4 +116,4 @@ def test_options_reach_the_sampler():
     head = VllmHead(
         runner.model.processor, runner, group="alone", depth=1, backend="torch", exchange="p2p"
     )
-    assert head.sampler.backend == "torch"
+    assert head.kept.sampler.backend == "torch"

@@ -25,7 +25,7 @@ from tpsample.agreement.caller_tensors import is_dtensor
 from tpsample.cli.decode import Decoded
 from tpsample.cli.model import Model
 from tpsample.core.machine import how_to_install
-from tpsample.distributed import Job, LaunchError, Place
+from tpsample.distributed import Job, LaunchError
 from tpsample.errors import PeerLost
 from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
@@ -121,7 +121,7 @@ def one_line(message: str) -> str:
     return " ".join(shown.split()) + " …" * (len(message) > _LONGEST)
 
 
-def started(job: Place) -> str:
+def started(job: Job) -> str:
     """Say how many ranks there are, and who started them."""
     if job.source == "alone":
         return "1 rank, started by hand"

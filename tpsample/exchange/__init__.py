@@ -27,9 +27,7 @@ def make_exchange(settings: Settings) -> Exchange:
         from tpsample.exchange import peer  # needs Triton
 
         try:
-            if settings.exchange == "peer":
-                return peer.PeerExchange(settings)
-            return peer.TwoLevelPeerExchange(settings)
+            return peer.PeerExchange(settings)
         except RankMismatch as error:
             if not settings.may_fall_back:
                 raise

@@ -14,19 +14,41 @@ from tpsample.ranks.ranks import Ranks
 from tpsample.settings import Settings
 
 
-class CollectiveExchange(Exchange):
-    """One all-reduce(MAX, int64) per chunk, in place, which works on any topology.
-
-    With two levels it is one inside the host, and then one of all chunks between hosts.
-    `TwoLevelPeerExchange` takes its place where kernels can write to the peers of their host.
-    """
+class QueuedExchange(Exchange):
+    """Exchanges whose messages torch sends while the next chunk is computed."""
 
     ranks: ProcessRanks
-    levels: Sequence[ProcessRanks]
 
     def __init__(self, settings: Settings, sources: int = 1) -> None:
         super().__init__(settings, sources)
         self._works: list[dist.Work | None] = []
+
+    def collect(self, rows: int) -> Tensor:
+        works, self._works = self._works, []
+        for work in works:
+            self._wait(work)
+        return super().collect(rows)
+
+    def _wait(self, work: dist.Work | None) -> None:
+        """Let what follows come behind a message."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        self._works = []
+        super().reset()
+
+
+class CollectiveExchange(QueuedExchange):
+    """One all-reduce(MAX, int64) per chunk, in place, which works on any topology.
+
+    With two levels it is one inside the host, and then one of all chunks between hosts.
+    `PeerExchange` takes its place where kernels can write to the peers of their host.
+    """
+
+    levels: Sequence[ProcessRanks]
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
         self._best = torch.zeros_like(self.words[0, 0])
 
     def publish(self, chunk: int, rows: int) -> None:
@@ -34,9 +56,6 @@ class CollectiveExchange(Exchange):
         self._works.append(self.levels[0].start_all_reduce(words, dist.ReduceOp.MAX))
 
     def collect(self, rows: int) -> Tensor:
-        works, self._works = self._works, []
-        for work in works:
-            self._wait(work)
         words = super().collect(rows)
         for level in self.levels[1:]:
             if self.chunks > 1:
@@ -48,10 +67,6 @@ class CollectiveExchange(Exchange):
     def _wait(self, work: dist.Work | None) -> None:
         self.ranks.wait(work, self.words)
 
-    def reset(self) -> None:
-        self._works = []
-        super().reset()
-
     def bytes_sent(self, rows: int) -> int:
         words = [rows * self.chunks, rows]
         return sum(ring_bytes(*each) for each in zip(self.levels, words, strict=False))
@@ -62,7 +77,7 @@ def ring_bytes(ranks: Ranks, words: int) -> int:
     return 2 * (ranks.world_size - 1) * 8 * words // ranks.world_size
 
 
-class P2PExchange(CollectiveExchange):
+class P2PExchange(QueuedExchange):
     """Sends this rank's words of every chunk to every other rank by send/recv.
 
     NCCL runs each batch on the process group's own stream. It waits for the words of its chunk and

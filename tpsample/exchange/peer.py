@@ -46,6 +46,7 @@ class PeerExchange(Exchange):
     """
 
     push: Push
+    levels: Sequence[ProcessRanks]
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -67,13 +68,19 @@ class PeerExchange(Exchange):
         shape = (2, chunks, ranks.world_size, max_rows)
         self.memory = peer_memory(ranks, shape, device)
         places = (chunks, ranks.rank, ranks.world_size, max_rows)
+        between = self._between = (
+            BetweenHosts(self.levels[1], settings) if len(self.levels) > 1 else None
+        )
         # Hosts by their ranks, and who is lost there: bits of their ranks, unheard and told.
-        self._hosts: list[Sequence[int]] = [range(ranks.world_size)]
-        self._lost_of_host = self._lost[:2].unsqueeze(0)
+        self._hosts = between.hosts if between else [[*range(ranks.world_size)]]
+        self._lost_of_host = between.lost if between else self._lost[:2].unsqueeze(0)
         self.push = Push(self.arrive, self.epoch, self._lost, self.memory.addresses, *places)
 
     def finish(self, out: SampleOutput, seeds: Tensor) -> None:
-        """Wait on the device for every rank's words; the kernel that waits decodes them too."""
+        """Wait on the device for every rank's words; the kernel that waits decodes them too.
+
+        With two levels these are the words of this host, and then come those of the others.
+        """
         num_rows, push = out.status.shape[0], self.push
         num_slots = push.num_chunks * push.world_size
         peer_finish_kernel[(-(-num_rows // _BLOCK_B),)](
@@ -100,9 +107,13 @@ class PeerExchange(Exchange):
             launch_pdl=self._overlap,
         )
         self._unfinished = False
+        if self._between:
+            words = self._winners[: out.token_ids.numel()]
+            self._between.finish(out, seeds, words, self._lost[:2])
 
     def bytes_sent(self, rows: int) -> int:
-        return (self.push.world_size - 1) * 8 * rows * self.chunks
+        own = (self.push.world_size - 1) * 8 * rows * self.chunks
+        return own + (self._between.bytes_sent(rows) if self._between else 0)
 
     def check(self) -> None:
         unheard, told = (
@@ -132,41 +143,53 @@ class PeerExchange(Exchange):
         self.memory.close()
 
 
-class TwoLevelPeerExchange(PeerExchange):
-    """`exchange="two_level"` where kernels can write to the peers of their host.
+class BetweenHosts:
+    """The second level of `exchange="two_level"` behind kernels that write to peers of their host.
 
     The winners of each host, and who is lost there, are reduced between the hosts. The word of a
     row that lost a rank is greater than all others, so a row that is lost on one host is lost on
     all. Behind the words travels one integer per host, which has a bit for each lost rank. Each
     host writes its own integer and 0 for the others, so that the maximum has them all.
+
+    Args:
+        ranks: of this rank's column.
+        settings: of the sampler.
+
+    Attributes:
+        hosts: the ranks of each host.
+        lost: int64 [hosts, 2], see `PeerExchange`.
     """
 
-    levels: Sequence[ProcessRanks]
+    def __init__(self, ranks: ProcessRanks, settings: Settings) -> None:
+        names = list(dict.fromkeys(settings.hosts))
+        self.hosts = [[r for r, h in enumerate(settings.hosts) if h == name] for name in names]
+        self.lost = torch.zeros(len(names), 2, dtype=torch.int64, device=settings.device)
+        self._host = names.index(settings.hosts[settings.ranks.rank])
+        size = settings.max_rows + self.lost.numel()
+        self._reduced = torch.zeros(size, dtype=torch.int64, device=settings.device)
+        self._ranks = ranks
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        hosts, device = settings.hosts, settings.device
-        names_of_hosts = list(dict.fromkeys(hosts))
-        self._hosts = [[r for r, h in enumerate(hosts) if h == name] for name in names_of_hosts]
-        self._host = names_of_hosts.index(hosts[self.ranks.rank])
-        self._lost_of_host = torch.zeros(len(self._hosts), 2, dtype=torch.int64, device=device)
-        size = settings.max_rows + self._lost_of_host.numel()
-        self._reduced = torch.zeros(size, dtype=torch.int64, device=device)
+    def finish(self, out: SampleOutput, seeds: Tensor, winners: Tensor, lost: Tensor) -> None:
+        """Write tokens and status anew, from the winners int64 [rows] of all hosts.
 
-    def finish(self, out: SampleOutput, seeds: Tensor) -> None:
-        super().finish(out, seeds)
-        rows = out.token_ids.numel()
-        reduced = self._reduced[: rows + self._lost_of_host.numel()].zero_()
-        reduced[:rows].copy_(self._winners[:rows])
-        lost_of_host = reduced[rows:].view_as(self._lost_of_host)
-        lost_of_host[self._host].copy_(self._lost[:2])
-        self.levels[1].all_reduce(reduced, dist.ReduceOp.MAX)
+        Args:
+            out: the step's output.
+            seeds: int64 [B].
+            winners: this host's.
+            lost: int64 [2], the lost ranks of this host.
+        """
+        rows = len(winners)
+        reduced = self._reduced[: rows + self.lost.numel()].zero_()
+        reduced[:rows].copy_(winners)
+        lost_of_host = reduced[rows:].view_as(self.lost)
+        lost_of_host[self._host].copy_(lost)
+        self._ranks.all_reduce(reduced, dist.ReduceOp.MAX)
 
-        self._lost_of_host |= lost_of_host
-        lost = (reduced[:rows].view(-1, out.status.shape[0]) == word.LOST).any(dim=0)
+        self.lost |= lost_of_host
+        is_lost = (reduced[:rows].view(-1, out.status.shape[0]) == word.LOST).any(dim=0)
         decode_words(reduced[None, :rows], seeds, out)
-        out.status.masked_fill_(lost, int(word.Status.PEER_LOST))
+        out.status.masked_fill_(is_lost, int(word.Status.PEER_LOST))
 
     def bytes_sent(self, rows: int) -> int:
-        words = rows + 2 * len(self._hosts)
-        return super().bytes_sent(rows) + ring_bytes(self.levels[1], words)
+        """Return how many bytes this rank hands to its column per step."""
+        return ring_bytes(self._ranks, rows + self.lost.numel())

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tpsample.agreement.arguments import WEIGHT_DTYPES
+from tpsample.core.sealed import Sealed
 from tpsample.errors import UnsupportedParameter
 from tpsample.integrations.heads import KeptHead, is_quantised
 from tpsample.output import SampleOutput
@@ -22,7 +23,7 @@ from tpsample.request.step_batch import StepBatch
 logger = logging.getLogger(f"vllm.{__name__}")  # vLLM shows the lines of its own loggers
 
 
-class VllmHead(KeptHead):
+class VllmHead(Sealed):
     """The LM head of one model on one rank, whose sampler is built at once.
 
     Args:
@@ -33,6 +34,7 @@ class VllmHead(KeptHead):
         options: of `LMHeadSampler`, such as exchange.
 
     Attributes:
+        kept: what the LM head was given, and the sampler over its rows.
         fused: whether the sampler multiplies; else vLLM does, and the sampler takes its logits.
     """
 
@@ -41,29 +43,30 @@ class VllmHead(KeptHead):
     ) -> None:
         if processor.logits_as_input:
             raise UnsupportedParameter("model: it makes its logits before its LogitsProcessor")
-        super().__init__()
+        self.kept = KeptHead()
         self._processor, self._forward, self.fused = processor, processor.forward, True
         processor.forward = self._stand_in
         hidden_size, device = runner.model_config.get_hidden_size(), runner.device
         with torch.inference_mode():
             probe = torch.zeros(1, hidden_size, dtype=runner.dtype, device=device)
-            self.take(runner.model.compute_logits(probe))
-        self.fused = _is_product(self.lm_head, processor)
+            self.kept.take(runner.model.compute_logits(probe))
+        lm_head = self.kept.lm_head
+        self.fused = _is_product(lm_head, processor)
         if not self.fused and depth > 1:
             raise UnsupportedParameter(
                 "--speculative-config: not with an LM head that is quantised, of another dtype "
                 "than the model, or scaled after its soft-cap"
             )
         # A head without a weight takes logits; its rows are the columns that vLLM computes.
-        padded = self.lm_head.num_embeddings_per_partition
-        self.build(
+        padded = lm_head.num_embeddings_per_partition
+        self.kept.build(
             "vLLM",
             logger,
-            self.lm_head.weight if self.fused else torch.empty(padded, 0, device=device),
+            lm_head.weight if self.fused else torch.empty(padded, 0, device=device),
             vocab_size=processor.org_vocab_size,
             group=group,
             max_rows=runner.max_num_reqs * depth,
-            bias=self.bias if self.fused else None,
+            bias=self.kept.bias if self.fused else None,
             logit_scale=processor.scale if self.fused else 1.0,
             logit_softcap=processor.soft_cap if self.fused else None,
             **options,
@@ -72,9 +75,9 @@ class VllmHead(KeptHead):
     def sample(self, kept: Tensor, batch: StepBatch, positions: Tensor) -> SampleOutput:
         """Sample a token per row of what was kept. Collective."""
         if not self.fused:
-            return self.sampler.sample_logits(kept.contiguous(), batch, positions)
-        self.follow_weight()
-        return self.sampler(kept.contiguous(), batch, positions)
+            return self.kept.sampler.sample_logits(kept.contiguous(), batch, positions)
+        self.kept.follow_weight()
+        return self.kept.sampler(kept.contiguous(), batch, positions)
 
     def _stand_in(
         self,
@@ -87,7 +90,7 @@ class VllmHead(KeptHead):
         given = hidden_states
         if not self.fused:
             given = self._forward(lm_head, hidden_states, embedding_bias, skip_gather=True)
-        return self.keep(lm_head, embedding_bias, given)
+        return self.kept.keep(lm_head, embedding_bias, given)
 
 
 def _is_product(lm_head: Any, processor: Any) -> bool:

@@ -84,7 +84,7 @@ def with_tpsample(base: Any) -> Any:
 
         def tpsample_counters(self) -> dict[str, Any]:
             """Return this rank's counters, for `collective_rpc("tpsample_counters")`."""
-            return {} if self._head is None else self._head.sampler.counters()
+            return {} if self._head is None else self._head.kept.sampler.counters()
 
     SamplingWorker.__qualname__ = SamplingWorker.__name__ = base.__name__
     SamplingWorker.__module__ = base.__module__

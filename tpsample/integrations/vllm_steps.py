@@ -36,9 +36,9 @@ class EngineSteps(Sealed):
 
     def __init__(self, head: VllmHead, logprobs_mode: LogprobsMode, kind: Any) -> None:
         self.head, self.logprobs_mode, self.kind = head, logprobs_mode, kind
-        self.vocab_size, self.device = head.sampler.vocab_size, head.sampler.weight.device
+        self.vocab_size, self.device = head.kept.sampler.vocab_size, head.kept.sampler.weight.device
         self.grammar: Tensor | None = None
-        self._failures = Failures(self.device, head.sampler.count_failed)
+        self._failures = Failures(self.device, head.kept.sampler.count_failed)
 
     def request(
         self, name: object, own: Any, tokens: Callable[[], tuple[Sequence[int], Sequence[int]]]
@@ -107,8 +107,8 @@ class EngineSteps(Sealed):
         mode: LogprobsMode = "raw_logits" if as_logits else "raw_logprobs"
         params = SamplingParams(temperature=0.0, logprobs=top, logprobs_mode=mode)
         found = Logprobs.none(len(kept), 1 + top, kept.device)
-        for start in range(0, len(kept), self.head.sampler.max_rows):
-            part = slice(start, start + self.head.sampler.max_rows)
+        for start in range(0, len(kept), self.head.kept.sampler.max_rows):
+            part = slice(start, start + self.head.kept.sampler.max_rows)
             rows = kept[part]
             batch = SamplingBatch.from_params(
                 [params] * len(rows), vocab_size=self.vocab_size, device=kept.device

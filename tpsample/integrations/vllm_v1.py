@@ -46,7 +46,7 @@ class V1Sampler(nn.Module):
         if self.is_dummy(sampling_metadata):
             ids = torch.zeros(len(logits), 1, dtype=torch.int32, device=logits.device)
             return self.output(sampled_token_ids=ids, logprobs_tensors=None)
-        kept = self.steps.head.take(logits)
+        kept = self.steps.head.kept.take(logits)
         rows = self.rows()
         count = len(rows.names)
         positions = self.runner.seq_lens[:count]
@@ -77,7 +77,7 @@ class V1Sampler(nn.Module):
 
     def gather_logprobs(self, logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> Any:
         """Return the logprobs of a prompt's tokens. Collective."""
-        kept = self.steps.head.take(logprobs)
+        kept = self.steps.head.kept.take(logprobs)
         return self.steps.prompt_tables(kept, token_ids, num_logprobs)
 
     def _load(self, name: Hashable) -> EngineRequest:
@@ -104,8 +104,8 @@ class V1Verifier(nn.Module):
         if sampler.is_dummy(sampling_metadata):
             ids = torch.zeros(len(counts), width, dtype=torch.int32, device=logits.device)
             return sampler.output(sampled_token_ids=ids, logprobs_tensors=None)
-        flat = steps.head.take(logits)
-        steps.head.follow_weight()
+        flat = steps.head.kept.take(logits)
+        steps.head.kept.follow_weight()
         place = torch.arange(width, device=logits.device)
         there = place <= counts.unsqueeze(1)
         hidden = flat.new_zeros(len(counts), width, flat.shape[1])
@@ -120,7 +120,7 @@ class V1Verifier(nn.Module):
         rows = sampler.rows()
         rows.batch.grammar_bitmask, steps.grammar = steps.grammar, None
         positions = sampler.runner.seq_lens[: len(counts)].to(torch.int64) - counts
-        out = verify(steps.head.sampler, hidden, drafts, rows.batch, positions)
+        out = verify(steps.head.kept.sampler, hidden, drafts, rows.batch, positions)
         unfinished = sampler.unfinished(len(counts))
         rows.batch.append(out.token_ids.masked_fill(unfinished.unsqueeze(1), -1))
 

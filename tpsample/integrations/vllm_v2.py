@@ -87,7 +87,7 @@ class V2Sampler:
 
     def __call__(self, logits: Tensor, input_batch: Any) -> Any:
         """Sample the rows of a step. The logits are the [rows, 0] of the head."""
-        kept, states = self.steps.head.take(logits), self.req_states
+        kept, states = self.steps.head.kept.take(logits), self.req_states
         num_sampled, num_rejected = self._kinds.count_sampled(
             input_batch.seq_lens.new_ones(input_batch.num_reqs),
             input_batch.seq_lens,
@@ -221,7 +221,7 @@ class PromptLogprobs(Sealed):
             count -= complete  # the last token predicts the first that is sampled
             if count:
                 token_ids = all_token_ids[slot, computed + 1 : computed + 1 + count]
-                kept = self._steps.head.take(logits_fn(hidden_states[start : start + count]))
+                kept = self._steps.head.kept.take(logits_fn(hidden_states[start : start + count]))
                 tables = self._steps.prompt_tables(kept, token_ids, self._asked[name])
                 self._found.setdefault(name, []).append(tables)
             if complete and name in self._found:
