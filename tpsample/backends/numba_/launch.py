@@ -3,7 +3,7 @@
 A step has up to five kinds of rows; each takes one reading of the weights:
 
     plain      no filters, no logprobs         `draw`
-    bounded    top_k up to 256 or min_p        `list_kept`    see `Demand`
+    bounded    top_k up to 256 or a known y    `list_kept`    see `Demand`
     rough      top_p, or a larger top_k        `draw`         upper ends of their logits are stored
     whole      they need all of their logits   `store`
     given      the caller computed the logits  `draw_given`, `store_given`
