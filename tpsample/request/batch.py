@@ -11,6 +11,7 @@ from torch import Tensor
 from tpsample.core.checks import describe
 from tpsample.core.handles import handle_of
 from tpsample.core.row_noise import GREEDY_BELOW
+from tpsample.core.rules import FilterOrder
 from tpsample.core.tensors import ordinary_tensors, readable, tensors_of
 from tpsample.request.batch_checks import (
     check_device,
@@ -21,7 +22,7 @@ from tpsample.request.batch_checks import (
 )
 from tpsample.request.changing_rows import ChangingRows
 from tpsample.request.entries import NEEDS_APPEND, NO_REQUEST, Entry
-from tpsample.request.params import FilterOrder, SamplingParams
+from tpsample.request.params import SamplingParams
 from tpsample.request.plan import BatchPlan, BatchView
 from tpsample.request.selection import Selection
 from tpsample.request.table import RequestTable
@@ -151,20 +152,18 @@ class SamplingBatch(ChangingRows):
         vocab_size: int,
         temperature: Tensor,
         seed: Tensor,
-        top_k: Tensor | None = None,
-        top_p: Tensor | None = None,
-        min_p: Tensor | None = None,
         host: Mapping[str, Any] | None = None,
         filter_order: FilterOrder = "sequential",
         kept_cap: int | None = None,
         fixed_rounds: bool = False,
+        **filters: Tensor | None,
     ) -> SamplingBatch:
         """Build a batch from columns, as an engine has them that keeps its parameters in tensors.
 
         The numbers are copied, so make another for each step. Any number has a meaning, see
-        `tpsample.request.tensor_columns`; on a CPU and with `host` a top_p or min_p out of range
-        is warned of. Penalties, biases and logprobs need requests. The `requests` of this batch
-        have the filters that the host knows; temperatures and seeds are those of the tensors.
+        `tpsample.request.tensor_columns`; on a CPU and with `host` a number out of range is warned
+        of, but for top_k. Penalties, biases and logprobs need requests. The `requests` of this
+        batch have the filters that the host knows; temperatures and seeds are the tensors'.
 
         On a CPU the host reads the filters. On a GPU it does not: without `host` every row is
         treated as if each filter that is passed were on, so leave out those that no row has.
@@ -172,21 +171,20 @@ class SamplingBatch(ChangingRows):
         Args:
             vocab_size: V; must match across ranks.
             temperature, seed: fp32 and int64 [B].
-            top_k: int32 or int64 [B].
-            top_p, min_p: fp32 or float64 [B].
             host: the numbers of each filter that is passed, by name, as the host has them: lists,
                 arrays, or tensors of a CPU. The filters are then taken of these numbers alone, and
                 a step launches what they need and no more. A CPU refuses others than the tensors'.
             filter_order: of all rows, as in `SamplingParams`.
             kept_cap, fixed_rounds: as in `from_params`.
+            filters: top_k, int32 or int64 [B], and other rules of `tpsample.core.rules` by name,
+                such as top_p and min_p, fp32 or float64 [B].
 
         Raises:
-            TypeError, ValueError: a tensor of another shape, dtype or device, or other numbers on
-                the host.
+            TypeError, ValueError: no such rule, a tensor of another shape, dtype or device, or
+                other numbers on the host.
         """
         check_sizes(vocab_size, None, 0)
         check_options(kept_cap, fixed_rounds)
-        filters = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
         table = table_of(int(vocab_size), temperature, seed, filters, host, filter_order)
         return SamplingBatch(table, kept_cap=kept_cap, fixed_rounds=fixed_rounds)
 

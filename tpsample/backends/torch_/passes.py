@@ -16,16 +16,18 @@ from tpsample.backends.torch_.stored_logits import StoredLogits
 from tpsample.core import word
 from tpsample.core.masses import masses_and_moments
 from tpsample.core.order import (
+    ABOVE_ALL,
     DIGIT_BITS,
     DIGITS,
     Search,
+    least_word,
     mass_limit,
-    min_p_cut,
     order_words,
 )
 from tpsample.core.score import score_tile, score_tokens
+from tpsample.core.spread import spread_sums
 from tpsample.output import Logprobs, SampleOutput
-from tpsample.request.filters import LogprobRows, RowFilters
+from tpsample.request.filters import LogprobRows, Thresholds
 
 GROUP = 64
 """Neighbouring ids whose largest logit is looked at before they are."""
@@ -94,20 +96,20 @@ class ShardLogits(StoredLogits):
         found = torch.cat([self.first_words(1), scores.flatten(1), orders.flatten(1)], dim=1)
         return self.of_undone(found)
 
-    def before(self, gathered: Tensor, filters: RowFilters, count: int) -> Tensor:
+    def before(self, gathered: Tensor, thresholds: Thresholds, count: int) -> Tensor:
         """Weigh what stands on this rank before each of the best scores of all ranks.
 
         Args:
             gathered: int64 [W, F, 1 + 2 · num_samples · count], the ranks' `best_scores`.
-            filters: of these rows.
+            thresholds: of these rows.
 
         Returns:
             int64 [F, 2 C + 1], C = num_samples · count: C masses, C numbers of tokens, and the
-            total that top_p takes a share of.
+            mass from `least_of_total` on.
         """
         top = word.value_of(gathered[:, :, 0].amax(dim=0))
-        marks = self._marks(gathered, filters, count)
-        c, floor = marks.shape[1], self.min_p_floor(top, filters.total_log_min_p)
+        marks = self._marks(gathered, thresholds, count)
+        c, least = marks.shape[1], thresholds.least_of_total.unsqueeze(1)
         sums = marks.new_zeros(len(marks), 2 * c + 1)
         for first_id, logits in self.tiles():
             words, mass = order_words(logits, first_id), self.masses(logits, top)
@@ -115,16 +117,16 @@ class ShardLogits(StoredLogits):
                 before = words > marks[:, i, None]
                 sums[:, i] += (mass * before).sum(dim=1)
                 sums[:, c + i] += before.sum(dim=1)
-            sums[:, -1] += (mass * (logits >= floor)).sum(dim=1)
+            sums[:, -1] += (mass * (words >= least)).sum(dim=1)
         return self.of_undone(sums)
 
     def first_kept(
-        self, gathered: Tensor, sums: Tensor, filters: RowFilters, count: int
+        self, gathered: Tensor, sums: Tensor, thresholds: Thresholds, count: int
     ) -> tuple[Tensor, Tensor]:
         """Find the first of the best scores that is in the kept set.
 
         Args:
-            gathered, filters, count: as in `before`.
+            gathered, thresholds, count: as in `before`.
             sums: what `before` returns, summed over the ranks.
 
         Returns:
@@ -133,19 +135,19 @@ class ShardLogits(StoredLogits):
         scores, orders = self._merged(gathered, count)
         top_word, marks = gathered[:, :, 0].amax(dim=0), orders.flatten(1)
         logits, top = word.value_of(marks), word.value_of(top_word)
-        drawable = logits >= self.min_p_floor(top, filters.log_min_p)
+        drawable = marks >= thresholds.least.unsqueeze(1)
         sure, words = (
             (scores * (drawable & kept).unflatten(1, scores.shape[1:])).amax(dim=2)
-            for kept in self.kept(sums, logits, top, filters)
+            for kept in self.kept(sums, logits, top, thresholds)
         )
         key = word.key_of(top_word)
         is_number = (key > word.KEY_MINUS_INF) & (key != word.KEY_NAN)
         return or_nan(words, top_word), ((words > 0) & (words == sure)).all(dim=1) | ~is_number
 
     def kept(
-        self, sums: Tensor, logits: Tensor, top: Tensor, filters: RowFilters
+        self, sums: Tensor, logits: Tensor, top: Tensor, thresholds: Thresholds
     ) -> tuple[Tensor, Tensor]:
-        """Return which marks top_k and top_p surely keep, and which they may keep, bool [F, C].
+        """Return which marks `most` and `share` surely keep, and may keep, bool [F, C].
 
         Args:
             sums: what `before` returns, summed over the ranks.
@@ -153,25 +155,26 @@ class ShardLogits(StoredLogits):
             top: fp32 [F], largest logits over all ranks.
         """
         mass, number, total = sums.split([logits.shape[1], logits.shape[1], 1], dim=1)
-        top_k, top_p = filters.top_k.unsqueeze(1), filters.top_p.unsqueeze(1)
-        kept = (number < top_k) & (mass < mass_limit(total, top_p))
+        most, share = thresholds.most.unsqueeze(1), thresholds.share.unsqueeze(1)
+        kept = (number < most) & (mass < mass_limit(total, share))
         return kept, kept
 
-    def best_of_first(self, first: Tensor, filters: RowFilters) -> Tensor:
-        """Return the best score words [F, num_samples] among the first tokens that filters keep.
+    def best_of_first(self, first: Tensor, thresholds: Thresholds) -> Tensor:
+        """Return the best score words [F, num_samples] among the first tokens that are kept.
 
         Args:
-            first: int64 [F, n], the first n order words over all ranks, n at least each top_k.
-            filters: of these rows: none with ties="keep", top_p only after top_k.
+            first: int64 [F, n], the first n order words over all ranks, n at least each `most`.
+            thresholds: of these rows. No row keeps ties, and each total is of `most` tokens at
+                the most.
         """
         count, logits = first.shape[1], word.value_of(first)
         top = logits[:, 0]
-        in_top_k = torch.arange(count, device=first.device) < filters.top_k.unsqueeze(1)
-        in_total = in_top_k & (logits >= self.min_p_floor(top, filters.total_log_min_p))
+        within = torch.arange(count, device=first.device) < thresholds.most.unsqueeze(1)
+        in_total = within & (first >= thresholds.least_of_total.unsqueeze(1))
         mass = self.masses(logits, top)
         total = (mass * in_total).sum(dim=1, keepdim=True)
-        kept = in_top_k & (logits >= self.min_p_floor(top, filters.log_min_p))
-        kept &= mass.cumsum(dim=1) - mass < mass_limit(total, filters.top_p.unsqueeze(1))
+        kept = within & (first >= thresholds.least.unsqueeze(1))
+        kept &= mass.cumsum(dim=1) - mass < mass_limit(total, thresholds.share.unsqueeze(1))
 
         ids, samples = word.token_of(first), range(self.noise.num_samples)
         scores = [word.pack(score_tokens(logits, ids, self.noise, s), ids) for s in samples]
@@ -190,10 +193,13 @@ class ShardLogits(StoredLogits):
         out.token_ids[index] = token_ids.view(len(index), *out.token_ids.shape[1:])
         out.status[index] = status.amax(dim=1).masked_fill(lost, int(word.Status.PEER_LOST))
 
-    def min_p_cut(self, log_min_p: Tensor) -> Tensor:
-        """Return int64 [F], the lowest order word that min_p keeps; see `tpsample.core.order`."""
+    def least_word(self, y: Tensor, temperature: Tensor) -> Tensor:
+        """Return int64 [F], the least order word of a logit >= max x + temperature · y.
+
+        `tpsample.core.order.least_word` is its definition.
+        """
         assert self.top is not None
-        return min_p_cut(self.top, self.temperature, log_min_p)
+        return least_word(self.top, temperature, y)
 
     def digits(self, prefix: Tensor, shift: int, *, mass: bool) -> Tensor:
         """Return the histogram [F, 2^DIGIT_BITS] of a digit of the words that begin with a prefix.
@@ -261,6 +267,27 @@ class ShardLogits(StoredLogits):
             sums += torch.stack([(each * kept).sum(dim=1) for each in found], dim=1)
         return sums
 
+    def least_of_mass(self, limit: Tensor) -> Tensor:
+        """Return int64 [F], the least order word of this rank whose token has a mass >= a limit.
+
+        Masked tokens do not count. Without any other it is above every order word.
+        """
+        assert self.top is not None
+        least = torch.full_like(limit, ABOVE_ALL)
+        for first_id, logits in self.tiles():
+            reaches = (self.masses(logits) >= limit.unsqueeze(1)) & (logits > -torch.inf)
+            words = order_words(logits, first_id).where(reaches, ABOVE_ALL)
+            least = least.minimum(words.amin(dim=1))
+        return least
+
+    def spread(self) -> Tensor:
+        """Return int64 [F, 4], the sums of `tpsample.core.spread` over this rank's logits."""
+        assert self.top is not None
+        sums = self.logits.new_zeros(len(self.logits), 4, dtype=torch.int64)
+        for _, logits in self.tiles():
+            sums += spread_sums(logits, self.top)
+        return sums
+
     def count_from(self, marks: Tensor) -> Tensor:
         """Return int64 [F, C], how many order words of this rank are >= each of `marks` [F, C]."""
         counts = torch.zeros_like(marks)
@@ -286,11 +313,11 @@ class ShardLogits(StoredLogits):
         """Return the logprobs of all rows; see `tpsample.backends.torch_.logprobs`."""
         return told_logprobs(self.vocab_size, asked, sampled, words, cut, sums, counts)
 
-    def _marks(self, gathered: Tensor, filters: RowFilters, count: int) -> Tensor:
+    def _marks(self, gathered: Tensor, thresholds: Thresholds, count: int) -> Tensor:
         """Return int64 [F, C]: a token comes before a mark if its order word is greater."""
         marks = self._merged(gathered, count)[1].flatten(1)
         # ties="keep": only greater logits come before.
-        return torch.where(filters.keep_ties.unsqueeze(1), marks | word.TOKEN_MASK, marks)
+        return torch.where(thresholds.keep_ties.unsqueeze(1) > 0, marks | word.TOKEN_MASK, marks)
 
     def _merged(self, gathered: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Return the best score words of all ranks, [F, S, count], and their order words."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tpsample.core.masses import masses
-from tpsample.core.order import min_p_floor, order_words
+from tpsample.core.order import order_words
 from tpsample.core.row_noise import RowNoise, safe_temperature
 from tpsample.request.filters import lists_all
 from tpsample.request.plan import BatchView
@@ -171,10 +171,6 @@ class StoredLogits:
         top = self.top if top is None else top
         assert top is not None
         return masses(logits, top.unsqueeze(1), self.temperature.unsqueeze(1))
-
-    def min_p_floor(self, top: Tensor, log_min_p: Tensor) -> Tensor:
-        """Return fp32 [F, 1], the least logit that min_p leaves; see `tpsample.core.order`."""
-        return min_p_floor(top, self.temperature, log_min_p).unsqueeze(1)
 
     @cached_property
     def words_and_mass(self) -> tuple[Tensor, Tensor]:
