@@ -20,7 +20,7 @@ tpsample/request/controls/tables.py
 tpsample/core/rules.py
     a top_p of 0 keeps nothing
     - low=2.0**-60,
-    + low=2.0**-1074,
+    + low=0.0,
     > test_values_out_of_range_have_a_meaning
 tpsample/request/tensor_columns.py
     shares that are out of range are not told of
