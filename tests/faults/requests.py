@@ -39,7 +39,7 @@ tpsample/request/tensor_columns.py
     - numbers.log() if _RULES[name].by_logarithm else numbers
     + numbers
     > test_tensors_draw_what_requests_with_these_numbers_draw[top_k-min_p-unknown-sequential]
-tpsample/request/changing_rows.py
+tpsample/request/batch.py
     rows that moved while others left are not told of
     - max(gone, default=first) > first:
     + False:
@@ -289,7 +289,7 @@ tpsample/request/table.py
     - known = not _flagged(flags, UNKNOWN)
     + known = True
     > test_tensors_draw_what_requests_with_these_numbers_draw[top_k-top_p-min_p-unknown-sequential]
-tpsample/request/changing_rows.py
+tpsample/request/batch.py
     a slot that was freed or filled makes no other version of the rows
     - self._table.load(rows, entries)
     + self._table.load(rows, entries)

@@ -13,7 +13,7 @@ from tests.support.ranks import run_ranks
 from tests.support.same_rows import assert_same_rows
 from tests.support.tiers import long
 from tpsample import LMHeadSampler, SamplingParams, Status
-from tpsample.backends.torch_ import stored_logits
+from tpsample.backends.torch_ import passes
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core import word
 from tpsample.core.masses import masses
@@ -173,7 +173,7 @@ def _boundary_cuts(rows: Rows, tiles: list[int]) -> list[torch.Tensor]:
     )
     cuts = []
     for elements in tiles:
-        stored_logits.tile_elements = lambda _, elements=elements: elements
+        passes.tile_elements = lambda _, elements=elements: elements
         stored = replace(stored, top=rows.logits.amax(dim=1))
         cut = threshold.find_cut(stored, batch.plan.filters, ranks_of(None))
         cuts.append(word.token_of(cut))

@@ -14,8 +14,7 @@ from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard
 from tpsample.backends.numba_ import launch as native_backend
 from tpsample.backends.numba_.launch import NativeBackend
 from tpsample.backends.numba_.passes import NativeShardLogits
-from tpsample.backends.torch_.passes import ShardLogits
-from tpsample.backends.torch_.stored_logits import Rough
+from tpsample.backends.torch_.passes import Rough, ShardLogits
 from tpsample.core import word
 from tpsample.core.row_noise import RowNoise
 from tpsample.filters.thresholds import thresholds_of
