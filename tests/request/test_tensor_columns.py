@@ -70,6 +70,7 @@ def test_tensors_draw_what_requests_with_these_numbers_draw(known, order, given)
     for seed in range(4):
         its = {n: each for n, each in tensors(seed).items() if n not in FILTERS or n in given}
         batch = batch_of(its, known, filter_order=order)
+        assert batch.plan.fixed_rounds == bool(known == "unknown" and given)  # it reads no device
         plain = SamplingBatch.from_params(requests(its, order), vocab_size=V)
         expected = sampler(hidden_states[:, 0], plain, 9).token_ids
         assert torch.equal(sampler(hidden_states[:, 0], batch, 9).token_ids, expected)

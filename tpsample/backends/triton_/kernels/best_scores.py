@@ -14,6 +14,7 @@ from tpsample.backends.triton_.kernels.head import KEY_NAN, TOKEN_BITS, TOKEN_MA
 from tpsample.backends.triton_.kernels.masses import mass_row, masses
 from tpsample.backends.triton_.kernels.order import (
     KEY_MASK,
+    ROW_POINTERS,
     best_of_groups,
     block_scores,
     group_columns,
@@ -32,7 +33,7 @@ from tpsample.backends.triton_.kernels.order import (
 
 @triton.jit(
     do_not_specialize=["num_samples", "groups"],
-    do_not_specialize_on_alignment=["seed_ptr", "position_ptr", "temperature_ptr"],
+    do_not_specialize_on_alignment=ROW_POINTERS,
 )
 def group_best_kernel(
     # inputs
@@ -82,7 +83,7 @@ def group_best_kernel(
 
 @triton.jit(
     do_not_specialize=["num_samples", "num_groups", "blocks"],
-    do_not_specialize_on_alignment=["seed_ptr", "position_ptr", "temperature_ptr"],
+    do_not_specialize_on_alignment=ROW_POINTERS,
 )
 def best_scores_kernel(
     # inputs
@@ -165,7 +166,10 @@ def load_first(gathered, row, COUNT: tl.constexpr, WORDS: tl.constexpr):
     return tl.max(tl.load(words, mask=source < gathered.num_sources, other=0), axis=0)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_samples", "num_sources"])
+@triton.jit(
+    do_not_specialize=["num_rows", "num_samples", "num_sources"],
+    do_not_specialize_on_alignment=ROW_POINTERS,
+)
 def before_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
@@ -219,7 +223,10 @@ def before_kernel(
                 tl.atomic_add(place + marks, number.to(tl.int64), sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_samples", "num_sources"])
+@triton.jit(
+    do_not_specialize=["num_rows", "num_samples", "num_sources"],
+    do_not_specialize_on_alignment=ROW_POINTERS,
+)
 def first_kept_kernel(
     # inputs
     most_ptr,  # [F] int64

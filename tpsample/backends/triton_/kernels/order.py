@@ -37,6 +37,14 @@ class Draw(NamedTuple):
     temperature: tl.tensor  # fp32
 
 
+ROW_POINTERS = [
+    *("seed_ptr", "position_ptr", "temperature_ptr", "top_ptr", "row_done_ptr", "cut_ptr", "y_ptr"),
+    *("most_ptr", "share_ptr", "least_ptr", "least_of_total_ptr", "keep_ties_ptr", "limit_ptr"),
+    *("prefix_ptr", "reached_ptr"),
+]
+"""Arguments with a number per row. Rows may begin anywhere, which is no reason to compile anew."""
+
+
 @triton.jit
 def load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK: tl.constexpr):
     """Returns the program's block of its row: fp32 logits [BLOCK], -inf outside the shard; their

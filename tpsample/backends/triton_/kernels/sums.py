@@ -11,6 +11,7 @@ from tpsample.backends.triton_.kernels.masses import mass_row, masses, masses_an
 from tpsample.backends.triton_.kernels.noise import safe_temperature
 from tpsample.backends.triton_.kernels.order import (
     KEY_MASK,
+    ROW_POINTERS,
     block_scores,
     is_done,
     least_logit,
@@ -31,7 +32,7 @@ INTEGERS_FROM = tl.constexpr(twin.INTEGERS_FROM)
 HALF_BITS, LOW_HALF = tl.constexpr(twin.HALF_BITS), tl.constexpr((1 << twin.HALF_BITS) - 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
 def mass_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
@@ -59,7 +60,7 @@ def mass_kernel(
     tl.atomic_add(sums_ptr + row * 2 + 1, tl.sum(moment, axis=0), sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
 def least_word_kernel(
     # inputs
     temperature_ptr,  # [F] fp32
@@ -76,7 +77,7 @@ def least_word_kernel(
     tl.store(words_ptr + row, tl.where(top > float("-inf"), word, ABOVE_ALL))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
 def least_of_mass_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
@@ -101,7 +102,7 @@ def least_of_mass_kernel(
     tl.atomic_min(words_ptr + row, least, sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
 def spread_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
@@ -132,7 +133,7 @@ def spread_kernel(
     tl.atomic_add(out + 3, tl.sum(square & LOW_HALF, axis=0), sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["num_marks"])
+@triton.jit(do_not_specialize=["num_marks"], do_not_specialize_on_alignment=ROW_POINTERS)
 def count_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
@@ -160,7 +161,7 @@ def count_kernel(
 
 @triton.jit(
     do_not_specialize=["num_samples"],
-    do_not_specialize_on_alignment=["seed_ptr", "position_ptr", "temperature_ptr"],
+    do_not_specialize_on_alignment=ROW_POINTERS,
 )
 def best_kept_kernel(
     # inputs
@@ -198,7 +199,7 @@ def best_kept_kernel(
 
 @triton.jit(
     do_not_specialize=["num_samples", "count"],
-    do_not_specialize_on_alignment=["seed_ptr", "position_ptr", "temperature_ptr"],
+    do_not_specialize_on_alignment=ROW_POINTERS,
 )
 def top_words_kernel(
     # inputs
@@ -242,7 +243,7 @@ def top_words_kernel(
         tl.store(words_ptr + row * num_samples + sample, tl.where(is_nan, nan_word(), best))
 
 
-@triton.jit(do_not_specialize=["shift"])
+@triton.jit(do_not_specialize=["shift"], do_not_specialize_on_alignment=ROW_POINTERS)
 def digit_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
@@ -282,7 +283,7 @@ def digit_kernel(
         tl.atomic_add(bins, weight, mask=inside, sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
 def next_digit_kernel(
     # inputs
     bins_ptr,  # [F, 2^DIGIT_BITS] int64 or int32, over all ranks
