@@ -19,8 +19,8 @@ from tests.support.random_heads import ModelHead, OneRank
 from tests.support.random_requests import ALL_KINDS, THEMES, Theme
 from tests.support.tiers import long
 from tests.support.virtual import small_tiles
-from tpsample.request.filters import MAX_TOP_WORDS
 from tpsample.request.kinds import KINDS, Kind
+from tpsample.request.row_filter import MAX_TOP_WORDS
 
 CONTROLS: dict[str, Kind] = {
     "logprobs": "logprobs",
