@@ -118,7 +118,7 @@ def test_every_file_names_the_same_release() -> None:
 
 
 def test_workflows_run_what_a_contributor_runs() -> None:
-    targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M)[1].split()
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M)
     commands = {".ci/run", *(f"make {target}" for target in targets)}
     for path in (ROOT / ".github" / "workflows").glob("*.yml"):
         text = path.read_text()
