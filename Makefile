@@ -70,7 +70,7 @@ gpu: $(if $(OWN),,$(INSTALLED))
 # A site of the READMEs, the examples and the docstrings, in build/docs. A broken link is an error.
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
-	@echo "ok: open build/docs/index.html"
+	@echo "ok: read it by python3 -m http.server --directory build/docs"
 
 # What a release uploads, in dist.
 dist: $(INSTALLED)

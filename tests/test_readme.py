@@ -150,6 +150,7 @@ def test_the_site_is_built_with_every_link_and_a_search(tmp_path: Path) -> None:
     done = run_command(sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path))
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "reference.html").read_text()
+    assert not re.search(r'src="https?:', page), "a page fetches something from elsewhere"
     for each in (LMHeadSampler, SamplingBatch):
         methods = [name for name in dir(each) if name[0] != "_"]
         assert [name for name in methods if f".{name}" not in page] == [], each
