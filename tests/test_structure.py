@@ -7,7 +7,10 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 import tpsample
+from tests.support import files
 
 PACKAGE = Path(tpsample.__file__).parent
 MAX_ROOT_MODULES = 10
@@ -48,3 +51,16 @@ def test_the_words_of_the_glossary_are_those_of_the_code() -> None:
 def test_the_root_has_few_modules() -> None:
     modules = [path.stem for path in PACKAGE.glob("*.py") if not path.stem.startswith("__")]
     assert len(modules) <= MAX_ROOT_MODULES, modules
+
+
+def test_the_list_of_files_is_current() -> None:
+    assert files.FILE.read_text() == files.page(), "run `python -m tests.support.files`"
+
+
+def test_a_file_without_a_sentence_or_a_layer_is_noticed() -> None:
+    assert files.first_sentence(Path("core/word.py")).startswith("A candidate (score, token id)")
+    for wrong in ("core/new.json", "core/tables.bin"):
+        with pytest.raises(LookupError, match="needs a sentence"):
+            files.first_sentence(Path(wrong))
+    with pytest.raises(LookupError, match="names no layer"):
+        files.place(Path("rooms/new.py"))

@@ -106,6 +106,15 @@ benchmarks/questions/tune.py
     - tile_table.fitted(tile, gpu) for tile in tried
     + tile for tile in tried
     > backends/triton_/test_tiles.py
+tests/support/files.py
+    a folder without a layer is listed at the top
+    - if top not in LAYERS and (inside
+    + if top not in LAYERS and not (inside
+    > test_a_file_without_a_sentence_or_a_layer_is_noticed
+    packages within folders are left out of the list
+    - PACKAGE.rglob("*.*")
+    + PACKAGE.glob("*.*")
+    > test_the_list_of_files_is_current
 tests/support/interpreter.py
     operations count as in place before they are
     - self._in_place |= found

@@ -152,8 +152,9 @@ def seed_of(master: int, *identity: int) -> int:
     share their noise with a chance of 2^-63. A name becomes a number by a digest, such as
     ``int.from_bytes(hashlib.sha256(name).digest()[:8], "big")``.
 
-    >>> seed_of(7, 0, 3)
-    8835139292150294775
+    Examples:
+        >>> seed_of(7, 0, 3)
+        8835139292150294775
 
     Args:
         master: 64 bits, of the run.

@@ -54,8 +54,9 @@ class VocabShard:
         and the bias have, too, and is never read. vLLM pads to multiple=64, Megatron to
         ``make_vocab_size_divisible_by · world_size``, which is 128 · world_size by default.
 
-        >>> [VocabShard.padded(1000, rank, 2, multiple=128 * 2) for rank in range(2)]
-        [VocabShard(start=0, stop=512), VocabShard(start=512, stop=1000)]
+        Examples:
+            >>> [VocabShard.padded(1000, rank, 2, multiple=128 * 2) for rank in range(2)]
+            [VocabShard(start=0, stop=512), VocabShard(start=512, stop=1000)]
 
         Raises:
             TypeError: one of them is not an int.

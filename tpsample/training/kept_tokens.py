@@ -71,8 +71,9 @@ class KeptTokens:
     ) -> KeptTokens:
         """Return the sets of N rows; None stands for all ids.
 
-        >>> KeptTokens.from_lists([[7, 3], None]).offsets.tolist()
-        [0, 2, 2]
+        Examples:
+            >>> KeptTokens.from_lists([[7, 3], None]).offsets.tolist()
+            [0, 2, 2]
 
         Raises:
             TypeError, ValueError: no sequence of ids; an empty one.
@@ -89,8 +90,9 @@ class KeptTokens:
     def cat(cls, parts: Sequence[KeptTokens]) -> KeptTokens:
         """Return the rows of several, such as the steps of a rollout, one after the other.
 
-        >>> KeptTokens.cat([KeptTokens.from_lists([[7, 3]])] * 2).offsets.tolist()
-        [0, 2, 4]
+        Examples:
+            >>> KeptTokens.cat([KeptTokens.from_lists([[7, 3]])] * 2).offsets.tolist()
+            [0, 2, 4]
 
         Raises:
             ValueError: there is none.
