@@ -15,7 +15,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FIRST = ("README.md", "CHANGELOG.md")
 LINK = re.compile(r"(?<=\]\()([^)\s#]+)(?=[)#])")
 
