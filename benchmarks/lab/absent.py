@@ -19,7 +19,8 @@ class AbsentGpu:
     """In place of Triton's driver of a GPU.
 
     Args:
-        arch: of the GPU, such as 90, or one of AMD_ARCHS. It is its number too, because Triton keeps kernels by that.
+        arch: of the GPU, such as 90, or one of AMD_ARCHS. It is its number too,
+            because Triton keeps kernels by that.
     """
 
     utils = SimpleNamespace(

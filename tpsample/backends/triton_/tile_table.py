@@ -236,8 +236,8 @@ def list_tile(num_rows: int, dtype: torch.dtype, gpu: Gpu) -> Tile:
 def fitted(tile: Tile, gpu: Gpu) -> Tile:
     """Return a tile of 16-bit weights with no more stages than fit this GPU.
 
-    Before sm_90, on AMD's GPUs, and where a program has 99 KB, half the largest batch tile is taken: with masks,
-    samples and stored rows the largest one spills on sm_80, sm_86 and sm_89.
+    Before sm_90, on AMD's GPUs, and where a program has 99 KB, half the largest batch tile is
+    taken: with masks, samples and stored rows the largest one spills on sm_80, sm_86 and sm_89.
     """
     older = gpu.arch > 0 and not gpu.hopper
     small = older or 0 < gpu.shared_bytes < 100 * 1024
