@@ -36,7 +36,7 @@ def as_on_amd():
 
 def main() -> None:
     EmulatedGpu.install(80)
-    kernels.is_hip = as_on_amd
+    vars(kernels)["is_hip"] = as_on_amd
     rows = torch.arange(ROWS)
     stream = noise.row_stream(rows * 7919, rows)
     given = torch.stack(stream[:3]).contiguous()
