@@ -67,11 +67,11 @@ endif
 gpu: $(if $(OWN),,$(INSTALLED))
 	$(if $(OWN),$(PYTHON),.venv/bin/python) -m benchmarks.gpu.check $(GPU)
 
-# The reference of the public names, in build/docs. Batches inherit methods from two modules that the
-# package does not name.
+# The reference of the public names, in build/docs. A batch inherits methods from a module
+# that the package does not name.
 docs: $(INSTALLED)
 	.venv/bin/pdoc --docformat google --output-directory build/docs tpsample \
-		tpsample.request.step_batch tpsample.request.changing_rows tpsample.record \
+		tpsample.request.step_batch tpsample.record \
 		tpsample.distributed tpsample.integrations.transformers
 
 lint: $(INSTALLED)

@@ -26,6 +26,18 @@ def test_no_class_name_is_used_twice() -> None:
     assert twice == []
 
 
+def test_no_class_has_exactly_one_subclass() -> None:
+    """A class and its only subclass are one idea cut in half."""
+    bases: Counter[str] = Counter()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                bases.update(re.sub(r"\[.*", "", ast.unparse(b)).split(".")[-1] for b in node.bases)
+    own = set(_classes())
+    assert len(own & set(bases)) > 3
+    assert {name for name in own if bases[name] == 1} == set()
+
+
 def test_the_words_of_the_glossary_are_those_of_the_code() -> None:
     glossary = [line for line in (tpsample.__doc__ or "").splitlines() if re.match(r"    \w", line)]
     named = {name for line in glossary for name in re.findall(r"`([A-Z]\w+)[`.]", line)}

@@ -6,6 +6,7 @@ Everything else in this package must return these tokens.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,14 +14,17 @@ from torch import Tensor
 from tpsample.core import word
 from tpsample.core.checks import check_num_samples, positions_tensor
 from tpsample.core.masses import masses
-from tpsample.core.order import mass_limit, min_p_floor, order_words
+from tpsample.core.order import ABOVE_ALL, least_word, mass_limit, order_words
 from tpsample.core.row_noise import GREEDY_BELOW, RowNoise, SeedSource, safe_temperature
+from tpsample.core.rules import ENDING, TOP_K, TOP_P
 from tpsample.core.score import Head, logits_tile, score_tile
+from tpsample.core.spread import spread_of, spread_sums
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.request.controls.apply import StepControls
 from tpsample.request.filters import RowFilters
 from tpsample.request.plan import BatchView
+from tpsample.request.row_filter import KEEP_TIES, behind
 from tpsample.request.step_batch import StepBatch
 
 NEAR_TIE = 4e-5
@@ -141,30 +145,64 @@ def kept_rows(logits: Tensor, temperature: Tensor, filters: RowFilters) -> Tenso
         logits: fp32 [F, V] of the filtered rows.
         temperature: fp32 [F].
     """
-    top_k, top_p, log_min_p, total_log_min_p, keep_ties, joint = (
-        x.unsqueeze(1)
-        for x in (
-            filters.top_k, filters.top_p, filters.log_min_p, filters.total_log_min_p,
-            filters.keep_ties, filters.joint,
-        )
-    )  # fmt: skip
-    order = order_words(logits).argsort(dim=1, descending=True)
-    logits = logits.gather(1, order)
-    row = logits[:, :1], temperature.unsqueeze(1)
+    top_k, top_p, keep_ties = (
+        filters.column(name).unsqueeze(1) for name in (TOP_K.name, TOP_P.name, KEEP_TIES)
+    )
+    words = order_words(logits)
+    order = words.argsort(dim=1, descending=True)
+    logits, words = logits.gather(1, order), words.gather(1, order)
 
     rank = torch.arange(logits.shape[1], device=logits.device)
     kth = logits.gather(1, (top_k - 1))
     in_top_k = (rank < top_k) | (keep_ties & (logits == kth))
-    in_total = (logits >= min_p_floor(*row, total_log_min_p)) & (in_top_k | joint)
-    mass = masses(logits, *row)
+    kept = {TOP_K.name: in_top_k}
+    whole = _WholeRows(logits, words, temperature)
+    for rule in ENDING:
+        assert rule.end is not None
+        kept[rule.name] = words >= rule.end(whole, filters.column(rule.name)).unsqueeze(1)
+    in_total = logits > -torch.inf
+    for name, by_rule in kept.items():
+        in_total &= by_rule | filters.column(behind(name)).unsqueeze(1)
+    mass = masses(logits, logits[:, :1], temperature.unsqueeze(1))
     total = (mass * in_total).sum(dim=1, keepdim=True)
     before = mass.cumsum(dim=1) - mass
     # With ties="keep" only greater logits count as before a token, as for the first of its equals.
     before[:, 1:].masked_fill_(keep_ties & (logits[:, 1:] == logits[:, :-1]), 0)
     before = before.cummax(dim=1).values
-    kept = in_top_k & (logits >= min_p_floor(*row, log_min_p))
-    kept &= before < mass_limit(total, top_p)
-    return torch.zeros_like(kept).scatter_(1, order, kept)
+    by_all = torch.stack([before < mass_limit(total, top_p), *kept.values()]).all(dim=0)
+    return torch.zeros_like(by_all).scatter_(1, order, by_all)
+
+
+@dataclass(frozen=True)
+class _WholeRows:
+    """`tpsample.core.rules.FilteredRows` of sorted rows of whole logits.
+
+    Attributes:
+        logits, words: fp32 and int64 [F, V], descending.
+        temperature: fp32 [F].
+    """
+
+    logits: Tensor
+    words: Tensor
+    temperature: Tensor
+
+    def least_word(self, y: Tensor, temperature: Tensor) -> Tensor:
+        return least_word(self.logits[:, 0], temperature, y)
+
+    def total_mass(self) -> Tensor:
+        return self._masses().sum(dim=1)
+
+    def least_of_mass(self, limit: Tensor) -> Tensor:
+        reaches = (self._masses() >= limit.unsqueeze(1)) & (self.logits > -torch.inf)
+        least = self.words.where(reaches, ABOVE_ALL).amin(dim=1)
+        return least.where(limit > 0, word.LOWEST_DRAWABLE)
+
+    def spread(self) -> Tensor:
+        return spread_of(spread_sums(self.logits, self.logits[:, 0]))
+
+    def _masses(self) -> Tensor:
+        its = self.logits[:, :1], self.temperature.unsqueeze(1)
+        return masses(self.logits, *its) * (self.logits > -torch.inf)
 
 
 def sample(

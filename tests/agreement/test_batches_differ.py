@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from tests.support.calls import B, D, V, batch_of, call, outcome, params_of, sampler_of, step
+from tests.support.fields import VALUES, one_with
 from tests.support.random_requests import bitmask_of
 from tests.support.ranks import same_on_ranks
 from tpsample import SamplingBatch, SamplingParams, VocabShard
@@ -162,14 +163,7 @@ def test_a_refused_call_draws_no_seeds():
         assert kind == "RankMismatch" and text.startswith("rows without a seed"), text
 
 
-FIELDS: list[dict[str, Any]] = [
-    {"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.5}, {"ties": "keep"},
-    {"filter_order": "joint"}, {"repetition_penalty": 1.5}, {"presence_penalty": 1.5},
-    {"frequency_penalty": 1.5}, {"logit_bias": {1: 1.0}}, {"allowed_token_ids": [1]},
-    {"bad_words": [[1, 2]]}, {"min_tokens": 2, "stop_token_ids": [1]}, {"stop_token_ids": [1]},
-    {"logprobs": 1}, {"logprob_token_ids": [1]}, {"logprobs_mode": "raw_logits"},
-    {"repetition_scope": "output"},
-]  # fmt: skip
+FIELDS = one_with(name for name in VALUES if name != "seed")
 # Seeds that are equal modulo 2^61 - 1, or to a hash that takes -1 for -2.
 SEEDS = [(2**64 - 1, 2**64 - 2), (5, 5 + 2**61 - 1), (0, 2**61 - 1), (-1, -2), (7, 2**63 + 7)]
 SAME = [
@@ -216,4 +210,3 @@ def test_ranks_with_other_requests_seeds_or_positions_are_told_which():
     assert slots == ("RankMismatch", of_slots)
     assert drawn[1].startswith("rows without a seed: ")
     assert "rank 0: [0, 1] after 0 drawn seeds, rank 1: [0, 1] after 1 drawn seeds" in drawn[1]
-    assert set(SamplingParams.__dataclass_fields__) - {"seed"} == {f for o in FIELDS for f in o}

@@ -14,9 +14,12 @@ from tpsample.backends.numba_.passes import NativeShardLogits
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.backends.triton_.passes import TritonShardLogits
 from tpsample.core import word
-from tpsample.core.order import DIGIT_BITS, Search, mass_limit
+from tpsample.core.order import ABOVE_ALL, DIGIT_BITS, Search, mass_limit
 from tpsample.core.row_noise import RowNoise
-from tpsample.request.filters import MAX_TOP_WORDS
+from tpsample.core.spread import spread_of
+from tpsample.filters.thresholds import thresholds_of
+from tpsample.ranks.ranks import Ranks
+from tpsample.request.row_filter import MAX_TOP_WORDS
 
 # The interpreter computes with the NaN and infinities of these rows as a GPU does, and warns.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
@@ -53,6 +56,7 @@ class Twins:
             for kind in (ShardLogits, TritonShardLogits, NativeShardLogits)
         )
         self.kernels = self.triton, self.native
+        self.thresholds = thresholds_of(self.plain, self.filters, Ranks())
         # Of a row with a NaN, or with nothing to draw, sums mean nothing.
         self.numbers = torch.arange(len(self.filters)) % len(self.filters) > 2
         self.numbers[1] = True
@@ -106,7 +110,7 @@ def test_first_words(twins, count):
 def test_rejection(shard, num_samples):
     """With two ranks that hold the same."""
     twins = Twins(*shard, num_samples)
-    plain, triton, filters = twins.plain, twins.triton, twins.filters
+    plain, triton, filters = twins.plain, twins.triton, twins.thresholds
     best = plain.best_scores(COUNT)
     for rows in twins.kernels:
         assert _equal(_unmasked(rows.best_scores(COUNT)), _unmasked(best))
@@ -120,8 +124,8 @@ def test_rejection(shard, num_samples):
     # As many before as top_k allows; as much mass as top_p allows, and one less; as they are.
     marks = num_samples * COUNT
     at_top_k, at_top_p = sums.clone(), sums.clone()
-    at_top_k[:, marks : 2 * marks] = filters.top_k.unsqueeze(1)
-    at_top_p[:, :marks] = mass_limit(sums[:, -1:], filters.top_p.unsqueeze(1))
+    at_top_k[:, marks : 2 * marks] = filters.most.unsqueeze(1)
+    at_top_p[:, :marks] = mass_limit(sums[:, -1:], filters.share.unsqueeze(1))
     below_top_p = at_top_p - (torch.arange(2 * marks + 1) < marks).long()
     some = []
     for edge in (at_top_k, at_top_p, below_top_p, sums):
@@ -138,9 +142,9 @@ def test_rejection(shard, num_samples):
 def test_top_words(shard, num_samples):
     twins = Twins(*shard, num_samples)
     first = twins.plain.first_words(MAX_TOP_WORDS)
-    words = twins.plain.best_of_first(first, twins.filters)
+    words = twins.plain.best_of_first(first, twins.thresholds)
     for rows in twins.kernels:
-        assert _equal(rows.best_of_first(first, twins.filters), words)
+        assert _equal(rows.best_of_first(first, twins.thresholds), words)
     assert words.shape[1] == num_samples and (words > 0).any(dim=0).all()
 
 
@@ -154,18 +158,42 @@ def test_what_min_p_cuts_last_is_of_the_mass_of_the_top_words(order, left):
     noise = RowNoise(batch.temperature, batch.seed, rows.positions, 1)
     for kind in (ShardLogits, TritonShardLogits):
         stored = kind.of(rows.logits, batch, noise)
-        words = stored.best_of_first(stored.first_words(3), batch.plan.filters)
+        stored = replace(stored, top=rows.logits.amax(dim=1))
+        thresholds = thresholds_of(stored, batch.plan.filters, Ranks())
+        words = stored.best_of_first(stored.first_words(3), thresholds)
         assert set(word.token_of(words).flatten().tolist()) == left
 
 
-def test_min_p_cut():
+def test_least_words():
     """Also of a row with a NaN, a forced token, or nothing to draw."""
     twins = Twins(0, V)
-    for log_min_p in (twins.filters.log_min_p, torch.full_like(twins.filters.log_min_p, -0.125)):
-        cut = twins.plain.min_p_cut(log_min_p)
-        assert _equal(twins.triton.min_p_cut(log_min_p), cut)
+    log_min_p, temperature = twins.filters.column("min_p"), twins.plain.temperature
+    for y in (log_min_p, torch.full_like(log_min_p, -0.125)):
+        cut = twins.plain.least_word(y, temperature)
+        assert _equal(twins.triton.least_word(y, temperature), cut)
         kept = twins.plain.words_of(torch.arange(V).expand(len(cut), -1)) >= cut.unsqueeze(1)
         assert kept.any(dim=1)[twins.numbers].all() and not kept[0].any() and not kept[2].any()
+
+
+@pytest.mark.parametrize("limit", [1, 2**20, 2**37, 2**40, 2**40 + 1])
+def test_least_words_of_masses(twins, limit):
+    limits = torch.full((len(twins.filters),), limit)
+    least = twins.plain.least_of_mass(limits)
+    for rows in twins.kernels:
+        assert _equal(rows.least_of_mass(limits)[twins.numbers], least[twins.numbers])
+    if limit > 2**40:
+        assert (least == ABOVE_ALL).all()
+
+
+def test_spreads(twins):
+    """Of finite rows by hand, and of masked, far and infinite logits by their twins."""
+    twins.logits[5:6, :2], twins.logits[6:7, 3:4] = -3e38, -4095.99
+    sums = twins.plain.spread()
+    for rows in twins.kernels:
+        assert _equal(rows.spread()[twins.numbers], sums[twins.numbers])
+    if len(twins.logits[0]) > 1:
+        exact = twins.logits.double().std(dim=1, correction=0)
+        assert torch.allclose(spread_of(sums)[7:], exact[7:], rtol=1e-5, atol=0)
 
 
 def test_sums_down_to_a_word(twins):
@@ -183,7 +211,7 @@ def test_sums_down_to_a_word(twins):
 @pytest.mark.parametrize("mass", [False, True])
 def test_digits(twins, mass):
     """A whole search of one digit after the other, and the mass it ends with."""
-    numbers, plain, limit = twins.numbers, twins.plain, twins.filters.top_k
+    numbers, plain, limit = twins.numbers, twins.plain, twins.thresholds.most
     if mass:
         limit = plain.mass_from(torch.zeros_like(twins.cut))[:, 0] // 2 + 1
     search = Search(torch.zeros_like(limit), torch.zeros_like(limit), limit)
@@ -206,7 +234,7 @@ def test_rows_that_are_done_are_left_out():
     twins = Twins(*SHARDS[1], num_samples=2)
     done = torch.arange(len(twins.filters)) % 3 == 0
     best = twins.plain.best_scores(COUNT)
-    prefix, filters = torch.zeros_like(twins.cut), twins.filters
+    prefix, filters = torch.zeros_like(twins.cut), twins.thresholds
 
     def passes(rows: ShardLogits) -> dict[str, torch.Tensor]:
         return {

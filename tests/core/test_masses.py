@@ -24,7 +24,7 @@ from tpsample.backends.numba_.kernels.threads import in_ranges
 from tpsample.backends.triton_.kernels import masses as triton_masses
 from tpsample.backends.triton_.kernels import order as triton_order
 from tpsample.core import masses
-from tpsample.core.order import below_top, min_p_floor
+from tpsample.core.order import below_top, least_logit
 
 VECTORS = json.loads(masses_vectors.FILE.read_text())
 CHECKER = Path(masses_checker.__file__)
@@ -140,7 +140,7 @@ def test_a_floor_cuts_what_is_below_it_in_logits_and_no_more() -> None:
     """Between two neighbours of fp32, as the quotient's rule does, but for its own roundings."""
     _, top, temperature = _rows(4000, 2, hostile=False)
     log_min_p = torch.linspace(-20, 0, 4000, dtype=torch.float64)
-    floor = min_p_floor(top, temperature, log_min_p)
+    floor = least_logit(top, temperature, log_min_p)
     below = below_top(floor, top, temperature) - log_min_p
     under = floor.nextafter(torch.full_like(floor, -torch.inf))
     slack = 2**-50 * (top.double().abs() / temperature + 20)
@@ -199,7 +199,7 @@ def test_every_backend_finds_the_bits_of_the_page(backend: Callable[..., Any]) -
 def floor_probe(top_ptr, temperature_ptr, log_min_p_ptr, floor_ptr):  # type: ignore
     row = tl.program_id(0)
     its = tl.load(top_ptr + row), tl.load(temperature_ptr + row), tl.load(log_min_p_ptr + row)
-    tl.store(floor_ptr + row, triton_order.min_p_floor(its[0], its[1], its[2]))
+    tl.store(floor_ptr + row, triton_order.least_logit(its[0], its[1], its[2]))
 
 
 def test_floors_of_the_kernels_are_the_twins() -> None:
@@ -208,5 +208,5 @@ def test_floors_of_the_kernels_are_the_twins() -> None:
     log_min_p[::3] = -torch.inf
     floor = torch.empty_like(top)
     floor_probe[(400,)](top, temperature, log_min_p, floor)  # type: ignore[index]
-    expected = min_p_floor(top, temperature, log_min_p)
+    expected = least_logit(top, temperature, log_min_p)
     assert torch.equal(floor.nan_to_num(nan=7.0), expected.nan_to_num(nan=7.0))

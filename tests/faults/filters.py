@@ -9,22 +9,22 @@ tpsample/backends/torch_/passes.py
     + nan = word.key_of(top_word) < 0
     > test_mixtures_on_one_rank[mixed]
     the rejection keeps no ties
-    - return torch.where(filters.keep_ties.unsqueeze(1), marks | word.TOKEN_MASK, marks)
+    - return torch.where(thresholds.keep_ties.unsqueeze(1) > 0, marks | word.TOKEN_MASK, marks)
     + return marks
     > filters/test_filters.py::test_tokens_are_the_oracles[0-1]
     top_k counts one token more
-    - kept = (number < top_k) & (
-    + kept = (number <= top_k) & (
+    - kept = (number < most) & (
+    + kept = (number <= most) & (
     mass before equal to the limit
-    - & (mass < mass_limit(total, top_p))
-    + & (mass <= mass_limit(total, top_p))
+    - & (mass < mass_limit(total, share))
+    + & (mass <= mass_limit(total, share))
     > test_mass_before_equal_to_the_limit_is_too_much
     a token stands before itself
     - before = words > marks[:, i, None]
     + before = words >= marks[:, i, None]
     the top words are k + 1
-    - in_top_k = torch.arange(count, device=first.device) < filters.top_k.unsqueeze(1)
-    + in_top_k = torch.arange(count, device=first.device) <= filters.top_k.unsqueeze(1)
+    - within = torch.arange(count, device=first.device) < thresholds.most.unsqueeze(1)
+    + within = torch.arange(count, device=first.device) <= thresholds.most.unsqueeze(1)
     > filters/test_filters.py::test_tokens_are_the_oracles[0-1]
     the first words are looked for in a group too few
     - group = word.token_of(order_words(grouped.amax(dim=2)).topk(count, dim=1).values)
@@ -34,35 +34,40 @@ tpsample/backends/torch_/passes.py
     - lost = out.status[index] == word.Status.PEER_LOST
     + lost = out.status[index] > word.Status.PEER_LOST
     > test_settle
-tpsample/request/filters.py
+tpsample/request/row_filter.py
+    masses of upper ends are taken for masses
+    - exact=not known,
+    + exact=False,
+    > test_a_mass_one_unit_below_epsilon_goes[numba]
+    two columns of a row are swapped
+    - ways = self.demand.first > 0, self.demand.searched
+    + ways = self.demand.searched, self.demand.first > 0
+    > test_decided_and_undecided_rows_of_one_step[torch-3-2]
     exact ties are kept
-    - request.ties == "keep",
-    + True,
+    - request.ties == "keep"
+    + True
     > test_the_kept_set_is_the_oracles
     top_p beside top_k counts as bounded
-    - by_top_k &= whole or not self.joint
-    + by_top_k &= True
+    - within_top_k = counts and not top_k_behind
+    + within_top_k = counts
     > test_which_rows_need_few_logits
-    min_p is taken off the total though it comes last
-    - -math.inf if request.filter_order == "min_p_last" else log_min_p
-    + log_min_p
-    > test_the_kept_set_is_the_oracles
-    rows with ties go by top words
-    - if top_k <= MAX_TOP_WORDS and not keep_ties:
-    + if top_k <= MAX_TOP_WORDS:
+    rows with ties go by first words
+    - self.top_k if by_first and not self.keep_ties else 0
+    + self.top_k if by_first else 0
     > filters/test_filters.py::test_tokens_are_the_oracles[0-1]
+tpsample/request/filters.py
     as many rows are taken for all in order
     - return index == list(range(count))
     + return len(index) == count
     > test_rows_that_are_all_stored_in_another_order_keep_their_own_tokens_and_logprobs
 tpsample/filters/kept_sets.py
     the threshold keeps no ties
-    - return torch.where(filters.keep_ties, cut & ~word.TOKEN_MASK, cut)
+    - return torch.where(thresholds.keep_ties > 0, cut & ~word.TOKEN_MASK, cut)
     + return cut
     > test_sets_are_the_oracles_and_the_same_everywhere
     the threshold renormalises joint rows
-    - total_cut = torch.where(filters.joint, 0, top_k_cut)
-    + total_cut = top_k_cut
+    - before_top_p = top_k_cut.masked_fill(filters.column(behind(TOP_K.name)), 0)
+    + before_top_p = top_k_cut
     > test_sampling_by_an_explicit_threshold_is_the_same[zipf]
     a kept set at its cap overflows
     - listed = (sizes <= cap) & ~whole
@@ -85,10 +90,15 @@ tpsample/backends/triton_/passes.py
     - // size) if width else 0
     + // size)
     > test_an_empty_shard_has_no_group_that_nobody_writes
+tpsample/backends/triton_/kernels/best_scores.py
+    kernel: the comparison with the least word is turned
+    - member = (mark >= least) &
+    + member = (mark <= least) &
+    > test_decided_and_undecided_rows_of_one_step[triton-2-None]
 tpsample/backends/triton_/kernels/sums.py
     kernel: min_p is taken off the total though it comes last
-    - total_floor = min_p_floor(top, temperature, tl.load(total_log_min_p_ptr + row))
-    + total_floor = min_p_floor(top, temperature, tl.load(log_min_p_ptr + row))
+    - in_total = within & (orders >= tl.load(least_of_total_ptr + row))
+    + in_total = within & (orders >= tl.load(least_ptr + row))
     > test_what_min_p_cuts_last_is_of_the_mass_of_the_top_words
     in fixed rounds decided rows are searched too
     -         return
@@ -96,16 +106,48 @@ tpsample/backends/triton_/kernels/sums.py
     +         pass
     +     logits, ids, mask, _ = load_block(
     > test_rows_that_are_done_are_left_out
+tpsample/core/spread.py
+    a masked logit counts in the spread
+    - unmasked = logits > -torch.inf
+    + unmasked = logits == logits
+    > test_spreads
+tpsample/backends/triton_/kernels/sums.py
+    kernel: a distance is cut off rather than rounded
+    - d = tl.where(units < INTEGERS_FROM, rounded, units).to(tl.int64)
+    + d = units.to(tl.int64)
+    > test_spreads
+tpsample/backends/numba_/kernels/passes.py
+    native: a mass at its limit does not reach it
+    - if mass[j] >= limit and
+    + if mass[j] > limit and
+    > test_least_words_of_masses
 tpsample/core/order.py
-    a floor of min_p is rounded to nearest
+    the least logit is exclusive
+    - least = word.key(least_logit(top, temperature, y)) << word.TOKEN_BITS
+    + least = (word.key(least_logit(top, temperature, y)) + 1) << word.TOKEN_BITS
+    > test_the_kept_set_is_the_oracles
+    the least logit of min_p is rounded to nearest
     - return torch.where(floor < exact, floor.nextafter(torch.full_like(floor, torch.inf)), floor)
     + return floor
     > test_the_vectors_are_what_the_package_computes
-tpsample/reference.py
-    min_p is exclusive
-    - kept = in_top_k & (logits >= min_p_floor(*row, log_min_p))
-    + kept = in_top_k & (logits > min_p_floor(*row, log_min_p))
+tpsample/core/rules.py
+    a standard deviation is of logits after temperature
+    - rows.least_word(y, torch.ones_like(rows.temperature))
+    + rows.least_word(y, rows.temperature)
+    > filters/test_kept_set.py::test_golden[sigma-of-logits-before-temperature]
+    epsilon is of the likeliest token
+    - (rows.total_mass().double() * epsilon)
+    + (0.0 * rows.total_mass() + TOP_MASS * epsilon)
+    > test_a_mass_one_unit_below_epsilon_goes[torch]
+    top_p takes a share of what min_p leaves though it comes last
+    - return tuple(order.index(name) > order.index(TOP_P.name) for name in names)
+    + return tuple(name == "top_k" and filter_order == "joint" for name in names)
     > test_the_kept_set_is_the_oracles
+tpsample/filters/thresholds.py
+    a rule behind top_p is taken off its total
+    - word.masked_fill(filters.column(behind(rule.name)), LOWEST_DRAWABLE)
+    + word
+    > filters/test_filters.py::test_tokens_are_the_oracles[0-1]
 tpsample/core/masses.py
     a coefficient of 2^f is one unit off
     - 0.24022647738456726,
@@ -138,7 +180,7 @@ tpsample/filters/sample.py
     + return words
     > test_decided_and_undecided_rows_of_one_step[torch-3-2]
     a rejection decides rows with a top_p in a large top_k
-    - decided &= ~filters.by_threshold | is_nan
+    - decided &= ~filters.column(SEARCHED) | is_nan
     + pass
     second rounds are not counted
     - ranks.counters.second_rounds += len(undecided)

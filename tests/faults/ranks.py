@@ -244,6 +244,7 @@ tpsample/agreement/step.py
     ranks do not compare positions
     - "positions": self.positions,
     + "positions": None,
+    > test_calls_that_differ_raise_the_same_naming_what_does
     ranks do not compare the number of samples
     - "num_samples": self.num_samples,
     + "num_samples": 0,

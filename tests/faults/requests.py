@@ -17,15 +17,16 @@ tpsample/request/controls/tables.py
     -     def __init__(
     +     def __init__(
     > test_a_mask_may_be_assigned_under_inference_mode
+tpsample/core/rules.py
+    a top_p of 0 keeps nothing
+    - low=2.0**-60,
+    + low=0.0,
+    > test_values_out_of_range_have_a_meaning
 tpsample/request/tensor_columns.py
     shares that are out of range are not told of
     - wrong = (column != its).nonzero()
     + wrong = (column != its)[:0].nonzero()
     > test_shares_of_an_engine_that_are_out_of_range_are_told_of[top_p-host]
-    a top_p of 0 keeps nothing
-    - p.clamp(min=LEAST_TOP_P).where(p < 1, 1.0)
-    + p.clamp(min=2.0**-1074).where(p < 1, 1.0)
-    > test_values_out_of_range_have_a_meaning
     each step makes the requests of tensors anew
     - @lru_cache(maxsize=2**14)
     + @lru_cache(maxsize=0)
@@ -35,10 +36,10 @@ tpsample/request/tensor_columns.py
     + False
     > test_a_wrong_column_names_the_argument
     a row of tensors that the host does not know has no min_p
-    - if "min_p" in given:
-    + if False:
+    - numbers.log() if _RULES[name].by_logarithm else numbers
+    + numbers
     > test_tensors_draw_what_requests_with_these_numbers_draw[top_k-min_p-unknown-sequential]
-tpsample/request/changing_rows.py
+tpsample/request/batch.py
     rows that moved while others left are not told of
     - max(gone, default=first) > first:
     + False:
@@ -288,7 +289,7 @@ tpsample/request/table.py
     - known = not _flagged(flags, UNKNOWN)
     + known = True
     > test_tensors_draw_what_requests_with_these_numbers_draw[top_k-top_p-min_p-unknown-sequential]
-tpsample/request/changing_rows.py
+tpsample/request/batch.py
     a slot that was freed or filled makes no other version of the rows
     - self._table.load(rows, entries)
     + self._table.load(rows, entries)

@@ -392,12 +392,12 @@ tpsample/backends/numba_/passes.py
     +         return possible, possible
     > test_what_is_decided_is_as_from_the_sums
     native: the total of a rough row has what min_p cuts
-    - if any(kind.total_log_min_p > -torch.inf for kind in filters.different):
-    + if False:
+    - .masked_fill(least <= word.LOWEST_DRAWABLE, -torch.inf)
+    + .fill_(-torch.inf)
     > test_sums_are_within_their_bounds
     native: a token stands before itself
-    - self._marks(gathered, filters, count) + 1
-    + self._marks(gathered, filters, count)
+    - self._marks(gathered, thresholds, count) + 1
+    + self._marks(gathered, thresholds, count)
     > test_rejection
 tpsample/backends/numba_/kernels/ends.py
     native: the least sums have the logits that may be below a mark
@@ -412,7 +412,7 @@ tpsample/backends/numba_/kernels/ends.py
     + low, high = 1.0 - 2.0**-14, 1.0 + 2.0**-14
 tpsample/backends/numba_/kernels/passes.py
     native: a total of top_p leaves out what is below every mark
-    - if largest < min(least, LOWEST_DRAWABLE):
+    - if largest < min(least, of_total):
     + if largest < least:
     > test_rows_that_are_done_are_left_out
     native: a mark is not counted

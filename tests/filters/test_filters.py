@@ -10,9 +10,10 @@ from tests.support.cases import own_shard, uneven_shards
 from tests.support.filtered import Rows, V, grid, kinds_of_logits, masked
 from tests.support.memory import cost_of
 from tests.support.ranks import run_ranks
+from tests.support.same_rows import assert_same_rows
 from tests.support.tiers import long
 from tpsample import LMHeadSampler, SamplingParams, Status
-from tpsample.backends.torch_ import stored_logits
+from tpsample.backends.torch_ import passes
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core import word
 from tpsample.core.masses import masses
@@ -32,8 +33,12 @@ def _differing(sampler: LMHeadSampler, rows: Rows, expected: torch.Tensor, order
     batch = rows.batch.from_params(params, vocab_size=rows.vocab_size)
     out = sampler(rows.hidden_states[order], batch, rows.positions[order])
     assert (out.status == Status.OK).all()
-    wrong = (out.token_ids != expected[order]).nonzero().flatten().tolist()
-    return [f"{params[row]}: {out.token_ids[row]}, not {expected[order[row]]}" for row in wrong]
+    try:
+        its = rows.logits[order], rows.positions[order]
+        assert_same_rows(out.token_ids, expected[order], params, *its)
+    except AssertionError as error:
+        return [str(error)]
+    return []
 
 
 def _sample_grid(cases: list[tuple[Rows, torch.Tensor]]) -> list[str]:
@@ -116,7 +121,7 @@ def test_the_threshold_decides_what_the_rejection_cannot(kind, changes):
     rows = Rows([KINDS[kind]], params)
     expected = rows.oracle().token_ids
     for token_ids, taken in run_ranks(3, _sample_counting, rows):
-        assert torch.equal(token_ids, expected)
+        assert_same_rows(token_ids, expected, rows.params, rows.logits, rows.positions)
         assert taken["_by_rejection"] == 40 and taken["_by_threshold"] > 30, taken
 
 
@@ -168,7 +173,7 @@ def _boundary_cuts(rows: Rows, tiles: list[int]) -> list[torch.Tensor]:
     )
     cuts = []
     for elements in tiles:
-        stored_logits.tile_elements = lambda _, elements=elements: elements
+        passes.tile_elements = lambda _, elements=elements: elements
         stored = replace(stored, top=rows.logits.amax(dim=1))
         cut = threshold.find_cut(stored, batch.plan.filters, ranks_of(None))
         cuts.append(word.token_of(cut))

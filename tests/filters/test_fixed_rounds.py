@@ -8,6 +8,7 @@ import torch
 from tests.support import host_reads
 from tests.support.filtered import Rows, V, assert_same, grid, kinds_of_logits, masked
 from tests.support.ranks import run_ranks
+from tests.support.same_rows import assert_same_rows
 from tests.support.stored import on_virtual_ranks
 from tests.support.tiers import long
 from tpsample import SampleOutput, SamplingBatch, SamplingParams
@@ -16,6 +17,7 @@ from tpsample.backends.triton_.passes import TritonShardLogits
 from tpsample.core import score
 from tpsample.filters import finish as stored_plan
 from tpsample.ranks.ranks import Ranks
+from tpsample.request.row_filter import BY_FIRST_WORDS
 
 KINDS = kinds_of_logits()
 FIXED = {"fixed_rounds": True}
@@ -191,10 +193,11 @@ def test_decided_and_undecided_rows_of_one_step(monkeypatch, backend, world_size
     oracle = rows.oracle(num_samples)
     batch = SamplingBatch.from_params(rows.params, vocab_size=V, fixed_rounds=True)
     for out in on_virtual_ranks(rows.logits, batch, backend, world_size, num_samples):
-        assert torch.equal(out.token_ids, oracle.token_ids)
+        its = rows.params, rows.logits, rows.positions
+        assert_same_rows(out.token_ids, oracle.token_ids, *its)
         assert torch.equal(out.status, oracle.status)
     assert len(decided) == world_size
-    few = rows.batch.plan.filters.by_top_words
+    few = rows.batch.plan.filters.column(BY_FIRST_WORDS)
     assert decided[0][few].all() and few.any()
     assert decided[0][~few].any() and not decided[0][~few].all()
 

@@ -1,5 +1,6 @@
 """The kept set by its definition: other views of the same rules, and other engines' answers."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -10,11 +11,12 @@ from tests.support import oracle
 from tests.support.distribution import chi_squared
 from tests.support.filtered import Rows, V, grid, kinds_of_logits, masked
 from tests.support.other_samplers import by_pivots, by_transformers
-from tpsample import SamplingBatch, SamplingParams, reference
+from tests.support.same_rows import assert_same_rows
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, reference
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core import word
 from tpsample.core.masses import masses
-from tpsample.core.order import min_p_cut, min_p_floor
+from tpsample.core.order import ABOVE_ALL, least_logit, least_word
 from tpsample.core.row_noise import RowNoise
 from tpsample.filters.kept_sets import find_cut
 from tpsample.filters.sample import sample_filtered
@@ -48,9 +50,9 @@ def test_the_cut_of_min_p_is_where_its_rule_ends(top, temperature):
     rates = [1.0, 0.5, 0.05, 1e-9, 1e-300, 0.0]
     tops, temperatures = torch.full((6,), top), torch.full((6,), temperature)
     log_min_p = torch.tensor([math.log(p) if p else -INF for p in rates], dtype=torch.float64)
-    cut = min_p_cut(tops, temperatures, log_min_p)
+    cut = least_word(tops, temperatures, log_min_p)
     assert (cut & word.TOKEN_MASK == 0).all()
-    floor = min_p_floor(tops, temperatures, log_min_p)
+    floor = least_logit(tops, temperatures, log_min_p)
     assert torch.equal(word.value_of(cut), floor)
     exact = tops.double() + temperatures.double() * log_min_p
     lower = word.value_of(cut - 1)  # -0.0 below 0
@@ -61,7 +63,7 @@ def test_the_cut_of_min_p_is_where_its_rule_ends(top, temperature):
 
 def test_min_p_keeps_nothing_of_a_row_without_a_number():
     tops, ones = torch.tensor([NAN, -INF]), torch.ones(2)
-    assert (min_p_cut(tops, ones, torch.full((2,), -INF)) == 1 << word.EPOCH_SHIFT).all()
+    assert (least_word(tops, ones, torch.full((2,), -INF)) == ABOVE_ALL).all()
 
 
 def test_a_masked_token_is_never_kept():
@@ -145,6 +147,19 @@ GOLDEN = {
     "min-p-last-keeps-ties":
         (TIED, {"top_k": 3, "min_p": 0.4, "top_p": 0.51, "ties": "keep",
                 "filter_order": "min_p_last"}, {0, 1, 3}),
+    # transformers keeps these too; beside other filters it takes epsilon last
+    "epsilon": (LADDER, {"epsilon_cutoff": 0.1}, {0, 1, 2}),
+    "epsilon-keeps-the-likeliest": (LADDER, {"epsilon_cutoff": 0.75}, {0}),
+    "epsilon-is-of-all-tokens": (LADDER, {"epsilon_cutoff": 0.3, "top_k": 2}, {0}),
+    "epsilon-shrinks-the-mass": (LADDER, {"epsilon_cutoff": 0.1, "top_p": 0.85}, {0, 1}),
+    "epsilon-comes-first-though-min-p-is-last":
+        (LADDER, {"epsilon_cutoff": 0.1, "top_p": 0.85, "filter_order": "min_p_last"}, {0, 1}),
+    # llama.cpp: two values, half each, so sigma is half their distance of log 3
+    "sigma": ([0.375, 0.125, 0.375, 0.125], {"top_n_sigma": 1.9}, {0, 2}),
+    "sigma-of-logits-before-temperature":
+        ([0.375, 0.125, 0.375, 0.125], {"top_n_sigma": 1.9, "temperature": 9.0}, {0, 2}),
+    "sigma-beyond": ([0.375, 0.125, 0.375, 0.125], {"top_n_sigma": 2.1}, {0, 1, 2, 3}),
+    "sigma-comes-first": (LADDER, {"top_n_sigma": 1.5, "min_p": 0.3, "top_p": 0.75}, {0, 1}),
     "top-k-off": (LADDER, {"top_k": -1}, {0, 1, 2, 3, 4}),
     "top-k-beyond": (LADDER, {"top_k": 99}, {0, 1, 2, 3, 4}),
     # vLLM forces the filters of a greedy request off as well
@@ -181,6 +196,32 @@ def test_what_others_keep_is_as_the_table_says(name, theirs):
     probabilities, changes, _ = GOLDEN[name]
     kept = theirs(torch.tensor([probabilities]).log(), **changes)[0]
     assert set(kept.nonzero().flatten().tolist()) == OTHERS[name, theirs]
+
+
+@pytest.mark.parametrize("backend", ["torch", "numba", "triton"])
+def test_a_mass_one_unit_below_epsilon_goes(backend):
+    """From hidden states, where no backend may weigh bounds of the logits in their place."""
+    generator = torch.Generator().manual_seed(9)
+    weight, hidden = (torch.randn(n, 24, generator=generator) / 2 for n in (500, 1))
+    logits = reference.logits(hidden, weight)[0]
+    q = masses(logits, logits.max(), torch.ones(())).sort(descending=True).values
+    places, units = (1, 2, 4, 7), (0, 1)
+    params = [
+        SamplingParams(epsilon_cutoff=(int(q[place]) + unit) / int(q.sum()), seed=seed)
+        for place, unit, seed in itertools.product(places, units, range(12))
+    ]
+    batch = SamplingBatch.from_params(params, vocab_size=500)
+    rows = logits.expand(len(params), -1)
+    kept = reference.kept_mask(rows, batch).sum(dim=1)
+    assert kept[::12].tolist() == [place + 1 - unit for place in places for unit in units]
+    if backend == "triton":  # its products are not exact
+        sampler = LMHeadSampler(torch.empty(500, 0), backend=backend)
+        drawn = sampler.sample_logits(rows.contiguous(), batch, 3).token_ids
+    else:
+        sampler = LMHeadSampler(weight, backend=backend)
+        drawn = sampler(hidden.expand(len(params), -1).contiguous(), batch, 3).token_ids
+    expected = reference.sample(rows, batch, 3).token_ids
+    assert_same_rows(drawn, expected, params, rows, 3)
 
 
 def test_the_largest_vocabulary_has_room_for_its_masses():

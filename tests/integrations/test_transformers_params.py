@@ -60,6 +60,7 @@ CASES = {
     "top_k": [lp.TopKLogitsWarper(7)],
     "top_p": [lp.TemperatureLogitsWarper(1.4), lp.TopPLogitsWarper(0.7)],
     "min_p": [lp.MinPLogitsWarper(0.2)],
+    "epsilon": [lp.TemperatureLogitsWarper(0.6), lp.EpsilonLogitsWarper(0.03)],
     "filters": [
         lp.TemperatureLogitsWarper(2.0),
         lp.TopKLogitsWarper(20),
@@ -139,6 +140,8 @@ class _OwnTopK(lp.TopKLogitsWarper):
         ([lp.TopPLogitsWarper(0.5, filter_value=-1.0)], "top_p with min_tokens_to_keep or filter"),
         ([lp.TopKLogitsWarper(3), lp.TopKLogitsWarper(4)], "top_k twice"),
         ([lp.MinPLogitsWarper(0.1), lp.TopKLogitsWarper(4)], "expected the order .*, got MinP"),
+        ([lp.TopPLogitsWarper(0.9), lp.EpsilonLogitsWarper(0.1)], "come before top_p, not after"),
+        ([lp.EpsilonLogitsWarper(0.1, min_tokens_to_keep=2)], "with min_tokens_to_keep"),
         ([lp.TopPLogitsWarper(0.5), lp.TemperatureLogitsWarper(2.0)], "expected the order"),
         ([lp.LogitNormalization(), *CASES["repetition"]], "expected the order .*, got LogitNorm"),
         ([lp.RepetitionPenaltyLogitsProcessor(1.1)], "prompt_ignore_length=.0, 0, 0. for part"),

@@ -10,13 +10,14 @@ import torch
 from tests.support.slots import V
 from tpsample import SamplingBatch, SamplingParams
 from tpsample.request.filters import RowFilters
+from tpsample.request.row_filter import BY_FIRST_WORDS, KEEP_TIES, LOWEST
 
-NAMES = ("top_k", "top_p", "log_min_p", "total_log_min_p", "keep_ties", "by_top_words", "row_index")
+NAMES = (LOWEST, "top_k", "top_p", "min_p", KEEP_TIES, BY_FIRST_WORDS)
 
 
 def assert_aligned(filters: RowFilters, rows: int) -> None:
-    for name in NAMES:
-        tensor = getattr(filters, name)
+    tensors = {name: filters.column(name) for name in NAMES} | {"row_index": filters.row_index}
+    for name, tensor in tensors.items():
         assert tensor.shape == (rows,) and tensor.is_contiguous(), name
         assert tensor.data_ptr() % 16 == 0, name
 

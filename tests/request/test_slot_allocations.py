@@ -84,7 +84,7 @@ def test_what_a_gpu_reads_of_slots_with_filters_allocates_nothing(monkeypatch):
     with Operators() as operators:
         view = batch.select(others, out=rows)._view_of(6)
     assert operators.made == []
-    assert view.plan.filters.top_k.tolist() == [V] * 6
+    assert view.plan.filters.column("top_k").tolist() == [V] * 6
     assert view.plan.logprobs.top_of.tolist() == [0, 0, 0, 2, 0, 0]
 
 

@@ -16,8 +16,10 @@ import torch
 import torch.distributed as dist
 
 from tests.support.cases import own_sampler
+from tests.support.fields import OTHER_FILTERS, VALUES
 from tests.support.random_requests import bitmask_of
 from tests.support.ranks import run_ranks
+from tests.support.same_rows import assert_same_rows
 from tests.support.slots import WEIGHT, D, V, sampler_of
 from tpsample import RankMismatch, SamplingBatch, SamplingParams, reference, sample_draft, verify
 
@@ -68,6 +70,7 @@ def test_tensors_draw_what_requests_with_these_numbers_draw(known, order, given)
     for seed in range(4):
         its = {n: each for n, each in tensors(seed).items() if n not in FILTERS or n in given}
         batch = batch_of(its, known, filter_order=order)
+        assert batch.plan.fixed_rounds == bool(known == "unknown" and given)  # it reads no device
         plain = SamplingBatch.from_params(requests(its, order), vocab_size=V)
         expected = sampler(hidden_states[:, 0], plain, 9).token_ids
         assert torch.equal(sampler(hidden_states[:, 0], batch, 9).token_ids, expected)
@@ -78,6 +81,28 @@ def test_tensors_draw_what_requests_with_these_numbers_draw(known, order, given)
         rows = sampler(hidden_states[:4, 0], batch.select(slots), 9).token_ids
         chosen = SamplingBatch.from_params([plain.requests[i] for i in (3, 0, 6)], vocab_size=V)
         assert torch.equal(rows[:3], sampler(hidden_states[:3, 0], chosen, 9).token_ids)
+
+
+@pytest.mark.parametrize("known", KNOWN)
+@pytest.mark.parametrize("name", OTHER_FILTERS)
+def test_every_other_rule_may_be_a_tensor(name, known):
+    sampler, hidden_states, its = sampler_of(), torch.randn(ROWS, D), tensors(5)
+    values = (0.0, *VALUES[name])
+    its = {each: its[each] for each in ("temperature", "seed", "top_p")}
+    its[name] = torch.tensor([values[i % len(values)] for i in range(ROWS)], dtype=torch.float64)
+    how = (
+        {"host": {each: its[each].tolist() for each in ("top_p", name)}} if known == "host" else {}
+    )
+    with nullcontext() if known == "read" else GPU:
+        batch = SamplingBatch.from_tensors(vocab_size=V, **its, **how)
+    plain = SamplingBatch.from_params(requests(its), vocab_size=V)
+    expected = sampler(hidden_states, plain, 9).token_ids
+    assert_same_rows(sampler(hidden_states, batch, 9).token_ids, expected, plain.requests)
+
+
+def test_an_unknown_rule_is_named():
+    with pytest.raises(TypeError, match=r"^typical_p: expected a tensor of one of top_k, top_p"):
+        SamplingBatch.from_tensors(vocab_size=V, **tensors(5), typical_p=torch.ones(ROWS))
 
 
 def test_a_step_launches_what_the_host_knows_that_its_rows_need():
@@ -152,7 +177,7 @@ def test_values_out_of_range_have_a_meaning(name, values, means, known):
 @pytest.mark.parametrize("name", ["top_p", "min_p"])
 def test_shares_of_an_engine_that_are_out_of_range_are_told_of(name, known):
     its = {"temperature": torch.ones(3), "seed": torch.arange(3), name: torch.tensor([0.5, 90, 1])}
-    with pytest.warns(UserWarning, match=f"^{name}: row 1 has 90, out of the range ") as warned:
+    with pytest.warns(UserWarning, match=f"^{name}: expected .*, got 90 in row 1, ") as warned:
         batch_of(its, known)
     assert [each.filename for each in warned] == [__file__]
 

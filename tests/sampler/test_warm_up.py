@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from benchmarks.lab.launches import Launch, filled, listed
 from tests.support.cases import own_sampler
+from tests.support.fields import OTHER_FILTERS, VALUES
 from tests.support.ranks import same_on_ranks
 from tests.support.tiers import long
 from tests.support.virtual import small_tiles
@@ -43,6 +44,7 @@ OTHERS = {
     "bias": {"logit_bias": {5: 4.0, 8: -3.0}},
     "grammar": {},
     "forced": {},
+    **{name: {name: VALUES[name][1]} for name in OTHER_FILTERS},
 }
 """Another request of each kind."""
 SEARCHED: list[tuple[Kind, dict]] = [

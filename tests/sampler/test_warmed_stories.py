@@ -19,8 +19,9 @@ from tests.support.random_heads import ModelHead, OneRank
 from tests.support.random_requests import ALL_KINDS, THEMES, Theme
 from tests.support.tiers import long
 from tests.support.virtual import small_tiles
-from tpsample.request.filters import MAX_TOP_WORDS
+from tpsample.core.rules import ENDING
 from tpsample.request.kinds import KINDS, Kind
+from tpsample.request.row_filter import MAX_TOP_WORDS
 
 CONTROLS: dict[str, Kind] = {
     "logprobs": "logprobs",
@@ -55,8 +56,7 @@ def kinds_of(fields: dict[str, Any]) -> set[Kind]:
         found.add("top_k, top_p" if few else "top_p in top_k")
     elif top_k > 0 or top_p:
         found.add("top_p" if top_p else "top_k")
-    if fields.get("min_p", 0.0) > 0:
-        found.add("min_p")
+    found |= {rule.name for rule in ENDING if rule.cuts(fields.get(rule.name, rule.off))}
     return found or {"plain"}
 
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.support.cases import own_sampler
+from tests.support.fields import OTHER_FILTERS, one_with
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, verify
@@ -18,7 +19,7 @@ from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, verify
 CONTEXTS = 509
 PROMPT = 3
 V, LENGTH = 211, 14
-REQUESTS = (
+REQUESTS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     {"temperature": 0.6},
     {"temperature": 1.0},
@@ -39,6 +40,7 @@ REQUESTS = (
         "logit_bias": dict.fromkeys(range(9), 4.0),
     },
     {"allowed_token_ids": list(range(0, V, 9)), "min_tokens": 6, "stop_token_ids": [0, 9, 18]},
+    *one_with(OTHER_FILTERS),
 )
 ROWS = 3 * len(REQUESTS)
 PARAMS = [SamplingParams(**REQUESTS[row % len(REQUESTS)], seed=500 + row) for row in range(ROWS)]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.support.cases import own_sampler
+from tests.support.fields import OTHER_FILTERS, one_with
 from tests.support.filtered import V, kinds_of_logits
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
@@ -31,6 +32,8 @@ REQUESTS: tuple[dict, ...] = (
     {"repetition_penalty": 1.5, "presence_penalty": 1.0, "top_p": 0.9},
     {"allowed_token_ids": list(range(0, V, 3)), "logit_bias": {3: 5.0, 6: 4.0}},
     {"bad_words": [[i] for i in range(0, V, 5)], "min_tokens": 2, "stop_token_ids": [1, 2]},
+    {"frequency_penalty": 0.4},
+    *one_with(OTHER_FILTERS),
 )
 
 

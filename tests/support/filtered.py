@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from tests.support.cases import own_shard
+from tests.support.fields import in_turns
 from tpsample import (
     LMHeadSampler,
     Logprobs,
@@ -46,8 +47,9 @@ def kinds_of_logits() -> dict[str, torch.Tensor]:
     }
 
 
-def filter_requests() -> list[dict[str, Any]]:
-    """Every top_k × top_p × min_p, in every order of the filters that can matter to them."""
+def filter_requests(turn: int = 0) -> list[dict[str, Any]]:
+    """Every top_k × top_p × min_p, in every order of the filters that can matter to them. The other
+    filters take turns, which begin with `turn`."""
     requests = []
     for top_k, top_p, min_p in itertools.product(TOP_K, TOP_P, MIN_P):
         orders = ["sequential"]
@@ -57,13 +59,13 @@ def filter_requests() -> list[dict[str, Any]]:
             orders.append("min_p_last")
         for order in orders:
             requests.append({"top_k": top_k, "top_p": top_p, "min_p": min_p, "filter_order": order})
-    return requests
+    return in_turns(requests, turn)
 
 
 def grid(turn: int = 0) -> list[SamplingParams]:
     """The `filter_requests`; temperature and ties take turns, which begin with `turn`."""
     params = []
-    for i, request in enumerate(filter_requests()):
+    for i, request in enumerate(filter_requests(turn)):
         params.append(
             SamplingParams(
                 temperature=TEMPERATURES[(i + turn) % len(TEMPERATURES)],
@@ -144,7 +146,8 @@ def steps(cases: Sequence[Rows], num_samples: int | None = None) -> list[SampleO
 
 def assert_same(found: SampleOutput, expected: SampleOutput) -> None:
     """The tokens, statuses and logprobs of two steps are the same."""
-    assert torch.equal(found.token_ids, expected.token_ids)
+    wrong = (found.token_ids != expected.token_ids).nonzero().tolist()
+    assert not wrong, f"rows {wrong[:9]}: {found.token_ids}, expected {expected.token_ids}"
     assert torch.equal(found.status, expected.status)
     assert (found.logprobs is None) == (expected.logprobs is None)
     if found.logprobs is not None and expected.logprobs is not None:

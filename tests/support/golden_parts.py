@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.support.fields import OTHER_FILTERS, one_with
 from tpsample import (
     LMHeadSampler,
     SamplingBatch,
@@ -60,6 +61,20 @@ REPORTING: list[dict[str, Any]] = [
     for mode in ("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits")
     for fields in FILTERED
 ]
+
+RULES: list[dict[str, Any]] = [
+    {**each, **fields}
+    for each in one_with(OTHER_FILTERS)
+    for fields in (
+        {},
+        {"top_k": 30, "top_p": 0.8},
+        {"top_p": 0.7, "min_p": 0.1, "filter_order": "min_p_last", "temperature": 2.0},
+        {"top_k": 300, "presence_penalty": 0.5, "logprobs": 2},
+        {"top_p": 0.6, "logprobs": 2, "logprobs_mode": "processed_logprobs", "ties": "keep"},
+    )
+]
+"""With rules that `REQUESTS` has not. They have a head of their own, so that new ones change no
+other token."""
 
 Make = Callable[..., LMHeadSampler]
 Found = Iterator[tuple[str, Any]]
@@ -293,7 +308,33 @@ def verified(make: Make) -> Found:
         yield f"{method}, of logits", found
 
 
+def rules(make: Make) -> Found:
+    for number, fields in enumerate(RULES):
+        hidden_states, weight = head(4)
+        sampler, positions = make(weight), 10 * number + torch.arange(4)
+        params = requests([fields] * 4)
+        for name, options in {"": {}, ", fixed rounds": {"fixed_rounds": True}}.items():
+            batch = batch_of(params, sampler.shard, kept_cap=20, **options)
+            yield f"{fields}{name}", sampler(hidden_states[:, 0], batch, positions, num_samples=2)
+        drafts = torch.tensor([[3, 9]] * 4)
+        for method in ("coupled", "rejection", "block"):
+            batch = batch_of(params, sampler.shard)
+            found = verify(sampler, hidden_states, drafts, batch, positions, method=method)
+            yield f"{fields}, {method}", found
+
+
 PARTS = {
     each.__name__: each
-    for each in (steps, cancelling, heads, reports, logits, slots, tensors, changes, verified)
+    for each in (
+        steps,
+        cancelling,
+        heads,
+        reports,
+        logits,
+        slots,
+        tensors,
+        changes,
+        verified,
+        rules,
+    )
 }

@@ -156,7 +156,7 @@ def step(
 
 
 class Stepping:
-    """The parts of a sampler that a verification uses, around the local step of one rank."""
+    """The parts of a sampler, and of its pipeline, that a verification uses on one rank."""
 
     backend = "triton"
 
@@ -166,8 +166,9 @@ class Stepping:
         self.local = TritonBackend(settings_of(weight, shard, max_rows=MAX_ROWS))
         self.local.tile = TILE
         self.exchange = exchange(1)
+        self.pipeline = self
 
-    def _begin(self, inputs: Inputs, batch: BatchView, positions: Tensor, out: SampleOutput) -> Any:
+    def begin(self, inputs: Inputs, batch: BatchView, positions: Tensor, out: SampleOutput) -> Any:
         hidden_states = inputs.given.flatten(0, 1)
         begun = self.local.prepare(hidden_states, batch, positions, 1, out, None)
         for part, own in enumerate(self.exchange.begin(begun.num_words)):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.support.commands import ROOT
 from tpsample.core.masses import masses_and_moments
-from tpsample.core.order import min_p_floor
+from tpsample.core.order import least_logit
 
 FILE = ROOT / "tpsample" / "masses_vectors.json"
 
@@ -33,7 +33,7 @@ def _row(its: dict[str, Any]) -> dict[str, Any]:
 def _floor(its: dict[str, Any]) -> dict[str, Any]:
     log_min_p = math.log(its["min_p"]) if its["min_p"] else -math.inf
     top, temperature = _floats([its["top"]]), _floats([its["temperature"]])
-    floor = min_p_floor(top, temperature, torch.tensor([log_min_p], dtype=torch.float64))
+    floor = least_logit(top, temperature, torch.tensor([log_min_p], dtype=torch.float64))
     return {"floor": f"{int(floor.view(torch.int32)) & 0xFFFFFFFF:08x}"}
 
 

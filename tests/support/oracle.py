@@ -52,6 +52,8 @@ class Request:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    epsilon_cutoff: float = 0.0
+    top_n_sigma: float = 0.0
     seed: int | None = None
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -197,6 +199,8 @@ def kept_set(x: np.ndarray, request: Request) -> np.ndarray:
     left = [int(v) for v in order_of(x) if finite[v]]
     if not left:
         return kept
+    near = _within_sigma(x[left], request)
+    left = [v for v in _epsilon_cutoff(left, x, request) if x[v] >= near]
     likely = _likely(x, request)
     if request.filter_order == "min_p_last":
         left = _top_p(_top_k(left, x, request), x, request)
@@ -217,6 +221,28 @@ def _likely(x: np.ndarray, request: Request) -> np.ndarray:
         return np.ones(len(x), dtype=bool)
     wide = x.astype(np.longdouble) / np.longdouble(heat(request.temperature))
     return wide >= wide.max() + np.log(np.longdouble(request.min_p))
+
+
+def _within_sigma(x: np.ndarray, request: Request) -> float:
+    """The largest logit less n standard deviations, of unmasked logits in units of 2^-19."""
+    if request.top_n_sigma == 0:
+        return -math.inf
+    with np.errstate(all="ignore"):
+        below = np.where(x == x[0], np.float32(0), np.minimum(x[0] - x, np.float32(4096)))
+    units = [round(Fraction(float(each)) * 2**19) for each in below]
+    mean = Fraction(sum(units), len(units))
+    variance = Fraction(sum(each * each for each in units), len(units)) - mean**2
+    sigma = np.sqrt(np.longdouble(float(variance))) / 2**19
+    return float(np.longdouble(x[0]) - np.longdouble(request.top_n_sigma) * sigma)
+
+
+def _epsilon_cutoff(left: list[int], x: np.ndarray, request: Request) -> list[int]:
+    """Keep down to the last id whose mass is epsilon of that of all, or that of the first."""
+    if request.epsilon_cutoff == 0:
+        return left
+    q = masses(x[left], request.temperature)
+    limit = min(round(Fraction(request.epsilon_cutoff) * sum(q)), 2**40)
+    return left[: max(place for place, mass in enumerate(q) if mass >= limit) + 1]
 
 
 def _top_k(left: list[int], x: np.ndarray, request: Request) -> list[int]:

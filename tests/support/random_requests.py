@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tests.support import oracle
+from tests.support.fields import OTHER_FILTERS, VALUES
 from tests.support.oracle import Context, Request
 from tpsample import SamplingBatch, SamplingParams
 
@@ -96,6 +97,7 @@ def _request(pick: random.Random, size: int, theme: Theme) -> dict[str, Any]:
         found["top_k"] = pick.choice([0, -1, 1, 2, 20, 256, 257, size - 1, size, size + 1])
         found["top_p"] = pick.choice([1.0, 1e-9, 0.1, 0.5, 0.9, 0.999])
         found["min_p"] = pick.choice([0.0, 0.0, 0.01, 0.5, 1.0])
+        found |= {name: pick.choice(VALUES[name]) for name in OTHER_FILTERS if pick.random() < 0.3}
     if kind in ("wide", "filtered"):
         found["ties"] = pick.choice(["exact", "keep"])
         found["filter_order"] = pick.choice(["sequential", "joint", "min_p_last"])

@@ -267,7 +267,7 @@ BATCHES: dict[str, tuple[Callable[[], object], str]] = {
     "a batch by its name": (
         lambda: SamplingBatch([request()], vocab_size=V),  # type: ignore[arg-type]
         "SamplingBatch: is not built by its name, got list [SamplingParams(temperature=1.0, "
-        "top_k=0, top_p=1.0, min_p=0.0, seed=None, repet …; call SamplingBatch.from_params(params, "
+        "top_k=0, top_p=1.0, min_p=0.0, epsilon_cutoff=0 …; call SamplingBatch.from_params(params, "
         "vocab_size=…), from_tensors or of_slots",
     ),
     "a temperature for a selection": (

@@ -1,15 +1,17 @@
-"""The tokens that a row may draw: one total order, integer masses; min_p, top_k and top_p.
+"""The tokens that a row may draw: one total order, integer masses, and where its filters end.
 
     order   logit descending, then token id ascending: descending `order_words`
-    floor   max x + T · ln(min_p)                   float64, rounded up to fp32
     mass    q_v = rint(2^40 · e^((x_v - max x) / T))    see `tpsample.core.masses`
-    min_p   keep v iff x_v >= floor
+    min_p   keep v iff x_v >= max x + T · ln(min_p)     float64, rounded up to fp32
+    top_n_sigma     keep v iff x_v >= max x - n · σ     likewise; see `tpsample.core.spread`
+    epsilon_cutoff  keep down to the last v with q_v >= min(rint(ε · Q), 2^40), Q = Σ q
     top_k   keep the first k; ties="keep" also what equals the k-th logit
     top_p   keep v iff the mass before v < ceil(top_p · Z); ties="keep" also what equals the logit
             of the last one, because then only greater logits count as before v
 
 Each rule keeps a prefix of the order, so the kept set is the shortest of them. The order in which
-the rules apply changes only the mass Z that top_p takes a share of (`filter_order`):
+the rules apply changes only the mass Z that top_p takes a share of (`filter_order`); top_n_sigma
+and epsilon_cutoff come before the others in every order:
 
     sequential   min_p, then top_k, then top_p      Z is the mass of what both left
     joint        min_p, then top_k beside top_p     Z is the mass of what min_p left
@@ -37,6 +39,8 @@ DIGITS = 1 << DIGIT_BITS
 """Of an order word, as a radix search takes them."""
 
 LARGEST = torch.finfo(torch.float32).max
+ABOVE_ALL = 1 << word.EPOCH_SHIFT
+"""Greater than every order word."""
 
 
 @dataclass(frozen=True)
@@ -72,29 +76,29 @@ def below_top(logits: Tensor, top: Tensor, temperature: Tensor) -> Tensor:
     return torch.where(logits == top, 0.0, difference)
 
 
-def min_p_floor(top: Tensor, temperature: Tensor, log_min_p: Tensor) -> Tensor:
-    """Return fp32 [F], the least logit that neither a mask nor min_p cuts; NaN for a NaN.
+def least_logit(top: Tensor, temperature: Tensor, y: Tensor) -> Tensor:
+    """Return fp32 [F], the least unmasked logit >= max x + T · y, or above; NaN for a NaN.
 
     Args:
         top: fp32 [F], largest logits over all ranks.
-        temperature: fp32 [F].
-        log_min_p: float64 [F].
+        temperature: fp32 [F], T.
+        y: float64 [F] <= 0; -inf excludes masked tokens alone.
     """
-    exact = top.double() + temperature.double() * log_min_p
-    # Without min_p even an infinite top cuts nothing.
-    exact = exact.where((log_min_p > -torch.inf) | top.isnan(), -torch.inf).clamp_(min=-LARGEST)
+    exact = top.double() + temperature.double() * y
+    # With y = -inf even an infinite top excludes nothing.
+    exact = exact.where((y > -torch.inf) | top.isnan(), -torch.inf).clamp_(min=-LARGEST)
     floor = exact.float()
     return torch.where(floor < exact, floor.nextafter(torch.full_like(floor, torch.inf)), floor)
 
 
-def min_p_cut(top: Tensor, temperature: Tensor, log_min_p: Tensor) -> Tensor:
-    """Return int64 [F], the least order word that neither a mask nor min_p cuts.
+def least_word(top: Tensor, temperature: Tensor, y: Tensor) -> Tensor:
+    """Return int64 [F], the least order word of a logit from `least_logit` on.
 
-    In a row with a NaN, or with nothing but masked tokens, every word is cut. The arguments are
-    those of `min_p_floor`.
+    In a row with a NaN, or with nothing but masked tokens, it is above every word. The arguments
+    are those of `least_logit`.
     """
-    cut = word.key(min_p_floor(top, temperature, log_min_p)) << word.TOKEN_BITS
-    return cut.where(top > -torch.inf, 1 << word.EPOCH_SHIFT)
+    least = word.key(least_logit(top, temperature, y)) << word.TOKEN_BITS
+    return least.where(top > -torch.inf, ABOVE_ALL)
 
 
 def mass_limit(total: Tensor, top_p: Tensor) -> Tensor:

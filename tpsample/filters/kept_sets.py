@@ -1,12 +1,12 @@
 """Finds kept sets on vocabulary shards: the last token by radix search, exact and bounded.
 
 Each filter keeps a prefix of the total order, which ends at one order word, its cut. The kept set
-goes down to the largest of the cuts. That of min_p follows from the largest logit. That of top_k is
-where the number of tokens reaches k, that of top_p where their mass reaches its limit. These two
-are found digit by digit from the top: the ranks sum a histogram of the next digit's weights, 64
-integers per row, and the cut has the digit in which the running sum reaches the limit. A word has
-52 bits, so the search ends after nine rounds, whatever the logits. Larger digits take fewer rounds
-and more bytes: 8 bits would be seven rounds of four times the size.
+goes down to the largest of the cuts. `tpsample.filters.thresholds` finds those of most rules. That
+of top_k is where the number of tokens reaches k, that of top_p where their mass reaches its limit.
+These two are found digit by digit from the top: the ranks sum a histogram of the next digit's
+weights, 64 integers per row, and the cut has the digit in which the running sum reaches the limit.
+A word has 52 bits, so the search ends after nine rounds, whatever the logits. Larger digits take
+fewer rounds and more bytes: 8 bits would be seven rounds of four times the size.
 
 The histograms are those of radix select. The host never reads the device here, because the number
 of rounds is fixed.
@@ -23,14 +23,22 @@ from torch import Tensor
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core import word
 from tpsample.core.masses import TOP_MASS
-from tpsample.core.order import DIGIT_BITS, Search, below_top, mass_limit
+from tpsample.core.order import ABOVE_ALL, DIGIT_BITS, Search, below_top, mass_limit
+from tpsample.core.rules import TOP_K
+from tpsample.filters.thresholds import thresholds_of
 from tpsample.output import KeptSets
 from tpsample.ranks.ranks import Ranks
-from tpsample.request.filters import RowFilters
+from tpsample.request.filters import RowFilters, Thresholds
+from tpsample.request.row_filter import behind
 
 
 def find_cut(
-    rows: ShardLogits, filters: RowFilters, ranks: Ranks, *, total: Tensor | None = None
+    rows: ShardLogits,
+    filters: RowFilters,
+    ranks: Ranks,
+    *,
+    thresholds: Thresholds | None = None,
+    total: Tensor | None = None,
 ) -> Tensor:
     """Return int64 [F], where each kept set ends: a token is kept iff its order word is >= it.
 
@@ -41,31 +49,31 @@ def find_cut(
     Args:
         rows: the logits of the filtered rows on this rank, which know their largest ones.
         filters: their filters; the same on every rank.
+        thresholds: of the rows; None to find them.
         total: int64 [F], the masses that top_p takes a share of, over all ranks; None to sum them.
     """
-    min_p_cut = rows.min_p_cut(filters.log_min_p)
-    top_k_cut = torch.zeros_like(min_p_cut)
-    if min(kind.top_k for kind in filters.different) < rows.vocab_size:
-        top_k_cut = _weighted_cut(rows, filters.top_k, filters, ranks, mass=False)
-    cut = min_p_cut.maximum(top_k_cut)
-    if min(kind.top_p for kind in filters.different) < 1:
+    assert rows.top is not None
+    its = thresholds_of(rows, filters, ranks) if thresholds is None else thresholds
+    cut, total_cut = its.least, its.least_of_total
+    if filters.demand.counts:
+        top_k_cut = _weighted_cut(rows, its.most, its, ranks, mass=False)
+        cut = cut.maximum(top_k_cut)
+        before_top_p = top_k_cut.masked_fill(filters.column(behind(TOP_K.name)), 0)
+        total_cut = total_cut.maximum(before_top_p)
+    if filters.demand.masses:
         if total is None:
-            total_cut = torch.where(filters.joint, 0, top_k_cut)
-            min_p_first = filters.total_log_min_p > -torch.inf
-            total_cut = torch.where(min_p_first, total_cut.maximum(min_p_cut), total_cut)
             total = ranks.sum_integers(rows.mass_from(total_cut)[:, 0])
-        limit = mass_limit(total, filters.top_p)
-        top_p_cut = _weighted_cut(rows, limit, filters, ranks, mass=True)
-        cut = torch.where(filters.top_p < 1, cut.maximum(top_p_cut), cut)
+        top_p_cut = _weighted_cut(rows, mass_limit(total, its.share), its, ranks, mass=True)
+        cut = torch.where(its.share < 1, cut.maximum(top_p_cut), cut)
     # A row that was made greedy by its temperature alone keeps what a mask leaves.
-    unfiltered = torch.where(min_p_cut < 1 << word.EPOCH_SHIFT, word.LOWEST_DRAWABLE, min_p_cut)
-    return torch.where(rows.noise.random.squeeze(1), cut, unfiltered)
+    cut = torch.where(rows.noise.random.squeeze(1), cut, word.LOWEST_DRAWABLE)
+    return torch.where(rows.top > -torch.inf, cut, ABOVE_ALL)
 
 
 def _weighted_cut(
     rows: ShardLogits,
     limit: Tensor,
-    filters: RowFilters,
+    thresholds: Thresholds,
     ranks: Ranks,
     *,
     mass: bool,
@@ -83,7 +91,7 @@ def _weighted_cut(
         bins = ranks.sum_integers(rows.digits(search.prefix, shift, mass=mass))
         search = rows.next_digit(search, bins)
     cut = search.prefix
-    return torch.where(filters.keep_ties, cut & ~word.TOKEN_MASK, cut)
+    return torch.where(thresholds.keep_ties > 0, cut & ~word.TOKEN_MASK, cut)
 
 
 def find_kept_sets(

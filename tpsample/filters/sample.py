@@ -3,7 +3,7 @@
 A row's token is the best score in its kept set. Each of three methods returns the token of
 `tpsample.reference`; the request says which of the first two a row begins with:
 
-top words    sends each rank's first k tokens of the order. The first k of these are the first k of
+first words  sends each rank's first k tokens of the order. The first k of these are the first k of
              the vocabulary, with which every rank finishes alone, after one exchange. It serves
              top_k <= 256 with exact ties, alone or with a top_p of what it leaves.
 rejection    takes the first token in descending score that is in the kept set. Whether a token is
@@ -42,8 +42,10 @@ from torch import Tensor
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core import word
 from tpsample.filters.kept_sets import find_cut
+from tpsample.filters.thresholds import thresholds_of
 from tpsample.ranks.ranks import Ranks
-from tpsample.request.filters import BEST_SCORES, RowFilters, Way, index_of
+from tpsample.request.filters import RowFilters, Thresholds, index_of
+from tpsample.request.row_filter import BEST_SCORES, BY_FIRST_WORDS, SEARCHED
 
 
 def sample_filtered(
@@ -69,9 +71,9 @@ def sample_filtered(
         own = own_candidates(rows, filters, may_read=may_read)
         gathered = [ranks.gather_integers(each) for each in own]
     methods = _methods(rows, filters, may_read)
-    for (few, index, its, part), candidates in zip(methods, gathered, strict=True):
-        if few:
-            found = _by_top_words(part, its, candidates)
+    for (by_first, index, its, part), candidates in zip(methods, gathered, strict=True):
+        if by_first:
+            found = _by_first_words(part, its, ranks, candidates)
         else:
             found = _by_rejection(part, its, ranks, candidates, may_read=may_read)
         words = _put(words, index, found)
@@ -83,10 +85,8 @@ def own_candidates(
 ) -> list[Tensor]:
     """Return what this rank sends in the first exchange of each method that rows begin with."""
     return [
-        part.first_words(max(kind.top_k for kind in its.different))
-        if few
-        else part.best_scores(BEST_SCORES)
-        for few, _, its, part in _methods(rows, filters, may_read)
+        part.first_words(its.demand.first) if by_first else part.best_scores(BEST_SCORES)
+        for by_first, _, its, part in _methods(rows, filters, may_read)
     ]
 
 
@@ -95,27 +95,33 @@ def _methods(
 ) -> Iterator[tuple[bool, Tensor | slice, RowFilters, ShardLogits]]:
     """Yield the rows that begin with each method.
 
-    They are: whether it is that of top words, the rows as an index or as bool [F], their filters,
+    They are: whether it is that of first words, the rows as an index or as bool [F], their filters,
     and their logits.
     """
     if may_read and filters.known:
-        for few, places, its in filters.methods:
-            yield few, places, its, rows.select(places)
+        for by_first, places, its in filters.methods:
+            yield by_first, places, its, rows.select(places)
         return
-    for few in (True, False):
-        of_kinds = [(kind.way is Way.TOP_WORDS) is few for kind in filters.kinds]
+    for by_first in (True, False):
+        of_kinds = [(kind.demand.first > 0) is by_first for kind in filters.kinds]
         if all(of_kinds):
-            yield few, slice(0, len(filters)), filters, rows
+            yield by_first, slice(0, len(filters)), filters, rows
         elif any(of_kinds):
             kinds = [kind for kind, its in zip(filters.kinds, of_kinds, strict=True) if its]
-            mask = filters.by_top_words if few else ~filters.by_top_words
-            yield few, mask, replace(filters, kinds=kinds), rows.without(~mask)
+            column = filters.column(BY_FIRST_WORDS)
+            mask = column if by_first else ~column
+            yield by_first, mask, replace(filters, kinds=kinds), rows.without(~mask)
 
 
-def _by_top_words(rows: ShardLogits, filters: RowFilters, gathered: Tensor) -> Tensor:
-    """Return words [F, num_samples], from the first k tokens of each rank, [W, F, k]."""
+def _by_first_words(
+    rows: ShardLogits, filters: RowFilters, ranks: Ranks, gathered: Tensor
+) -> Tensor:
+    """Return words [F, num_samples], from the first k tokens of each rank, [W, F, k]. Collective
+    as `thresholds_of` is."""
     first = gathered.transpose(0, 1).flatten(1).topk(gathered.shape[2], dim=1).values
-    return rows.best_of_first(first, filters)
+    if filters.demand.ends:
+        rows = replace(rows, top=word.value_of(first[:, 0]))
+    return rows.best_of_first(first, thresholds_of(rows, filters, ranks))
 
 
 def _by_rejection(
@@ -126,16 +132,20 @@ def _by_rejection(
     Args:
         gathered: int64 [W, F, …], the `best_scores` of all ranks.
     """
-    sums = ranks.sum_integers(rows.before(gathered, filters, BEST_SCORES))
-    words, decided = rows.first_kept(gathered, sums, filters, BEST_SCORES)
+    if filters.demand.ends:
+        rows = _with_top(rows, gathered)
+    thresholds = thresholds_of(rows, filters, ranks)
+    sums = ranks.sum_integers(rows.before(gathered, thresholds, BEST_SCORES))
+    words, decided = rows.first_kept(gathered, sums, thresholds, BEST_SCORES)
     total: Tensor | None = sums[:, -1]
-    if any(kind.way is Way.THRESHOLD for kind in filters.different):
+    if filters.demand.searched:
         is_nan = word.key_of(gathered[:, :, 0].amax(dim=0)) == word.KEY_NAN
-        decided &= ~filters.by_threshold | is_nan
+        decided &= ~filters.column(SEARCHED) | is_nan
         total = None
 
     if not may_read:
-        best = _by_threshold(rows.without(decided), filters, ranks, gathered, total)
+        left = _with_top(rows.without(decided), gathered)
+        best = _by_threshold(left, filters, ranks, thresholds, total)
         return torch.where(decided.unsqueeze(1), words, best)
     undecided = [row for row, done in enumerate(decided.tolist()) if not done]
     if not undecided:
@@ -147,22 +157,36 @@ def _by_rejection(
     else:
         ranks.counters.second_rounds += len(undecided)
         known = None if total is None else total[places]
-        found = _by_threshold(left, its, ranks, gathered[:, places], known)
+        ends = its.thresholds(thresholds.least[places], thresholds.least_of_total[places])
+        found = _by_threshold(_with_top(left, gathered[:, places]), its, ranks, ends, known)
     return _put(words, places, found)
 
 
 def _by_threshold(
-    rows: ShardLogits, filters: RowFilters, ranks: Ranks, gathered: Tensor, total: Tensor | None
+    rows: ShardLogits,
+    filters: RowFilters,
+    ranks: Ranks,
+    thresholds: Thresholds,
+    total: Tensor | None,
 ) -> Tensor:
     """Return words [F, num_samples], the best scores down to the last kept token. Collective.
 
     Args:
-        gathered: int64 [W, F, …], the `best_scores` of all ranks, which begin with the largest.
-        total: as `find_cut` takes it.
+        rows, thresholds, total: as `find_cut` takes them.
     """
-    rows = replace(rows, top=word.value_of(gathered[:, :, 0].amax(dim=0)))
-    cut = find_cut(rows, filters, ranks, total=total)
+    cut = find_cut(rows, filters, ranks, thresholds=thresholds, total=total)
     return ranks.gather_integers(rows.best_kept(cut)).amax(dim=0)
+
+
+def _with_top(rows: ShardLogits, gathered: Tensor) -> ShardLogits:
+    """Return the rows with their largest logits, which they may know.
+
+    Args:
+        gathered: int64 [W, F, …], the `best_scores` of all ranks, which begin with the largest.
+    """
+    if rows.top is not None:
+        return rows
+    return replace(rows, top=word.value_of(gathered[:, :, 0].amax(dim=0)))
 
 
 def _put(words: Tensor, index: Tensor | slice, found: Tensor) -> Tensor:

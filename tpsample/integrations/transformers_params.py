@@ -30,7 +30,6 @@ REFUSED = {
     "DiaEOSDelayPatternLogitsProcessor": "audio models alone use it",
     "EncoderNoRepeatNGramLogitsProcessor": "encoder-decoder models are not supported",
     "EncoderRepetitionPenaltyLogitsProcessor": "encoder-decoder models are not supported",
-    "EpsilonLogitsWarper": "there is no filter by probability alone",
     "EtaLogitsWarper": "there is no filter by entropy",
     "ExponentialDecayLengthPenalty": "its bias changes with every token",
     "ForcedBOSTokenLogitsProcessor": "no token is forced at the first position",
@@ -63,6 +62,15 @@ def _filter(name: str, processor: Any, fields: Fields, prompts: Prompts) -> None
     _once(fields, name, getattr(processor, name), processor)
     if name == "top_k":
         fields["ties"] = "keep"
+
+
+def _epsilon(processor: Any, fields: Fields, prompts: Prompts) -> None:
+    """transformers counts the tokens that other filters left, and tpsample all of them."""
+    if before := [name for name in ("top_k", "top_p", "min_p") if name in fields]:
+        raise _unsupported(processor, f"it would come before {', '.join(before)}, not after")
+    if processor.filter_value != -float("inf") or processor.min_tokens_to_keep != 1:
+        raise _unsupported(processor, "epsilon_cutoff with min_tokens_to_keep or filter_value")
+    _once(fields, "epsilon_cutoff", processor.epsilon, processor)
 
 
 def _repetition(processor: Any, fields: Fields, prompts: Prompts) -> None:
@@ -124,7 +132,8 @@ HONOURED: dict[str, tuple[int, Callable[[Any, Fields, Prompts], None]]] = {
     "TopKLogitsWarper": (4, partial(_filter, "top_k")),
     "TopPLogitsWarper": (5, partial(_filter, "top_p")),
     "MinPLogitsWarper": (6, partial(_filter, "min_p")),
-    "LogitNormalization": (7, _nothing),
+    "EpsilonLogitsWarper": (7, _epsilon),
+    "LogitNormalization": (8, _nothing),
 }
 """Processors by the name of their class: which step of tpsample's order each is, or 0 for masks,
 which may stand anywhere before the filters; and what it adds to the fields of a request."""

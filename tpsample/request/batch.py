@@ -1,9 +1,10 @@
-"""SamplingBatch: the parameters of a batch as per-row device tensors."""
+"""SamplingBatch: the parameters of a batch as per-row device tensors, and how its rows change."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -11,24 +12,30 @@ from torch import Tensor
 from tpsample.core.checks import describe
 from tpsample.core.handles import handle_of
 from tpsample.core.row_noise import GREEDY_BELOW
+from tpsample.core.rules import FilterOrder
 from tpsample.core.tensors import ordinary_tensors, readable, tensors_of
 from tpsample.request.batch_checks import (
+    check_arranged,
     check_device,
     check_options,
+    check_order,
     check_requests,
+    check_rows,
     check_sizes,
     request_list,
 )
-from tpsample.request.changing_rows import ChangingRows
-from tpsample.request.entries import NEEDS_APPEND, NO_REQUEST, Entry
-from tpsample.request.params import FilterOrder, SamplingParams
+from tpsample.request.entries import NEEDS_APPEND, NO_REQUEST, STATE, Entry
+from tpsample.request.params import SamplingParams
 from tpsample.request.plan import BatchPlan, BatchView
 from tpsample.request.selection import Selection
+from tpsample.request.step_batch import StepBatch
 from tpsample.request.table import RequestTable
 from tpsample.request.tensor_columns import table_of
 
+Tokens = Sequence[Sequence[int]] | None
 
-class SamplingBatch(ChangingRows):
+
+class SamplingBatch(StepBatch):
     """The sampling parameters of B rows on the device, where the kernels read them at run time.
 
     Rows may join, leave, move and change between steps, and temperatures and seeds may be written
@@ -71,6 +78,8 @@ class SamplingBatch(ChangingRows):
         self._plans: dict[int, BatchPlan] = {}  # by how often each row stands in a row
         self._handle = 0  # of the rows as they are, for `tpsample.compiled`
         super().__init__(table)
+        self.max_rows = table.slots
+        self._dropped, self._drop_told = (-1, 0), False  # the version after it, and its first row
         if table.entries:
             self._changed()
         else:
@@ -151,20 +160,18 @@ class SamplingBatch(ChangingRows):
         vocab_size: int,
         temperature: Tensor,
         seed: Tensor,
-        top_k: Tensor | None = None,
-        top_p: Tensor | None = None,
-        min_p: Tensor | None = None,
         host: Mapping[str, Any] | None = None,
         filter_order: FilterOrder = "sequential",
         kept_cap: int | None = None,
         fixed_rounds: bool = False,
+        **filters: Tensor | None,
     ) -> SamplingBatch:
         """Build a batch from columns, as an engine has them that keeps its parameters in tensors.
 
         The numbers are copied, so make another for each step. Any number has a meaning, see
-        `tpsample.request.tensor_columns`; on a CPU and with `host` a top_p or min_p out of range
-        is warned of. Penalties, biases and logprobs need requests. The `requests` of this batch
-        have the filters that the host knows; temperatures and seeds are those of the tensors.
+        `tpsample.request.tensor_columns`; on a CPU and with `host` a number out of range is warned
+        of, but for top_k. Penalties, biases and logprobs need requests. The `requests` of this
+        batch have the filters that the host knows; temperatures and seeds are the tensors'.
 
         On a CPU the host reads the filters. On a GPU it does not: without `host` every row is
         treated as if each filter that is passed were on, so leave out those that no row has.
@@ -172,21 +179,20 @@ class SamplingBatch(ChangingRows):
         Args:
             vocab_size: V; must match across ranks.
             temperature, seed: fp32 and int64 [B].
-            top_k: int32 or int64 [B].
-            top_p, min_p: fp32 or float64 [B].
             host: the numbers of each filter that is passed, by name, as the host has them: lists,
                 arrays, or tensors of a CPU. The filters are then taken of these numbers alone, and
                 a step launches what they need and no more. A CPU refuses others than the tensors'.
             filter_order: of all rows, as in `SamplingParams`.
             kept_cap, fixed_rounds: as in `from_params`.
+            filters: top_k, int32 or int64 [B], and other rules of `tpsample.core.rules` by name,
+                such as top_p and min_p, fp32 or float64 [B].
 
         Raises:
-            TypeError, ValueError: a tensor of another shape, dtype or device, or other numbers on
-                the host.
+            TypeError, ValueError: no such rule, a tensor of another shape, dtype or device, or
+                other numbers on the host.
         """
         check_sizes(vocab_size, None, 0)
         check_options(kept_cap, fixed_rounds)
-        filters = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
         table = table_of(int(vocab_size), temperature, seed, filters, host, filter_order)
         return SamplingBatch(table, kept_cap=kept_cap, fixed_rounds=fixed_rounds)
 
@@ -198,6 +204,21 @@ class SamplingBatch(ChangingRows):
             f"SamplingBatch({self.rows} rows of at most {self.max_rows}, "
             f"vocab_size={self.vocab_size}, on {self.device})"
         )
+
+    @property
+    def temperature(self) -> Tensor:
+        """fp32 [B]; below 1e-5 the row is greedy. It may be written in place."""
+        return self._table.row_temperature
+
+    @property
+    def seed(self) -> Tensor:
+        """int64 [B], 64 bits. It may be written in place."""
+        return self._table.row_seed
+
+    @property
+    def requests(self) -> tuple[SamplingParams, ...]:
+        """The requests of the rows, in order. `update` replaces one."""
+        return tuple([entry.params for entry in self._table.entries])
 
     @property
     def rows(self) -> int:  # type: ignore[override]
@@ -212,6 +233,160 @@ class SamplingBatch(ChangingRows):
             entries = self._table.entries
             self._plans[1] = self._table.plan(range(self.rows), entries, **self._options)
         return self._plans[1]
+
+    def add(
+        self,
+        params: SamplingParams,
+        *,
+        prompt_token_ids: Sequence[int] | None = None,
+        output_token_ids: Sequence[int] = (),
+    ) -> int:
+        """Let a request join as the last row, and return its index.
+
+        Raises:
+            TypeError, ValueError: as `from_params`; or all `max_rows` rows are taken.
+        """
+        prompts = None if prompt_token_ids is None else [prompt_token_ids]
+        tokens = prompts, [output_token_ids]
+        checked = check_requests(self.rows, [params], *tokens, self.vocab_size)
+        self._arrange(list(range(self.rows + 1)), checked)
+        return self.rows - 1
+
+    def drop(self, rows: int | Sequence[int]) -> None:
+        """Let rows leave. The others close up and keep their order.
+
+        Name all rows that leave in one call, ``batch.drop([0, 2])``. After ``batch.drop(0)`` row 2
+        has become row 1.
+
+        Raises:
+            TypeError, ValueError: a row that is not there.
+        """
+        gone = set(check_rows("drop", rows, self.rows))
+        self._warn_of_moved(gone)
+        self._arrange([row for row in range(self.rows) if row not in gone], [])
+        self._dropped = self._table.version, min(gone, default=self.rows)
+
+    def _warn_of_moved(self, gone: set[int]) -> None:
+        """Warn once of rows that leave behind others that left just before, so that they moved."""
+        version, first = self._dropped
+        if version != self._table.version or self._moving.has_stepped(version):
+            return
+        if readable(self.device) and not self._drop_told and max(gone, default=first) > first:
+            self._drop_told = True
+            warnings.warn(
+                f"drop: rows {sorted(gone)} leave after row {first} has left, so they are not the "
+                f"rows that had these numbers before; name all that leave in one call, such as "
+                f"batch.drop([{first}, {max(gone)}])",
+                stacklevel=3,
+            )
+
+    def permute(self, order: Sequence[int]) -> None:
+        """Make row ``order[i]`` row i.
+
+        Raises:
+            TypeError, ValueError: `order` is not a permutation of the rows.
+        """
+        self._arrange(check_order(order, self.rows), [])
+
+    def arrange(
+        self,
+        order: Sequence[int],
+        joining: Sequence[SamplingParams] = (),
+        *,
+        prompt_token_ids: Tokens = None,
+        output_token_ids: Tokens = None,
+    ) -> None:
+        """Let rows leave, join and move in one pass, as an engine's batch does between two steps.
+
+            batch.arrange([2, 0, 4], [params])  # of 4 rows 1 and 3 leave, and one joins after 0
+
+        Args:
+            order: the row that each new row was: one of the batch's B rows, or B + i for the
+                joining request i, which must be named. Rows that are not named leave.
+            joining: requests that join.
+            prompt_token_ids, output_token_ids: of the joining requests, as in `from_params`.
+
+        Raises:
+            TypeError, ValueError: as `from_params`; a row named twice, or one that is not there;
+                or more than `max_rows` rows.
+        """
+        tokens = prompt_token_ids, output_token_ids
+        checked = check_requests(self.rows, joining, *tokens, self.vocab_size)
+        self._arrange(check_arranged(order, self.rows, len(checked)), checked)
+
+    def update(
+        self,
+        row: int,
+        params: SamplingParams | None = None,
+        *,
+        prompt_token_ids: Sequence[int] | None = None,
+        output_token_ids: Sequence[int] | None = None,
+        **fields: NoReturn,
+    ) -> None:
+        """Replace the request of a row, and its tokens so far if the request looks at them.
+
+        Args:
+            params: a whole request; a field by itself is refused with the call that sets it.
+
+        Raises:
+            TypeError, ValueError: as `from_params`; or tokens so far are needed and missing.
+        """
+        (row,) = check_rows("update", [row], self.rows)
+        if fields:
+            values: dict[str, object] = {**fields}
+            got = ", ".join(f"{name}={value!r}" for name, value in values.items())
+            raise TypeError(
+                f"update: expected a whole SamplingParams, got {got}; pass "
+                f"dataclasses.replace(batch.requests[{row}], {got})"
+            )
+        if isinstance(params, SamplingParams) and params.reads_output and output_token_ids is None:
+            raise ValueError(
+                f"output_token_ids: expected the tokens so far of row {row}, which penalties, "
+                "bad_words and min_tokens refer to; pass [] if there are none"
+            )
+        prompts = None if prompt_token_ids is None else [prompt_token_ids]
+        tokens = prompts, [output_token_ids or ()]
+        self._load([row], check_requests(row, [params], *tokens, self.vocab_size))
+
+    def put(
+        self,
+        slots: int | Sequence[int],
+        params: SamplingParams | Sequence[SamplingParams],
+        *,
+        prompt_token_ids: Tokens = None,
+        output_token_ids: Tokens = None,
+    ) -> None:
+        """Let requests take slots, whatever was in them. No other slot changes.
+
+        Masks that are assigned to the batch, a row per slot, have to be assigned anew.
+
+        Args:
+            slots: one or several, each once.
+            params: one request per slot.
+            prompt_token_ids, output_token_ids: the tokens so far of each, as in `from_params`.
+
+        Raises:
+            TypeError, ValueError: as `from_params`; a slot named twice, or one that is not there.
+        """
+        rows, tokens = check_rows("put", slots, self.rows), (prompt_token_ids, output_token_ids)
+        its = [params] if isinstance(params, SamplingParams) else params
+        checked = check_requests(0, its, *tokens, self.vocab_size)
+        if len(rows) != len(checked) or len(set(rows)) < len(rows):
+            raise ValueError(
+                f"put: expected as many requests as slots, each slot once, got {len(checked)} "
+                f"requests for {describe(slots)}"
+            )
+        self._load(rows, checked)
+
+    def free(self, slots: int | Sequence[int]) -> None:
+        """Let requests leave their slots. A row of a selection that names such a slot has the
+        status BAD_SLOT; a step of the whole batch is refused while it has one.
+
+        Raises:
+            ValueError: a slot that is not there.
+        """
+        rows = list(dict.fromkeys(check_rows("free", slots, self.rows)))
+        self._load(rows, [Entry.of(NO_REQUEST, self.vocab_size)] * len(rows))
 
     def select(
         self,
@@ -340,6 +515,27 @@ class SamplingBatch(ChangingRows):
         """Make what a selection reads, because it may be made while a graph is captured."""
         self._selects = True
         self._table.make_controls()
+
+    def _state_slots(self) -> Tensor:
+        return self._table.numbers[STATE, : self.rows]
+
+    def _load(self, rows: list[int], entries: list[Entry]) -> None:
+        """Replace the requests of some rows, and nothing of the others."""
+        if rows:
+            with self._thread:
+                self._table.load(rows, entries)
+                self._changed()
+
+    def _arrange(self, order: list[int], joining: list[Entry]) -> None:
+        """Keep these rows, in this order; an index from B on names a joining request."""
+        if len(order) > self.max_rows:
+            raise ValueError(
+                f"params: {len(order)} rows exceed max_rows={self.max_rows}; drop rows, or build "
+                "the batch with a larger max_rows"
+            )
+        with self._thread:
+            self._table.arrange(order, joining)
+            self._changed()
 
     @ordinary_tensors
     def _changed(self) -> None:

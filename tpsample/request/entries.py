@@ -6,8 +6,8 @@ import struct
 from typing import NamedTuple
 
 from tpsample.noise import signed64
-from tpsample.request.filters import COLUMNS, RowFilter
 from tpsample.request.params import SamplingParams
+from tpsample.request.row_filter import COLUMNS, RowFilter, keeps_all
 
 ASKS, PROCESSED, AS_LOGITS, TOP, GATE, SEED, STATE = range(COLUMNS, COLUMNS + 7)
 """Numbers of a slot after its filters: whether it asks for logprobs, whether in a
@@ -79,7 +79,7 @@ def _known(params: SamplingParams, vocab_size: int) -> tuple[RowFilter, int, int
     top = params.logprobs or 0
     top = vocab_size if top == -1 else min(top, vocab_size)
     flags = (
-        FILTERED * filters.takes_some(vocab_size)
+        FILTERED * (filters != keeps_all(vocab_size))
         | ASKS_LOGPROBS * params.asks_logprobs
         | UNSEEDED * (params.seed is None)
         | EMPTY * empty

@@ -1,112 +1,42 @@
-"""The filters and logprobs of a batch's rows as tensors, and how filtered rows find a token."""
+"""The filters and logprobs of a batch's rows, as tensors."""
 
 from __future__ import annotations
 
-import math
-import struct
 from dataclasses import dataclass, field, replace
-from enum import Enum
-from functools import cache, cached_property
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tpsample.core.rules import TOP_K, TOP_P
 from tpsample.core.tensors import ALIGNED, ordinary_tensors, tensors_of
-from tpsample.request.params import SamplingParams
-
-MAX_TOP_WORDS = 256
-"""Largest top_k whose tokens are worth exchanging."""
-
-BEST_SCORES = 8
-"""Candidates of the rejection. On real logits at T = 1 none of 8 was kept for fewer than 0.3 % of
-rows with top_p."""
+from tpsample.request.row_filter import BITS, KEEP_TIES, Demand, RowFilter, column_of
 
 
-class Way(Enum):
-    """How a filtered row finds its token on shards; see `tpsample.filters.sample`."""
+class Thresholds(NamedTuple):
+    """Where the filters of F rows end: all that a pass over logits knows of them.
 
-    TOP_WORDS = "top words"
-    REJECTION = "rejection"
-    THRESHOLD = "threshold"
+    A token is kept if its order word is at least `least`, if fewer than `most` tokens stand before
+    it, and if less than `share` of the total does.
 
+    Attributes:
+        most: int64 [F]; V keeps all.
+        share: float64 [F]; 1 keeps all. Not fp32, because 0.1 of ten equal tokens is one.
+        least: int64 [F], above every word masked tokens have.
+        least_of_total: int64 [F]; the total is the mass of the tokens from this word on, and of no
+            more than `most` tokens where the row's best scores do not decide it.
+        keep_ties: int64 [F], 1 where only greater logits stand before a token.
+        counts: whether `most` may cut some row.
+    """
 
-class RowFilter(NamedTuple):
-    """The filters of one row, as `RowFilters` has them."""
-
-    top_k: int
-    top_p: float
-    log_min_p: float
-    total_log_min_p: float
-    keep_ties: bool
-    joint: bool
-    way: Way
-
-    @staticmethod
-    def of(request: SamplingParams, vocab_size: int) -> RowFilter:
-        """Return the filters of a request, `keeps_all` if it has none."""
-        top_k = vocab_size if request.top_k < 1 else min(request.top_k, vocab_size)
-        log_min_p = math.log(request.min_p) if request.min_p > 0 else -math.inf
-        of_total = -math.inf if request.filter_order == "min_p_last" else log_min_p
-        bits = request.ties == "keep", request.filter_order == "joint"
-        way = _way(top_k, request.top_p, *bits, vocab_size)
-        found = RowFilter(top_k, request.top_p, log_min_p, of_total, *bits, way)
-        # The argmax of a greedy row is always kept.
-        takes_some = found.takes_some(vocab_size) and not request.greedy
-        return found if takes_some else keeps_all(vocab_size)
-
-    def takes_some(self, vocab_size: int) -> bool:
-        """Return whether top_k, top_p or min_p is on, so that the row may lose tokens."""
-        return self.top_k < vocab_size or self.top_p < 1 or self.log_min_p > -math.inf
-
-    def packed(self) -> bytes:
-        """Return what a device reads of it: `COLUMNS` numbers of 8 bytes."""
-        ways = self.way is Way.TOP_WORDS, self.way is Way.THRESHOLD
-        return struct.pack("=qdddqqqq", *self[:6], *ways)
-
-    def bounds(self, vocab_size: int) -> tuple[int, float]:
-        """Return k and ln(min_p) where they bound how many logits a rank needs; else 0 and -inf.
-
-        A filter keeps the first tokens of an order, and top_p a share of the mass that the others
-        leave. So a row is bounded if all that it weighs lies among its first k tokens, k <= 256, or
-        within min_p of its first one. If both bound the row, all lies within both.
-
-                          top_k      min_p
-            no top_p      bounds     bounds
-            sequential    bounds     bounds
-            joint         no         bounds     top_p is a share of tokens that top_k cuts, too
-            min_p_last    bounds     no         top_p is a share of tokens that min_p cuts, too
-        """
-        whole = self.top_p >= 1
-        by_top_k = self.top_k <= MAX_TOP_WORDS and self.top_k < vocab_size
-        by_top_k &= whole or not self.joint
-        by_min_p = whole or self.total_log_min_p > -math.inf
-        return self.top_k if by_top_k else 0, self.log_min_p if by_min_p else -math.inf
-
-
-COLUMNS = 8
-"""Numbers per row in the tensor of `RowFilters`."""
-
-
-@cache
-def keeps_all(vocab_size: int) -> RowFilter:
-    """Return the filter of an unfiltered row in a batch where others may have filters."""
-    return RowFilter(vocab_size, 1.0, -math.inf, -math.inf, False, False, Way.REJECTION)
-
-
-def _number(place: int) -> Any:
-    return property(lambda filters: filters.columns[place, : len(filters.row_list)])
-
-
-def _real(place: int) -> Any:
-    return property(
-        lambda filters: filters.columns[place, : len(filters.row_list)].view(torch.float64)
-    )
-
-
-def _bit(place: int) -> Any:
-    return property(lambda filters: filters._bits[place, : len(filters.row_list)])
+    most: Tensor
+    share: Tensor
+    least: Tensor
+    least_of_total: Tensor
+    keep_ties: Tensor
+    counts: bool
 
 
 @dataclass(frozen=True)
@@ -117,18 +47,11 @@ class RowFilters:
 
     Attributes:
         row_index, row_list: int64 [F] and a list, the rows' indices in the batch.
-        columns: int64 [8 or more, F or more], the bits of the numbers below; see
-            `columns_of`.
-        kinds: the filters that may occur, which say which searches a step needs.
+        columns: int64 [`COLUMNS` or more, F or more], the bits of what `RowFilter.packed` lists;
+            see `columns_of`.
+        kinds: the filters that may occur.
         known: whether they are those of each row in order. If not, the host does not know the rows,
             and any of them may have any kind.
-        top_k: int64 [F]; V where top_k is off.
-        top_p: float64 [F]; 1 where top_p is off. Not fp32, because 0.1 of ten equal tokens is one.
-        log_min_p: float64 [F], ln(min_p), -inf where it is off; a host's, as on any device.
-        total_log_min_p: float64 [F], ln(min_p) if top_p is a share of what min_p leaves, else -inf.
-        keep_ties, joint: bool [F].
-        by_top_words: bool [F], whether a row goes by top words.
-        by_threshold: bool [F], whether the threshold alone can decide a row.
     """
 
     row_index: Tensor
@@ -140,17 +63,22 @@ class RowFilters:
     def __len__(self) -> int:
         return len(self.row_list)
 
-    top_k, top_p, log_min_p, total_log_min_p = _number(0), _real(1), _real(2), _real(3)
-    keep_ties, joint, by_top_words, by_threshold = _bit(0), _bit(1), _bit(2), _bit(3)
+    def column(self, name: str) -> Tensor:
+        """Return a column [F] by name: float64 of a rule, int64 of top_k and LOWEST, else bool."""
+        column = column_of(self.columns, name)[: len(self)]
+        # It is not kept, because memory of a step inside torch.compile belongs to the compiler.
+        return column != 0 if name in BITS else column
 
     @cached_property
-    def _bits(self) -> Tensor:
-        return self.columns[4:COLUMNS] != 0
+    def demand(self) -> Demand:
+        """The needs of these rows together."""
+        return Demand.of_any({kind.demand for kind in self.kinds})
 
-    @cached_property
-    def different(self) -> set[RowFilter]:
-        """The kinds, each once."""
-        return set(self.kinds)
+    def thresholds(self, least: Tensor, least_of_total: Tensor) -> Thresholds:
+        """Return the thresholds of the rows whose `ENDING` rules end at these order words."""
+        names = TOP_K.name, TOP_P.name, KEEP_TIES
+        top_k, top_p, ties = (column_of(self.columns, name)[: len(self)] for name in names)
+        return Thresholds(top_k, top_p, least, least_of_total, ties, self.demand.counts)
 
     def select(self, index: list[int], places: Tensor | slice) -> RowFilters:
         """Return some of the filtered rows, without a copy if all are listed in order.
@@ -172,14 +100,14 @@ class RowFilters:
     @cached_property
     @ordinary_tensors
     def methods(self) -> list[tuple[bool, Tensor | slice, RowFilters]]:
-        """The rows that begin with each method: whether by top words, their places among these
+        """The rows that begin with each method: whether by first words, their places among these
         rows, and their filters. They are made once, so that a step takes no index from the host."""
         found = []
-        for few in (True, False):
-            index = [i for i, its in enumerate(self.kinds) if (its.way is Way.TOP_WORDS) is few]
+        for by_first in (True, False):
+            index = [i for i, its in enumerate(self.kinds) if (its.demand.first > 0) is by_first]
             if index:
                 places = index_of(index, len(self.row_list), self.columns.device)
-                found.append((few, places, self.select(index, places)))
+                found.append((by_first, places, self.select(index, places)))
         return found
 
 
@@ -255,12 +183,3 @@ def index_of(index: list[int], count: int, device: torch.device) -> Tensor | sli
     if lists_all(index, count):
         return slice(0, count)
     return tensors_of(index, device=device)[0]
-
-
-def _way(top_k: int, top_p: float, keep_ties: bool, joint: bool, vocab_size: int) -> Way:
-    # Without top_k there are no first k tokens, and a joint top_p is a share of all tokens.
-    if top_k == vocab_size or (top_p < 1 and joint):
-        return Way.REJECTION
-    if top_k <= MAX_TOP_WORDS and not keep_ties:
-        return Way.TOP_WORDS
-    return Way.THRESHOLD if top_p < 1 else Way.REJECTION

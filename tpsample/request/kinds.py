@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 
 from tpsample.core.checks import check_int, describe
+from tpsample.core.rules import ENDING
 from tpsample.core.tensors import readable
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.controls.tables import num_words
@@ -17,10 +18,10 @@ from tpsample.request.plan import BatchView
 from tpsample.request.selection import Selection
 from tpsample.request.step_batch import StepBatch
 
-Kind = Literal[
-    "plain", "top_k", "top_p", "top_k, top_p", "top_p in top_k", "min_p", "logprobs", "allowed ids",
-    "bad words", "min_tokens", "penalties", "bias", "grammar", "forced",
-]  # fmt: skip
+Kind = str
+"""A name of `KINDS`."""
+
+_ENDING = tuple(rule.name for rule in ENDING)
 
 KINDS: dict[Kind, dict[str, Any]] = {
     "plain": {},
@@ -28,7 +29,7 @@ KINDS: dict[Kind, dict[str, Any]] = {
     "top_p": {"top_p": 0.9},
     "top_p in top_k": {"top_p": 0.9, "top_k": 1, "ties": "keep"},
     "top_k, top_p": {"top_k": 1, "top_p": 0.9},
-    "min_p": {"min_p": 0.1},
+    **{rule.name: {rule.name: rule.example} for rule in ENDING},
     "logprobs": {"logprobs": 2, "logprobs_mode": "processed_logprobs"},
     "allowed ids": {"allowed_token_ids": [0]},
     "bad words": {"bad_words": [[0, 0]]},
@@ -42,9 +43,9 @@ KINDS: dict[Kind, dict[str, Any]] = {
 a top_k that is over 256, or that keeps ties, is a kind of its own."""
 
 _OF_ONE_ROW: tuple[Kind, ...] = (
-    "plain", "top_k", "top_k, top_p", "top_p", "top_p in top_k", "min_p",
+    "plain", "top_k", "top_k, top_p", "top_p", "top_p in top_k", *_ENDING,
 )  # fmt: skip
-"""Of these a request has one; those by top words stand before the other filters."""
+"""Of these a request has one; those by first words stand before the other filters."""
 
 _SEARCHED: Kind = "top_p in top_k"
 """The best scores decide no row of this kind."""
@@ -53,7 +54,7 @@ _OF_THE_HEAD: tuple[tuple[Kind, ...], ...] = (
     ("allowed ids", "bad words", "min_tokens", "grammar", "forced"),
     ("penalties",),
     ("bias",),
-    ("top_k", "top_p", "top_k, top_p", "top_p in top_k", "min_p", "logprobs"),
+    ("top_k", "top_p", "top_k, top_p", "top_p in top_k", *_ENDING, "logprobs"),
 )
 """Kinds that the LM head cannot tell apart; it is compiled for each set of these."""
 
@@ -71,7 +72,7 @@ def check_kinds(kinds: Sequence[Kind], rows: Sequence[int], most: int) -> None:
     """
     for kind in kinds:
         if kind not in KINDS:
-            names = ", ".join(map(repr, get_args(Kind)))
+            names = ", ".join(map(repr, KINDS))
             raise ValueError(f"kinds: expected some of {names}, got {describe(kind)}")
     for num_rows in rows:
         check_int("rows", num_rows, 1, most)
@@ -125,7 +126,7 @@ def batches_of(
 def _all_of(kinds: Sequence[Kind], most: int) -> Iterator[tuple[Kind, ...]]:
     """Yield all kinds together, with as many filters at once as a step has rows.
 
-    Rows of several filters are told apart by whether they go by top words. So a first one, which
+    Rows of several filters are told apart by whether they go by first words. So a first one, which
     does if any does, meets each of the others.
     """
     filters = [kind for kind in _OF_ONE_ROW if kind in kinds]

@@ -19,11 +19,11 @@ from tpsample.core.checks import (
     real_number,
 )
 from tpsample.core.row_noise import GREEDY_BELOW, forked_seeds
+from tpsample.core.rules import ENDING, RULES, TOP_K, TOP_P, FilterOrder
 from tpsample.core.sealed import ReadOnlyDict, refuses_unknown_fields
 
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 Ties = Literal["exact", "keep"]
-FilterOrder = Literal["sequential", "joint", "min_p_last"]
 RepetitionScope = Literal["all", "output"]
 LOGPROBS_MODES = get_args(LogprobsMode)
 
@@ -51,6 +51,10 @@ class SamplingParams:
         top_k: keep the k most likely tokens; 0 or -1 keeps all.
         top_p: keep the most likely tokens up to this probability mass, in (0, 1].
         min_p: keep tokens at least this likely relative to the most likely one, in [0, 1].
+        epsilon_cutoff: before the other filters, keep tokens at least this likely among all that
+            are not masked, and the most likely one; in [0, 1).
+        top_n_sigma: before the other filters, keep tokens whose logit before temperature is at
+            most n standard deviations, of all that are not masked, below the largest; 0 is off.
         seed: 64 bits that choose the row's random stream together with the position; None draws
             a seed. `torch.manual_seed` has no effect on either. Requests with equal seeds draw the
             same noise at equal positions, so each is given its own.
@@ -83,6 +87,8 @@ class SamplingParams:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    epsilon_cutoff: float = 0.0
+    top_n_sigma: float = 0.0
     seed: int | None = None
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -101,9 +107,9 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self._real("temperature", lambda x: x >= 0, "a finite fp32 number >= 0")
-        self._int("top_k", lambda k: k >= -1, "an int >= -1 (0 and -1 keep every token)")
-        self._real("top_p", lambda p: 0 < p <= 1, "a number in (0, 1]", fp32=False)
-        self._real("min_p", lambda p: 0 <= p <= 1, "a number in [0, 1]", fp32=False)
+        self._int(TOP_K.name, TOP_K.valid, TOP_K.expected)
+        for rule in (TOP_P, *ENDING):
+            self._real(rule.name, rule.valid, rule.expected, fp32=False)
         if self.seed is not None:
             self._int("seed", lambda s: -(2**63) <= s < 2**64, "None or an int of 64 bits")
         self._real("repetition_penalty", lambda x: x > 0, "a finite fp32 number > 0")
@@ -132,8 +138,8 @@ class SamplingParams:
 
     @cached_property
     def filtered(self) -> bool:
-        """Whether top_k, top_p or min_p are on, at a temperature that has filters."""
-        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+        """Whether a filter rule is on, at a temperature that has filters."""
+        return any(rule.cuts(getattr(self, rule.name)) for rule in RULES)
 
     @cached_property
     def penalised(self) -> bool:

@@ -6,7 +6,6 @@ it can be of other rows. A `BatchView` is made for one call.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -17,8 +16,9 @@ from torch import Tensor
 from tpsample.core.digest import digest_text
 from tpsample.core.tensors import ordinary_tensors, tensors_of
 from tpsample.request.controls.apply import ControlRows
-from tpsample.request.filters import LogprobRows, RowFilter, RowFilters, Way, lists_all
+from tpsample.request.filters import LogprobRows, RowFilters, lists_all
 from tpsample.request.params import SamplingParams
+from tpsample.request.row_filter import Demand
 
 
 class Undrawn(NamedTuple):
@@ -42,7 +42,7 @@ class RowKinds(NamedTuple):
         rough: filtered rows that upper ends of their logits decide, nearly always.
         whole: rows that need all of their logits.
         drawn: whole rows whose words no filter replaces.
-        top_k, log_min_p: of the bounded rows, int64 and float64; see `RowFilter.bounds`.
+        most, least: of the bounded rows, int64 and float64; see `Demand`.
     """
 
     plain: Tensor
@@ -54,8 +54,8 @@ class RowKinds(NamedTuple):
     whole_places: Tensor
     drawn: Tensor
     drawn_places: Tensor
-    top_k: Tensor
-    log_min_p: Tensor
+    most: Tensor
+    least: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,8 +66,7 @@ class BatchPlan:
         num_rows: B.
         vocab_size: V.
         device: of the batch.
-        filters: the rows with top_k, top_p or min_p, all rows with `kept_cap`; None if there are
-            none.
+        filters: the rows with filters, all rows with `kept_cap`; None if there are none.
         logprobs: the rows that ask for logprobs, found among the others; None if there are none.
         requests: of every row that is no draft; none if the host does not know the rows.
         kept_cap: most tokens of a kept set that a step reports; None reports none.
@@ -136,21 +135,19 @@ class BatchPlan:
         return found
 
     @cached_property
-    def _only_filtered(self) -> dict[int, RowFilter]:
-        """The filters of rows whose logits nothing else looks at, by place among the stored."""
+    def _only_filtered(self) -> dict[int, Demand]:
+        """The demands of rows whose logits nothing else looks at, by place among the stored."""
         if self.filters is None or self.kept_cap is not None or self.stores_all:
             return {}
         asking = set() if self.logprobs is None else set(self.logprobs.row_list)
         # The stored rows begin with the filtered ones, in the same order.
         filtered = enumerate(zip(self.filters.row_list, self.filters.kinds, strict=True))
-        return {place: kind for place, (row, kind) in filtered if row not in asking}
+        return {place: kind.demand for place, (row, kind) in filtered if row not in asking}
 
     @cached_property
-    def bounded(self) -> dict[int, tuple[int, float]]:
-        """The `RowFilter.bounds` of rows that need few of their logits, by place."""
-        filtered = self._only_filtered.items()
-        bounds = {place: kind.bounds(self.vocab_size) for place, kind in filtered}
-        return {place: each for place, each in bounds.items() if each != (0, -math.inf)}
+    def bounded(self) -> dict[int, Demand]:
+        """The demands of rows that need few of their logits, by place."""
+        return {place: demand for place, demand in self._only_filtered.items() if demand.few}
 
     @cached_property
     def rough(self) -> list[int]:
@@ -159,8 +156,7 @@ class BatchPlan:
         There are none in fixed rounds, because a row that bounds leave open takes one round more.
         """
         filtered = {} if self.fixed_rounds else self._only_filtered
-        places = [place for place, kind in filtered.items() if kind.way is Way.REJECTION]
-        return [place for place in places if place not in self.bounded]
+        return [place for place, demand in filtered.items() if demand.rough]
 
     @property
     def _replaced(self) -> set[int]:
@@ -178,9 +174,9 @@ class BatchPlan:
         lists = [plain]
         for places in ([*self.bounded], self.rough, whole, drawn):
             lists += [[stored[place] for place in places], places]
-        lists.append([top_k for top_k, _ in self.bounded.values()])
-        log_min_p = [each for _, each in self.bounded.values()]
-        reals = tensors_of(log_min_p, device="cpu", dtype=torch.float64)
+        lists.append([demand.most for demand in self.bounded.values()])
+        least = [demand.least for demand in self.bounded.values()]
+        reals = tensors_of(least, device="cpu", dtype=torch.float64)
         return RowKinds(*tensors_of(*lists, device="cpu"), *reals)
 
     @cached_property

@@ -42,9 +42,10 @@ from tpsample.core.tensors import (
 )
 from tpsample.request.controls.apply import ControlRows
 from tpsample.request.entries import ASKS, STATE, TOP, Entry
-from tpsample.request.filters import LogprobRows, RowFilters, keeps_all
+from tpsample.request.filters import LogprobRows, RowFilters
 from tpsample.request.moving_on import Mask
 from tpsample.request.plan import BatchPlan, BatchView, Undrawn
+from tpsample.request.row_filter import keeps_all
 from tpsample.request.step_batch import StepBatch
 from tpsample.request.table import RequestTable
 

@@ -49,8 +49,9 @@ from tpsample.request.entries import (
     WAITING,
     Entry,
 )
-from tpsample.request.filters import LogprobRows, RowFilter, RowFilters, Way, keeps_all
+from tpsample.request.filters import LogprobRows, RowFilters
 from tpsample.request.plan import BatchPlan
+from tpsample.request.row_filter import Demand, RowFilter, keeps_all
 
 _HAS = [bytes(bool(flags & wanted) for flags in range(256)) for wanted in range(64)]
 """By wanted flags, 0 or 1 for each value of an entry's flags: whether it has one of them."""
@@ -69,7 +70,7 @@ class RequestTable(HasViews):
         unseeded, empty: the slots that wait for their seed, and those without a request.
         stores_logits: whether a slot has filters or asks for logprobs.
         temperature: fp32 [S + 1], 0 in the last slot, which is no slot.
-        numbers: int64 [15, S + 1 or more]: the columns of `RowFilters`, then ASKS to STATE.
+        numbers: int64 [STATE + 1, S + 1 or more]: the columns of `RowFilters`, then ASKS to STATE.
         seed, gate: int64 [S + 1], parts of them; OPEN where a slot may be drawn, else SHUT.
         row_temperature, row_seed: of the slots in use.
         chosen: int64 [S + 1, C], the ids whose logprobs a slot wants, then -1.
@@ -285,13 +286,11 @@ class RequestTable(HasViews):
     def launches(self) -> tuple[object, ...]:
         """A value to compare: for equal values a step of any slots makes equal launches."""
         filters, top, processed = self.asked
-        others = {each for each in filters if each.way is not Way.TOP_WORDS}
+        demands = [each.demand for each in filters]
         return (
-            *(bool(filters), top, processed, self.chosen.shape[1]),
-            max((each.top_k for each in filters - others), default=0),
-            *(any(its.top_k < self.vocab_size for its in each) for each in (filters, others)),
-            *(any(its.top_p < 1 for its in each) for each in (filters, others)),
-            any(each.way is Way.THRESHOLD for each in filters),
+            *(top, processed, self.chosen.shape[1]),
+            Demand.of_any(demands),
+            Demand.of_any(each for each in demands if not each.first),
             *(self._moves, self.make_controls().launches),
         )
 

@@ -5,35 +5,33 @@ Whatever a tensor holds, a row means
     temperature    below 1e-5, negative or NaN: greedy; above 2^100: 2^100
     top_k          below 1 or from V on: off
     top_p          from 1 on or NaN: off; below 2^-60: the most likely token alone
-    min_p          0 or less or NaN: off; above 1: 1
+    other rules    no number that cuts, or NaN: off; above the range: its end
     seed           any 64 bits
 
-so no value raises, hangs or reads other memory. Where the host reads the numbers, it warns of a
-top_p or min_p out of range. A top_p or min_p of fp32 is the number that fp32 holds: a little over
-0.1 of ten equal tokens, for 0.1, keeps two.
+so no value raises, hangs or reads other memory (`Rule.meant`). Where the host reads the numbers, it
+warns of numbers out of range, but for top_k. A number of fp32 is the one that fp32 holds: a little
+over 0.1 of ten equal tokens, for a top_p of 0.1, keeps two.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from functools import lru_cache
-from itertools import repeat
 from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from tpsample.core.checks import INDICES, check_choice, check_tensor, describe
+from tpsample.core.rules import RULES, TOP_K, TOP_P, FilterOrder, Rule, behind_top_p
 from tpsample.core.tensors import columns_of, ordinary_tensors, readable
 from tpsample.request.entries import FILTERED, UNKNOWN, Entry
-from tpsample.request.filters import COLUMNS, Way, keeps_all
-from tpsample.request.params import FilterOrder, SamplingParams
+from tpsample.request.params import SamplingParams
+from tpsample.request.row_filter import COLUMNS, SEARCHED, Demand, column_of, keeps_all
 from tpsample.request.table import RequestTable
 
-LEAST_TOP_P = 2.0**-60
-"""A smaller share counts as this one, which leaves one token of any total."""
-
+_RULES = {rule.name: rule for rule in RULES}
 _REALS = (torch.float32, torch.float64)
 
 
@@ -47,7 +45,12 @@ def table_of(
     filter_order: FilterOrder,
 ) -> RequestTable:
     """Return a table of these rows; the arguments are those of `SamplingBatch.from_tensors`."""
-    given = {name: each for name, each in filters.items() if each is not None}
+    if unknown := set(filters).difference(_RULES):
+        raise TypeError(
+            f"{min(unknown)}: expected a tensor of one of {', '.join(_RULES)}, or another argument"
+        )
+    columns = ((name, filters.get(name)) for name in _RULES)
+    given = {name: column for name, column in columns if column is not None}
     _check(temperature, seed, given, filter_order)
     if host is not None:
         known = _host_columns(host, given)
@@ -106,81 +109,68 @@ def _host_columns(host: Any, given: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def _in_range(name: str, column: Tensor, vocab_size: int) -> Tensor:
-    """Return what the numbers of a column mean, int64 or float64."""
-    if name == "top_k":
-        k = column.to(torch.int64)
-        return k.where((k >= 1) & (k < vocab_size), vocab_size)
-    p = column.detach().double()
-    if name == "top_p":
-        return p.clamp(min=LEAST_TOP_P).where(p < 1, 1.0)
-    return p.clamp(max=1.0).where(p > 0, 0.0)
-
-
 def _known(
     columns: dict[str, Tensor], rows: int, vocab_size: int, filter_order: FilterOrder
 ) -> list[Entry]:
     """Return the entries of rows whose filters the host knows."""
-    lists: dict[str, Any] = {"top_k": repeat(0), "top_p": repeat(1.0), "min_p": repeat(0.0)}
+    lists = []
     for name, column in columns.items():
-        its = _in_range(name, column, vocab_size)
-        lists[name] = its.tolist()
-        if name != "top_k":
-            _warn(name, column, its)
-    return list(map(_entry_of, *lists.values(), repeat(filter_order), repeat(vocab_size, rows)))
+        its = _RULES[name].meant(column, vocab_size)
+        lists.append(its.tolist())
+        if name != TOP_K.name:
+            _warn(_RULES[name], column, its)
+    names = tuple(columns)
+    numbers = zip(*lists, strict=True) if lists else [()] * rows
+    return [_entry_of(names, each, filter_order, vocab_size) for each in numbers]
 
 
-def _warn(name: str, column: Tensor, its: Tensor) -> None:
+def _warn(rule: Rule, column: Tensor, its: Tensor) -> None:
     wrong = (column != its).nonzero()
     if len(wrong):
         row = int(wrong[0])
         warnings.warn(
-            f"{name}: row {row} has {float(column[row]):.9g}, out of the range "
-            f"{'(0, 1]' if name == 'top_p' else '[0, 1]'}, and counts as {float(its[row]):.9g}; "
-            "write a number inside",
+            f"{rule.name}: expected {rule.expected}, got {float(column[row]):.9g} in row {row}, "
+            f"which counts as {float(its[row]):.9g}; write a number in range",
             stacklevel=6,
         )
 
 
 @lru_cache(maxsize=2**14)
 def _entry_of(
-    top_k: int, top_p: float, min_p: float, filter_order: FilterOrder, vocab_size: int
+    names: tuple[str, ...], numbers: tuple[float, ...], filter_order: FilterOrder, vocab_size: int
 ) -> Entry:
     """Return the entry of a row. Rows of later steps mostly have numbers that were there before."""
-    filters = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
-    return Entry.of(SamplingParams(seed=0, filter_order=filter_order, **filters), vocab_size)  # type: ignore[arg-type]
+    filters: dict[str, Any] = dict(zip(names, numbers, strict=True))
+    return Entry.of(SamplingParams(seed=0, filter_order=filter_order, **filters), vocab_size)
 
 
 @lru_cache(maxsize=16)
 def _unknown(given: frozenset[str], vocab_size: int, filter_order: FilterOrder) -> Entry:
     """Return the entry of a row that may have these filters."""
     plain = Entry.of(SamplingParams(seed=0, filter_order=filter_order), vocab_size)
-    kind = keeps_all(vocab_size)._replace(
-        top_k=1 if "top_k" in given else vocab_size,
-        top_p=0.5 if "top_p" in given else 1.0,
-        joint=filter_order == "joint",
-        way=Way.THRESHOLD if _may_go_by_threshold(given, filter_order) else Way.REJECTION,
+    demand = Demand(
+        searched=_may_be_searched(given, filter_order),
+        counts=TOP_K.name in given,
+        masses=TOP_P.name in given,
+        ends=given.difference((TOP_K.name, TOP_P.name)),
     )
+    kind = keeps_all(vocab_size)._replace(demand=demand)
     return plain._replace(filters=kind, flags=FILTERED | UNKNOWN)
 
 
-def _may_go_by_threshold(given: Any, filter_order: str) -> bool:
-    return "top_k" in given and "top_p" in given and filter_order != "joint"
+def _may_be_searched(given: Container[str], filter_order: FilterOrder) -> bool:
+    return TOP_K.name in given and TOP_P.name in given and not behind_top_p(filter_order)[0]
 
 
-def _write(table: RequestTable, given: dict[str, Tensor], filter_order: str) -> None:
+def _write(table: RequestTable, given: dict[str, Tensor], filter_order: FilterOrder) -> None:
     """Write the filters of rows that the host does not know, where they are."""
-    unfiltered = keeps_all(table.vocab_size)._replace(joint=filter_order == "joint")
+    unfiltered = keeps_all(table.vocab_size)._replace(behind=behind_top_p(filter_order))
     columns = table.numbers[:COLUMNS, : table.slots]
     columns.copy_(columns_of(unfiltered.packed(), COLUMNS, device=table.device)[:, :1])
-    top_k, by_threshold = columns[0], columns[7]
-    top_p, log_min_p, of_total = columns[1:4].view(torch.float64)
-    for name, column in {"top_k": top_k, "top_p": top_p, "min_p": log_min_p}.items():
-        if name in given:
-            column.copy_(_in_range(name, given[name], table.vocab_size))
-    if "min_p" in given:
-        log_min_p.log_()
-        if filter_order != "min_p_last":
-            of_total.copy_(log_min_p)
-    if _may_go_by_threshold(given, filter_order):
-        by_threshold.copy_((top_k < table.vocab_size) & (top_p < 1))
+    meant = {name: _RULES[name].meant(column, table.vocab_size) for name, column in given.items()}
+    for name, numbers in meant.items():
+        column = column_of(columns, name)
+        column.copy_(numbers.log() if _RULES[name].by_logarithm else numbers)
+    if _may_be_searched(given, filter_order):
+        cuts = (meant[TOP_K.name] < table.vocab_size) & (meant[TOP_P.name] < 1)
+        column_of(columns, SEARCHED).copy_(cuts)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+
+import torch
 
 from tests.support.commands import run_command
 from tests.support.jit_launches import cases
+from tpsample.core.rules import ENDING, Rule
 
 MASKED = (
     "allowed ids",
@@ -16,20 +20,41 @@ MASKED = (
     "all together",
     "drafts",
 )
+LEAST = "least_word"
 LEADING, FIRST_KEPT = ["group_best", "best_scores"], ["before", "first_kept", "write_tokens"]
 FIRST_WORDS = ["group_first", "group_words"]
 TOP_WORDS = [*FIRST_WORDS, "top_words", "write_tokens"]
 LOGPROBS = [*FIRST_WORDS, "own_words", "listed_words", "mass", "count", "told_logprobs"]
+
+
+def _asked_by(rule: Rule) -> list[str]:
+    """The kernels of the facts that a rule asks for."""
+    kernels = {"total_mass": "mass", "spread": "spread"}
+    asked: list[str] = []
+
+    class Facts:
+        temperature = torch.ones(1)
+
+        def __getattr__(self, name: str) -> Callable[..., torch.Tensor]:
+            asked.append(kernels.get(name, name))
+            return lambda *_: torch.ones(1, dtype=torch.int64)
+
+    assert rule.end is not None
+    rule.end(Facts(), torch.ones(1, dtype=torch.float64))  # type: ignore[arg-type]
+    return asked
+
+
+EVERY_END = [kernel for rule in ENDING for kernel in _asked_by(rule)]
 STORED = {
     "top_k": TOP_WORDS,
     "top_p": [*LEADING, *FIRST_KEPT],
-    "min_p": [*LEADING, *FIRST_KEPT],
+    **{rule.name: [*LEADING, *_asked_by(rule), *FIRST_KEPT] for rule in ENDING},
     "filters, samples": [*LEADING, *FIRST_KEPT],
     "top_p in top_k": [*LEADING, *FIRST_KEPT],
     "top_k, top_p": TOP_WORDS,
     "logprobs": LOGPROBS,
-    "all together": [*TOP_WORDS, *LOGPROBS],
-    "drafts": [*TOP_WORDS, *LOGPROBS],
+    "all together": [*FIRST_WORDS, *EVERY_END, *TOP_WORDS[2:], *LOGPROBS],
+    "drafts": [*FIRST_WORDS, *EVERY_END, *TOP_WORDS[2:], *LOGPROBS],
 }
 """Launches over the stored logits, without their `_kernel`."""
 SCREEN = ["screening_rows", "screen", "list_groups"]
@@ -39,16 +64,14 @@ REJECTION = [*LEADING, "exchange", "before", "exchange", "first_kept"]
 KEPT = ["best_kept", "exchange", "write_tokens"]
 FIXED = {
     # Launches and exchanges of one of 8 ranks; one rank launches the same.
-    "top_p": [*REJECTION, "min_p_cut", *SEARCH_OF_8, *KEPT],
+    "top_p": [*REJECTION, *SEARCH_OF_8, *KEPT],
     "top_k 5": [*FIRST_WORDS, "exchange", "top_words", "write_tokens"],
-    "min_p": [*REJECTION, "min_p_cut", *KEPT],
-    "top_k 300, top_p": [
-        *REJECTION, "min_p_cut", *SEARCH_OF_8, "mass", "exchange", *SEARCH_OF_8, *KEPT
-    ],
-}  # fmt: skip
+    "min_p": [*REJECTION[:3], LEAST, *REJECTION[3:], *KEPT],
+    "top_k 300, top_p": [*REJECTION, *SEARCH_OF_8, "mass", "exchange", *SEARCH_OF_8, *KEPT],
+}
 FIXED["top_k 300"], FIXED["top_k 5, top_p"] = FIXED["top_p"], FIXED["top_k 5"]
 BOTH_FIRST = [*FIRST_WORDS, *LEADING, "exchange", "exchange", "top_words"]
-FIXED["mixture"] = BOTH_FIRST + FIXED["top_p"][len([*LEADING, "exchange"]) :]
+FIXED["mixture"] = [*BOTH_FIRST, LEAST, *FIXED["top_p"][len([*LEADING, "exchange"]) :]]
 BY_RATIO = ["law_tops", "law_rows", "law_sums", "accept", "residual", "emit"]
 STORED |= dict.fromkeys(("rejection, certain", "rejection", "block"), BY_RATIO)
 STORED["block, 8 ranks"] = [

@@ -3,7 +3,7 @@
 A step has up to five kinds of rows; each takes one reading of the weights:
 
     plain      no filters, no logprobs         `draw`
-    bounded    top_k up to 256 or min_p        `list_kept`    see `RowFilter.bounds`
+    bounded    top_k up to 256 or a known y    `list_kept`    see `Demand`
     rough      top_p, or a larger top_k        `draw`         upper ends of their logits are stored
     whole      they need all of their logits   `store`
     given      the caller computed the logits  `draw_given`, `store_given`
@@ -34,8 +34,8 @@ from tpsample.backends.screening.int8_copy import Int8Copy
 from tpsample.core.row_noise import safe_temperature
 from tpsample.core.word import KEY_MINUS_INF, TOKEN_BITS, TOKEN_MASK
 from tpsample.request.controls.apply import StepControls
-from tpsample.request.filters import BEST_SCORES
 from tpsample.request.plan import BatchPlan
+from tpsample.request.row_filter import BEST_SCORES
 from tpsample.request.step import Found, Push, Step, halves
 from tpsample.settings import Settings
 
@@ -57,7 +57,7 @@ class NativeBackend(Backend):
     def memory_of_found(self, plan: BatchPlan, num_samples: int) -> Found | None:
         if not plan.bounded and not plan.rough:
             return None
-        count = max([1, *(top_k for top_k, _ in plan.bounded.values())])
+        count = max([1, *(demand.most for demand in plan.bounded.values())])
         shape = torch.get_num_threads(), len(plan.stored_list)
         of_rough = num_samples, BEST_SCORES if plan.rough else 0
         first = self._scratch.take("first words", torch.int64, *shape, count).zero_()
@@ -194,7 +194,7 @@ class NativeBackend(Backend):
         """Store what the filters of bounded rows can keep."""
         kinds = step.batch.plan.kinds
         heat = safe_temperature(step.batch.temperature[kinds.bounded])[0]
-        bounds = array_of(kinds.top_k), array_of(heat.double() * kinds.log_min_p)
+        bounds = array_of(kinds.most), array_of(heat.double() * kinds.least)
         computed = np.zeros((self._threads(source, len(index)), 2, len(index)), np.int64)
         arguments = hidden_of(step), index, head, memory, *bounds
         assert step.found is not None

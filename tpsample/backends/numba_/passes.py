@@ -20,8 +20,8 @@ from tpsample.backends.numba_.kernels.noise import draws_of
 from tpsample.backends.numba_.kernels.threads import in_ranges, threads_for
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core import word
-from tpsample.core.order import DIGITS, mass_limit
-from tpsample.request.filters import RowFilters
+from tpsample.core.order import ABOVE_ALL, DIGITS, mass_limit
+from tpsample.request.filters import Thresholds
 
 NONE = np.empty(0, np.int64)
 
@@ -59,54 +59,51 @@ class NativeShardLogits(ShardLogits):
         orders = self.words_of(word.token_of(scores).flatten(1)).view_as(scores) * (scores > 0)
         return torch.cat([self.first_words(1), scores.flatten(1), orders.flatten(1)], dim=1)
 
-    def before(self, gathered: Tensor, filters: RowFilters, count: int) -> Tensor:
+    def before(self, gathered: Tensor, thresholds: Thresholds, count: int) -> Tensor:
         top = word.value_of(gathered[:, :, 0].amax(dim=0))
         if self.rough is not None:
-            return self._bounds(top, self._merged(gathered, count)[1].flatten(1), filters)
-        marks = self._marks(gathered, filters, count) + 1  # only greater words come before
+            return self._bounds(top, self._merged(gathered, count)[1].flatten(1), thresholds)
+        marks = self._marks(gathered, thresholds, count) + 1  # only greater words come before
         sums = marks.new_zeros(len(marks), 2 * marks.shape[1] + 1)
-        tensors = top.contiguous(), marks.contiguous(), filters.total_log_min_p.contiguous(), sums
+        tensors = top.contiguous(), marks.contiguous(), thresholds.least_of_total.contiguous(), sums
         self.run(passes.weigh, *map(array_of, tensors))
         return sums
 
-    def _bounds(self, top: Tensor, marks: Tensor, filters: RowFilters) -> Tensor:
-        """Bound what stands before order words, int64 [F, C], and the total of top_p.
+    def _bounds(self, top: Tensor, marks: Tensor, thresholds: Thresholds) -> Tensor:
+        """Bound what stands before order words, int64 [F, C], and the total.
 
         Returns:
             int64 [F, 4 (C + 1)], those of `ends.bound_sums`, of the marks and of the total; the
-            first half of them if no row has top_k, which the requests decide.
+            first half of them if `most` cuts no row, which the requests decide.
         """
         assert self.rough is not None
         logits = word.value_of(marks).masked_fill(marks == 0, torch.inf)  # there is none
-        total = torch.full_like(top.unsqueeze(1), -torch.inf)
-        if any(kind.total_log_min_p > -torch.inf for kind in filters.different):
-            total = self.min_p_floor(top, filters.total_log_min_p)
+        least = thresholds.least_of_total.unsqueeze(1)
+        total = word.value_of(least).masked_fill(least <= word.LOWEST_DRAWABLE, -torch.inf)
         logits = torch.cat([logits, total], dim=1)
         sums = marks.new_zeros(len(marks), 4, logits.shape[1])
         tensors = self.rough.slack.contiguous(), top.contiguous(), logits, sums
         self.run(ends.bound_sums, *map(array_of, tensors))
-        has_top_k = any(kind.top_k < self.vocab_size for kind in filters.different)
-        return sums[:, : 4 if has_top_k else 2].flatten(1)
+        return sums[:, : 4 if thresholds.counts else 2].flatten(1)
 
     def kept(
-        self, sums: Tensor, logits: Tensor, top: Tensor, filters: RowFilters
+        self, sums: Tensor, logits: Tensor, top: Tensor, thresholds: Thresholds
     ) -> tuple[Tensor, Tensor]:
         if self.rough is None:
-            return super().kept(sums, logits, top, filters)
+            return super().kept(sums, logits, top, thresholds)
         least, most, *numbers = sums.unflatten(1, (-1, logits.shape[1] + 1)).unbind(dim=1)
-        top_k, top_p = filters.top_k.unsqueeze(1), filters.top_p.unsqueeze(1)
+        number, share = thresholds.most.unsqueeze(1), thresholds.share.unsqueeze(1)
         # The upper bounds count a mark as before itself.
-        sure = most[:, :-1] - self.masses(logits, top) < mass_limit(least[:, -1:], top_p)
-        possible = least[:, :-1] < mass_limit(most[:, -1:], top_p)
+        sure = most[:, :-1] - self.masses(logits, top) < mass_limit(least[:, -1:], share)
+        possible = least[:, :-1] < mass_limit(most[:, -1:], share)
         if numbers:
-            possible &= numbers[0][:, :-1] < top_k
-            sure &= numbers[1][:, :-1] <= top_k
+            possible &= numbers[0][:, :-1] < number
+            sure &= numbers[1][:, :-1] <= number
         return sure, possible
 
-    def best_of_first(self, first: Tensor, filters: RowFilters) -> Tensor:
+    def best_of_first(self, first: Tensor, thresholds: Thresholds) -> Tensor:
         out = first.new_zeros(len(first), self.noise.num_samples)
-        tensors = filters.top_k, filters.total_log_min_p, filters.log_min_p, filters.top_p
-        limits = tuple(array_of(tensor.contiguous()) for tensor in tensors)
+        limits = tuple(array_of(tensor.contiguous()) for tensor in thresholds[:4])
         rows = array_of(first.contiguous()), array_of(self.temperature.contiguous())
         its = *rows, limits, draws_of(self.noise), array_of(out)
         in_ranges(passes.best_of_first, 0, len(first), 1, *its)
@@ -127,6 +124,19 @@ class NativeShardLogits(ShardLogits):
         sums = cut.new_zeros(len(cut), 2)
         tensors = self.top.contiguous(), cut.contiguous(), sums
         self.run(passes.mass_from, *map(array_of, tensors))
+        return sums
+
+    def least_of_mass(self, limit: Tensor) -> Tensor:
+        assert self.top is not None
+        least = torch.full_like(limit, ABOVE_ALL, memory_format=torch.contiguous_format)
+        tensors = self.top.contiguous(), limit.contiguous(), least
+        self.run(passes.least_of_mass, *map(array_of, tensors))
+        return least
+
+    def spread(self) -> Tensor:
+        assert self.top is not None
+        sums = torch.zeros(len(self.top), 4, dtype=torch.int64, device="cpu")
+        self.run(passes.spread, *map(array_of, (self.top.contiguous(), sums)))
         return sums
 
     def count_from(self, marks: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
     x_v <= upper_v        every logit of a part of the vocabulary, whose ids come one after another
     threshold of top_k    the k-th largest lower bound of a logit so far, -inf if there are fewer
     threshold of min_p    the largest lower bound so far + T ln(min_p), rounded down
-    threshold             the larger of the two, where both hold (`RowFilter.bounds`)
+    threshold             the larger of the two, where both hold (`Demand`)
     listed                { v : upper_v >= the threshold when v comes, or later }, with their logits
 
 Whoever has the exact logits of the listed ids, and -inf for every other id, finds the kept set of

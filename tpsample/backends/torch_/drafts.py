@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tpsample.backends.torch_.stored_logits import tile_elements
+from tpsample.backends.torch_.passes import tile_elements
 from tpsample.core.order import order_words
 from tpsample.core.row_noise import RowNoise
 from tpsample.core.score import score

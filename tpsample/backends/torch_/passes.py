@@ -6,34 +6,204 @@ them as kernels, which read the logits once, and `tpsample.backends.numba_.passe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from tpsample.backends.torch_.logprobs import ListedWords, listed_words, told_logprobs
-from tpsample.backends.torch_.stored_logits import StoredLogits
 from tpsample.core import word
-from tpsample.core.masses import masses_and_moments
+from tpsample.core.masses import masses, masses_and_moments
 from tpsample.core.order import (
+    ABOVE_ALL,
     DIGIT_BITS,
     DIGITS,
     Search,
+    least_word,
     mass_limit,
-    min_p_cut,
     order_words,
 )
+from tpsample.core.row_noise import RowNoise, safe_temperature
 from tpsample.core.score import score_tile, score_tokens
+from tpsample.core.spread import spread_sums
 from tpsample.output import Logprobs, SampleOutput
-from tpsample.request.filters import LogprobRows, RowFilters
+from tpsample.request.filters import LogprobRows, Thresholds, lists_all
+from tpsample.request.plan import BatchView
+from tpsample.request.step import Found, halves
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 GROUP = 64
 """Neighbouring ids whose largest logit is looked at before they are."""
 
 
+def tile_elements(device: torch.device) -> int:
+    """Return how many logits a pass takes at a time.
+
+    On a CPU the float64 temporaries then stay in a core's cache; on a GPU few launches do much.
+    """
+    return 2**18 if device.type == "cpu" else 2**23
+
+
 @dataclass(frozen=True)
-class ShardLogits(StoredLogits):
-    """Stored logits with the passes over them."""
+class Rough:
+    """Rows some of whose stored logits are upper ends, as the local step leaves them.
+
+    Attributes:
+        best: int64 [F, num_samples, n], the best score words, in any order; 0 in the other rows.
+            The logits of their tokens are stored.
+        slack: fp32 [F]: no stored logit is below the logit, nor above it by more.
+        index: int64 [F], the rows of the batch.
+        store: that of `tpsample.request.step.Found`, of the step.
+    """
+
+    best: Tensor
+    slack: Tensor
+    index: Tensor
+    store: Callable[..., None]
+
+    def select(self, index: slice | Tensor) -> Rough:
+        """Return some of the rows."""
+        return Rough(self.best[index], self.slack[index], self.index[index], self.store)
+
+
+@dataclass(frozen=True)
+class ShardLogits:
+    """Rows whose fp32 logits over its shard this rank keeps for a step, and the passes over them.
+
+    Attributes:
+        logits: fp32 [F, V_local], processed: after penalties and constraints.
+        raw: the same before them.
+        first_id: global id of the first column.
+        vocab_size: V, over all ranks.
+        temperature: fp32 [F], 1 for greedy rows.
+        noise: what the scores of these rows need.
+        top: fp32 [F], largest logits over all ranks, once these are known; masses are shares of it.
+        done: bool [F], rows that the passes of a draw leave out, because their token is known:
+            their results are 0. None leaves out no row.
+        first: int64 [F, n], the rows' first order words in any order, as far as the local step has
+            listed them; 0 in rows that it has not.
+        rough: of rows that may be upper ends; None if all logits are stored themselves.
+    """
+
+    logits: Tensor
+    raw: Tensor
+    first_id: int
+    vocab_size: int
+    temperature: Tensor
+    noise: RowNoise
+    top: Tensor | None = None
+    done: Tensor | None = None
+    first: Tensor | None = None
+    rough: Rough | None = None
+
+    @classmethod
+    def of(
+        cls,
+        stored: Tensor,
+        batch: BatchView,
+        noise: RowNoise,
+        *,
+        first_id: int = 0,
+        found: Found | None = None,
+    ) -> Self:
+        """Take the stored rows of a batch.
+
+        Args:
+            stored: the memory of `tpsample.request.step.Step.logits`.
+            noise: of all rows of the batch.
+            found: what else the step found of the stored rows; its `store` knows the step.
+        """
+        count = len(batch.plan.stored_list)
+        raw, processed = halves(stored, count)
+        all_rows = lists_all(batch.plan.stored_list, len(batch.seed))
+        index = slice(None) if all_rows else batch.plan.stored_index
+        assert index is not None
+        rough = None
+        if found is not None and batch.plan.rough:
+            assert batch.plan.stored_index is not None
+            best, slack = found.best.movedim(0, 2).flatten(2), found.slack.amax(dim=0)
+            rough = Rough(best, slack, batch.plan.stored_index, found.store)
+        return cls(
+            logits=processed if len(processed) else raw,
+            raw=raw,
+            first_id=first_id,
+            vocab_size=batch.plan.vocab_size,
+            temperature=safe_temperature(batch.temperature[index])[0],
+            noise=noise.select(index),
+            first=None if found is None else found.first.transpose(0, 1).flatten(1),
+            rough=rough,
+        )
+
+    def shown(self, processed: Tensor) -> Self:
+        """Return the rows, with raw logits where `processed` is False."""
+        if self.logits is self.raw:
+            return self
+        mode = processed.unsqueeze(1)
+        return replace(self, logits=torch.where(mode, self.logits, self.raw), first=None)
+
+    def select(self, index: slice | Tensor) -> Self:
+        """Return some of the rows, of a slice without a copy."""
+        logits = self.logits[index]
+        return replace(
+            self,
+            logits=logits,
+            raw=logits if self.raw is self.logits else self.raw[index],
+            temperature=self.temperature[index],
+            noise=self.noise.select(index),
+            top=None if self.top is None else self.top[index],
+            done=None if self.done is None else self.done[index],
+            first=None if self.first is None else self.first[index],
+            rough=None if self.rough is None else self.rough.select(index),
+        )
+
+    def exact(self) -> Self:
+        """Store the logits of all rows in place of upper ends, and return the rows."""
+        if self.rough is None:
+            return self
+        places = self.rough.slack.nonzero().squeeze(1)
+        processed = self.logits[:0] if self.raw is self.logits else self.logits
+        self.rough.store(self.rough.index[places], places, self.raw, processed)
+        return replace(self, rough=None)
+
+    def without(self, done: Tensor) -> Self:
+        """Return the rows with more of them done, bool [F]. Nothing is copied."""
+        return replace(self, done=done if self.done is None else self.done | done)
+
+    def of_undone(self, found: Tensor) -> Tensor:
+        """Return what a pass has found, [F, …], with 0 in rows that are done."""
+        if self.done is None:
+            return found
+        return found.masked_fill(self.done.view(-1, *[1] * (found.dim() - 1)), 0)
+
+    def tiles(self) -> Iterator[tuple[int, Tensor]]:
+        """Yield the global id of the first column, and fp32 [F, n], of each tile of the shard."""
+        width = max(64, tile_elements(self.logits.device) // max(1, self.logits.shape[0]))
+        for start in range(0, self.logits.shape[1], width):
+            yield self.first_id + start, self.logits[:, start : start + width]
+
+    def masses(self, logits: Tensor, top: Tensor | None = None) -> Tensor:
+        """Return the masses of logits [F, n]; see `tpsample.core.masses`."""
+        top = self.top if top is None else top
+        assert top is not None
+        return masses(logits, top.unsqueeze(1), self.temperature.unsqueeze(1))
+
+    @cached_property
+    def words_and_mass(self) -> tuple[Tensor, Tensor]:
+        """Order words and masses, int64 [F, V_local] each; 0 where a token is masked."""
+        words = torch.empty_like(self.logits, dtype=torch.int64)
+        mass = torch.empty_like(words)
+        for first_id, logits in self.tiles():
+            start = first_id - self.first_id
+            tile = slice(start, start + logits.shape[1])
+            unmasked = logits > -torch.inf
+            words[:, tile] = order_words(logits, first_id) * unmasked
+            mass[:, tile] = self.masses(logits) * unmasked
+        return words, mass
 
     def first_words(self, count: int) -> Tensor:
         """Return the first `count` order words of each row, descending, int64 [F, count].
@@ -94,20 +264,20 @@ class ShardLogits(StoredLogits):
         found = torch.cat([self.first_words(1), scores.flatten(1), orders.flatten(1)], dim=1)
         return self.of_undone(found)
 
-    def before(self, gathered: Tensor, filters: RowFilters, count: int) -> Tensor:
+    def before(self, gathered: Tensor, thresholds: Thresholds, count: int) -> Tensor:
         """Weigh what stands on this rank before each of the best scores of all ranks.
 
         Args:
             gathered: int64 [W, F, 1 + 2 · num_samples · count], the ranks' `best_scores`.
-            filters: of these rows.
+            thresholds: of these rows.
 
         Returns:
             int64 [F, 2 C + 1], C = num_samples · count: C masses, C numbers of tokens, and the
-            total that top_p takes a share of.
+            mass from `least_of_total` on.
         """
         top = word.value_of(gathered[:, :, 0].amax(dim=0))
-        marks = self._marks(gathered, filters, count)
-        c, floor = marks.shape[1], self.min_p_floor(top, filters.total_log_min_p)
+        marks = self._marks(gathered, thresholds, count)
+        c, least = marks.shape[1], thresholds.least_of_total.unsqueeze(1)
         sums = marks.new_zeros(len(marks), 2 * c + 1)
         for first_id, logits in self.tiles():
             words, mass = order_words(logits, first_id), self.masses(logits, top)
@@ -115,16 +285,16 @@ class ShardLogits(StoredLogits):
                 before = words > marks[:, i, None]
                 sums[:, i] += (mass * before).sum(dim=1)
                 sums[:, c + i] += before.sum(dim=1)
-            sums[:, -1] += (mass * (logits >= floor)).sum(dim=1)
+            sums[:, -1] += (mass * (words >= least)).sum(dim=1)
         return self.of_undone(sums)
 
     def first_kept(
-        self, gathered: Tensor, sums: Tensor, filters: RowFilters, count: int
+        self, gathered: Tensor, sums: Tensor, thresholds: Thresholds, count: int
     ) -> tuple[Tensor, Tensor]:
         """Find the first of the best scores that is in the kept set.
 
         Args:
-            gathered, filters, count: as in `before`.
+            gathered, thresholds, count: as in `before`.
             sums: what `before` returns, summed over the ranks.
 
         Returns:
@@ -133,19 +303,19 @@ class ShardLogits(StoredLogits):
         scores, orders = self._merged(gathered, count)
         top_word, marks = gathered[:, :, 0].amax(dim=0), orders.flatten(1)
         logits, top = word.value_of(marks), word.value_of(top_word)
-        drawable = logits >= self.min_p_floor(top, filters.log_min_p)
+        drawable = marks >= thresholds.least.unsqueeze(1)
         sure, words = (
             (scores * (drawable & kept).unflatten(1, scores.shape[1:])).amax(dim=2)
-            for kept in self.kept(sums, logits, top, filters)
+            for kept in self.kept(sums, logits, top, thresholds)
         )
         key = word.key_of(top_word)
         is_number = (key > word.KEY_MINUS_INF) & (key != word.KEY_NAN)
         return or_nan(words, top_word), ((words > 0) & (words == sure)).all(dim=1) | ~is_number
 
     def kept(
-        self, sums: Tensor, logits: Tensor, top: Tensor, filters: RowFilters
+        self, sums: Tensor, logits: Tensor, top: Tensor, thresholds: Thresholds
     ) -> tuple[Tensor, Tensor]:
-        """Return which marks top_k and top_p surely keep, and which they may keep, bool [F, C].
+        """Return which marks `most` and `share` surely keep, and may keep, bool [F, C].
 
         Args:
             sums: what `before` returns, summed over the ranks.
@@ -153,25 +323,26 @@ class ShardLogits(StoredLogits):
             top: fp32 [F], largest logits over all ranks.
         """
         mass, number, total = sums.split([logits.shape[1], logits.shape[1], 1], dim=1)
-        top_k, top_p = filters.top_k.unsqueeze(1), filters.top_p.unsqueeze(1)
-        kept = (number < top_k) & (mass < mass_limit(total, top_p))
+        most, share = thresholds.most.unsqueeze(1), thresholds.share.unsqueeze(1)
+        kept = (number < most) & (mass < mass_limit(total, share))
         return kept, kept
 
-    def best_of_first(self, first: Tensor, filters: RowFilters) -> Tensor:
-        """Return the best score words [F, num_samples] among the first tokens that filters keep.
+    def best_of_first(self, first: Tensor, thresholds: Thresholds) -> Tensor:
+        """Return the best score words [F, num_samples] among the first tokens that are kept.
 
         Args:
-            first: int64 [F, n], the first n order words over all ranks, n at least each top_k.
-            filters: of these rows: none with ties="keep", top_p only after top_k.
+            first: int64 [F, n], the first n order words over all ranks, n at least each `most`.
+            thresholds: of these rows. No row keeps ties, and each total is of `most` tokens at
+                the most.
         """
         count, logits = first.shape[1], word.value_of(first)
         top = logits[:, 0]
-        in_top_k = torch.arange(count, device=first.device) < filters.top_k.unsqueeze(1)
-        in_total = in_top_k & (logits >= self.min_p_floor(top, filters.total_log_min_p))
+        within = torch.arange(count, device=first.device) < thresholds.most.unsqueeze(1)
+        in_total = within & (first >= thresholds.least_of_total.unsqueeze(1))
         mass = self.masses(logits, top)
         total = (mass * in_total).sum(dim=1, keepdim=True)
-        kept = in_top_k & (logits >= self.min_p_floor(top, filters.log_min_p))
-        kept &= mass.cumsum(dim=1) - mass < mass_limit(total, filters.top_p.unsqueeze(1))
+        kept = within & (first >= thresholds.least.unsqueeze(1))
+        kept &= mass.cumsum(dim=1) - mass < mass_limit(total, thresholds.share.unsqueeze(1))
 
         ids, samples = word.token_of(first), range(self.noise.num_samples)
         scores = [word.pack(score_tokens(logits, ids, self.noise, s), ids) for s in samples]
@@ -190,10 +361,13 @@ class ShardLogits(StoredLogits):
         out.token_ids[index] = token_ids.view(len(index), *out.token_ids.shape[1:])
         out.status[index] = status.amax(dim=1).masked_fill(lost, int(word.Status.PEER_LOST))
 
-    def min_p_cut(self, log_min_p: Tensor) -> Tensor:
-        """Return int64 [F], the lowest order word that min_p keeps; see `tpsample.core.order`."""
+    def least_word(self, y: Tensor, temperature: Tensor) -> Tensor:
+        """Return int64 [F], the least order word of a logit >= max x + temperature · y.
+
+        `tpsample.core.order.least_word` is its definition.
+        """
         assert self.top is not None
-        return min_p_cut(self.top, self.temperature, log_min_p)
+        return least_word(self.top, temperature, y)
 
     def digits(self, prefix: Tensor, shift: int, *, mass: bool) -> Tensor:
         """Return the histogram [F, 2^DIGIT_BITS] of a digit of the words that begin with a prefix.
@@ -261,6 +435,27 @@ class ShardLogits(StoredLogits):
             sums += torch.stack([(each * kept).sum(dim=1) for each in found], dim=1)
         return sums
 
+    def least_of_mass(self, limit: Tensor) -> Tensor:
+        """Return int64 [F], the least order word of this rank whose token has a mass >= a limit.
+
+        Masked tokens do not count. Without any other it is above every order word.
+        """
+        assert self.top is not None
+        least = torch.full_like(limit, ABOVE_ALL)
+        for first_id, logits in self.tiles():
+            reaches = (self.masses(logits) >= limit.unsqueeze(1)) & (logits > -torch.inf)
+            words = order_words(logits, first_id).where(reaches, ABOVE_ALL)
+            least = least.minimum(words.amin(dim=1))
+        return least
+
+    def spread(self) -> Tensor:
+        """Return int64 [F, 4], the sums of `tpsample.core.spread` over this rank's logits."""
+        assert self.top is not None
+        sums = self.logits.new_zeros(len(self.logits), 4, dtype=torch.int64)
+        for _, logits in self.tiles():
+            sums += spread_sums(logits, self.top)
+        return sums
+
     def count_from(self, marks: Tensor) -> Tensor:
         """Return int64 [F, C], how many order words of this rank are >= each of `marks` [F, C]."""
         counts = torch.zeros_like(marks)
@@ -286,11 +481,11 @@ class ShardLogits(StoredLogits):
         """Return the logprobs of all rows; see `tpsample.backends.torch_.logprobs`."""
         return told_logprobs(self.vocab_size, asked, sampled, words, cut, sums, counts)
 
-    def _marks(self, gathered: Tensor, filters: RowFilters, count: int) -> Tensor:
+    def _marks(self, gathered: Tensor, thresholds: Thresholds, count: int) -> Tensor:
         """Return int64 [F, C]: a token comes before a mark if its order word is greater."""
         marks = self._merged(gathered, count)[1].flatten(1)
         # ties="keep": only greater logits come before.
-        return torch.where(filters.keep_ties.unsqueeze(1), marks | word.TOKEN_MASK, marks)
+        return torch.where(thresholds.keep_ties.unsqueeze(1) > 0, marks | word.TOKEN_MASK, marks)
 
     def _merged(self, gathered: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Return the best score words of all ranks, [F, S, count], and their order words."""

@@ -21,8 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tpsample.backends.torch_.passes import ShardLogits
-from tpsample.backends.torch_.stored_logits import tile_elements
+from tpsample.backends.torch_.passes import ShardLogits, tile_elements
 from tpsample.core import residual, word
 from tpsample.core.acceptance import (
     DOMAIN_RECOVERY,

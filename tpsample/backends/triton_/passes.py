@@ -28,15 +28,18 @@ from tpsample.backends.triton_.kernels.sums import (
     best_kept_kernel,
     count_kernel,
     digit_kernel,
+    least_of_mass_kernel,
+    least_word_kernel,
     mass_kernel,
-    min_p_cut_kernel,
     next_digit_kernel,
+    spread_kernel,
     top_words_kernel,
 )
 from tpsample.core.machine import interpreted
-from tpsample.core.order import DIGIT_BITS, DIGITS, Search
+from tpsample.core.order import ABOVE_ALL, DIGIT_BITS, DIGITS, Search
 from tpsample.output import Logprobs, SampleOutput
-from tpsample.request.filters import MAX_TOP_WORDS, LogprobRows, RowFilters
+from tpsample.request.filters import LogprobRows, Thresholds
+from tpsample.request.row_filter import MAX_TOP_WORDS
 
 BLOCK = 1024 if interpreted() else 2048
 NUM_WARPS = 8
@@ -139,13 +142,13 @@ class TritonShardLogits(ShardLogits):
         )
         return found
 
-    def before(self, gathered: Tensor, filters: RowFilters, count: int) -> Tensor:
+    def before(self, gathered: Tensor, thresholds: Thresholds, count: int) -> Tensor:
         sums = gathered.new_zeros(gathered.shape[1], gathered.shape[2])
         self.launch(
             before_kernel,
             temperature_ptr=self.temperature,
-            total_log_min_p_ptr=filters.total_log_min_p,
-            keep_ties_ptr=filters.keep_ties,
+            least_of_total_ptr=thresholds.least_of_total,
+            keep_ties_ptr=thresholds.keep_ties,
             row_done_ptr=self.done,
             **self._gathered(gathered, count),
             sums_ptr=sums,
@@ -153,16 +156,15 @@ class TritonShardLogits(ShardLogits):
         return sums
 
     def first_kept(
-        self, gathered: Tensor, sums: Tensor, filters: RowFilters, count: int
+        self, gathered: Tensor, sums: Tensor, thresholds: Thresholds, count: int
     ) -> tuple[Tensor, Tensor]:
         rows = gathered.shape[1]
         words = gathered.new_empty(rows, self.noise.num_samples)
         decided = gathered.new_empty(rows, dtype=torch.bool)
         first_kept_kernel[(rows,)](
-            temperature_ptr=self.temperature,
-            top_k_ptr=filters.top_k,
-            top_p_ptr=filters.top_p,
-            log_min_p_ptr=filters.log_min_p,
+            most_ptr=thresholds.most,
+            share_ptr=thresholds.share,
+            least_ptr=thresholds.least,
             **self._gathered(gathered, count),
             sums_ptr=sums.contiguous(),
             words_ptr=words,
@@ -171,16 +173,16 @@ class TritonShardLogits(ShardLogits):
         )
         return words, decided
 
-    def best_of_first(self, first: Tensor, filters: RowFilters) -> Tensor:
+    def best_of_first(self, first: Tensor, thresholds: Thresholds) -> Tensor:
         rows, count = first.shape
         words = first.new_empty(rows, self.noise.num_samples)
         top_words_kernel[(rows,)](
             first_ptr=first.contiguous(),
             **self.noise_arguments(),
-            top_k_ptr=filters.top_k,
-            top_p_ptr=filters.top_p,
-            log_min_p_ptr=filters.log_min_p,
-            total_log_min_p_ptr=filters.total_log_min_p,
+            most_ptr=thresholds.most,
+            share_ptr=thresholds.share,
+            least_ptr=thresholds.least,
+            least_of_total_ptr=thresholds.least_of_total,
             words_ptr=words,
             count=count,
             BLOCK=MAX_TOP_WORDS,  # one kernel for every top_k
@@ -197,17 +199,17 @@ class TritonShardLogits(ShardLogits):
             num_samples=words.shape[1],
         )
 
-    def min_p_cut(self, log_min_p: Tensor) -> Tensor:
+    def least_word(self, y: Tensor, temperature: Tensor) -> Tensor:
         assert self.top is not None
-        cut = torch.empty_like(self.top, dtype=torch.int64)
-        min_p_cut_kernel[(len(cut),)](
-            temperature_ptr=self.temperature,
+        words = torch.empty_like(self.top, dtype=torch.int64)
+        least_word_kernel[(len(words),)](
+            temperature_ptr=temperature,
             top_ptr=self.top.contiguous(),
-            log_min_p_ptr=log_min_p,
-            cut_ptr=cut,
+            y_ptr=y,
+            words_ptr=words,
             enable_fp_fusion=False,
         )
-        return cut
+        return words
 
     def digits(self, prefix: Tensor, shift: int, *, mass: bool) -> Tensor:
         dtype = torch.int64 if mass else torch.int32
@@ -259,6 +261,22 @@ class TritonShardLogits(ShardLogits):
             cut_ptr=cut,
             sums_ptr=sums,
         )
+        return sums
+
+    def least_of_mass(self, limit: Tensor) -> Tensor:
+        least = torch.full_like(limit, ABOVE_ALL)
+        self.launch(
+            least_of_mass_kernel,
+            temperature_ptr=self.temperature,
+            top_ptr=self.top,
+            limit_ptr=limit,
+            words_ptr=least,
+        )
+        return least
+
+    def spread(self) -> Tensor:
+        sums = self.logits.new_zeros(len(self.logits), 4, dtype=torch.int64)
+        self.launch(spread_kernel, top_ptr=self.top, sums_ptr=sums)
         return sums
 
     def count_from(self, marks: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ MEMORY = typeof(Memory(np.empty(0, np.int64)))
 _FLOATS, _INTS = np.empty(0, np.float32), np.empty(0, np.int64)
 COPY = typeof(Copy(np.empty(0, np.int8), *[_FLOATS] * 3))
 DRAWS = typeof(Draws(_FLOATS, _INTS, _INTS, 1))
-LIMITS = typeof((_INTS, *[np.empty(0)] * 3))
+LIMITS = typeof((_INTS, np.empty(0), _INTS, _INTS))
 DRAFT_ROWS = typeof((_FLOATS, _INTS, _INTS))
 LAWS = typeof(
     laws.NativeLaws(*[np.empty((0, 0), np.float32)] * 2, True, 0, 1, *[_FLOATS] * 3, *[_INTS] * 2)
@@ -82,8 +82,10 @@ def entries(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]
     found += [
         (draw_stored, (kept, INTS, DRAWS, HEAD, INTS, INTS_3)),
         (passes.first_words, (STORED, INTS_2)),
-        (passes.weigh, (STORED, FLOATS, INTS_2, DOUBLES, INTS_2)),
+        (passes.weigh, (STORED, FLOATS, INTS_2, INTS, INTS_2)),
         (passes.mass_from, (STORED, FLOATS, INTS, INTS_2)),
+        (passes.least_of_mass, (STORED, FLOATS, INTS, INTS)),
+        (passes.spread, (STORED, FLOATS, INTS_2)),
         (passes.count_from, (STORED, INTS_2, INTS_2)),
         (passes.digits, (STORED, FLOATS, INTS, int64, types.bool_, INTS_2)),
         (passes.best_of_first, (INTS_2, FLOATS, LIMITS, DRAWS, INTS_2)),

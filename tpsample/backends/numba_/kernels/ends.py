@@ -60,7 +60,7 @@ def bound_sums_of_rows(start, stop, part, arguments):
     units per id are more than the roundings of the masses themselves.
 
     Args:
-        slack: fp32 [F]; see `tpsample.backends.torch_.stored_logits.Rough`.
+        slack: fp32 [F]; see `tpsample.backends.torch_.passes.Rough`.
         top: fp32 [F], largest logits of all ranks.
         marks: fp32 [F, C], logits. The upper bounds alone have logits that equal a mark.
         sums: int64 [F, 4, C], zeros: the least masses, the most, the least numbers, the most.

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from tpsample.backends.numba_.kernels.compiling import F32, F64, I32, I64, jit
-from tpsample.backends.numba_.kernels.numbers import bits_as, of_ordered, ordered
+from tpsample.backends.numba_.kernels.numbers import bits_as
 from tpsample.core import masses as twin
 from tpsample.core.masses import MassRow
-from tpsample.core.order import LARGEST
 
 COEFFICIENTS = np.array(twin.POLYNOMIAL, F32)
 DEGREE = len(COEFFICIENTS) - 1
@@ -85,17 +84,3 @@ def weigh_moments(logits, row, parts, whole, mass, moment):
     for j in range(len(logits)):
         mass[j] = rounded(power[j])
         moment[j] = -(mass[j] * I64(whole[j])) - rounded(turned[j])
-
-
-@jit()
-def min_p_floor(top, heat, log_min_p):
-    """Return the least logit that neither a mask nor min_p cuts.
-
-    Twin: `tpsample.core.order.min_p_floor`.
-    """
-    if not log_min_p > -np.inf:
-        return F32(-LARGEST) if top == top else top
-    exact = F64(top) + F64(heat) * log_min_p
-    exact = F64(-LARGEST) if exact < -LARGEST else exact
-    floor = F32(exact)
-    return of_ordered(I32(ordered(floor) + I32(1))) if F64(floor) < exact else floor

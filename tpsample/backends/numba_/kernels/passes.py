@@ -10,17 +10,16 @@ import numpy as np
 from tpsample.backends.numba_.kernels.compiling import F32, F64, I32, I64, jit
 from tpsample.backends.numba_.kernels.heap import push
 from tpsample.backends.numba_.kernels.inputs import BLOCK
-from tpsample.backends.numba_.kernels.masses import (
-    mass_row,
-    min_p_floor,
-    weigh_block,
-    weigh_moments,
-)
+from tpsample.backends.numba_.kernels.masses import mass_row, weigh_block, weigh_moments
 from tpsample.backends.numba_.kernels.noise import exact_score, noise_of, stream_of
 from tpsample.backends.numba_.kernels.numbers import key_of, pack, value_of
 from tpsample.backends.numba_.kernels.threads import share
+from tpsample.core import spread as twin
 from tpsample.core.order import DIGIT_BITS, DIGITS
-from tpsample.core.word import KEY_NAN, LOWEST_DRAWABLE, TOKEN_BITS, TOKEN_MASK
+from tpsample.core.word import KEY_NAN, TOKEN_BITS, TOKEN_MASK
+
+FARTHEST, UNITS, INTEGERS_FROM = F32(twin.FARTHEST), F32(twin.UNITS), F32(twin.INTEGERS_FROM)
+HALF_BITS, LOW_HALF = twin.HALF_BITS, I64((1 << twin.HALF_BITS) - 1)
 
 
 class Stored(NamedTuple):
@@ -79,30 +78,30 @@ def weigh(start, stop, parts, threads, arguments):
 
 @jit(allocates=True)
 def weigh_of_rows(start, stop, part, arguments):
-    """Weigh what reaches marks, and the total that top_p takes a share of.
+    """Weigh what reaches marks, and the total.
 
     Args:
         top: fp32 [F], largest logits of all ranks.
         marks: int64 [F, C], order words; the words from them on count.
-        log_min_p: float64 [F]; what it cuts is not in the total, and no masked token is.
+        totals: int64 [F], order words; the words from them on are in the total.
         sums: int64 [F, 2 C + 1], zeros: C masses Σ q, C numbers, the total.
     """
-    stored, top, marks, log_min_p, sums = arguments
+    stored, top, marks, totals, sums = arguments
     num_ids, num_marks = stored.logits.shape[1], marks.shape[1]
     power, mass, words = np.empty(BLOCK, F32), np.empty(BLOCK, I64), np.empty(BLOCK, I64)
     for row in stored.rows[start:stop]:
         logits, of_row, total = stored.logits[row], sums[row], I64(0)
         its = mass_row(top[row], stored.temperature[row])
         least = marks[row].min()
-        floor = min_p_floor(top[row], stored.temperature[row], log_min_p[row])
+        of_total = totals[row]
         for base in range(0, num_ids, BLOCK):
             part = logits[base : base + BLOCK]
             largest = words_of_block(part, stored.first_id + base, words)
-            if largest < min(least, LOWEST_DRAWABLE):
+            if largest < min(least, of_total):
                 continue
             weigh_block(part, its, power, mass)
             for j in range(len(part)):
-                total += mass[j] if part[j] >= floor else I64(0)
+                total += mass[j] if words[j] >= of_total else I64(0)
             if largest < least:
                 continue
             for c in range(num_marks):
@@ -147,6 +146,59 @@ def mass_from_of_rows(start, stop, part, arguments):
 
 
 @jit(entry=True)
+def least_of_mass(start, stop, parts, threads, arguments):
+    """Do `least_of_mass_of_rows` for each part of the rows; see
+    `tpsample.backends.numba_.kernels.threads`."""
+    share(least_of_mass_of_rows, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def least_of_mass_of_rows(start, stop, part, arguments):
+    """Lower words, int64 [F], to the least order word of a mass that reaches limits, int64 [F]."""
+    stored, top, limits, least = arguments
+    num_ids = stored.logits.shape[1]
+    power, mass = np.empty(BLOCK, F32), np.empty(BLOCK, I64)
+    for row in stored.rows[start:stop]:
+        logits, limit, found = stored.logits[row], limits[row], least[row]
+        its = mass_row(top[row], stored.temperature[row])
+        for base in range(0, num_ids, BLOCK):
+            part = logits[base : base + BLOCK]
+            weigh_block(part, its, power, mass)
+            for j in range(len(part)):
+                if mass[j] >= limit and part[j] > F32(-np.inf):
+                    found = min(found, pack(part[j], stored.first_id + base + j))
+        least[row] = found
+
+
+@jit(entry=True)
+def spread(start, stop, parts, threads, arguments):
+    """Do `spread_of_rows` for each part of the rows; see
+    `tpsample.backends.numba_.kernels.threads`."""
+    share(spread_of_rows, start, stop, parts, threads, arguments)
+
+
+@jit()
+def spread_of_rows(start, stop, part, arguments):
+    """Sum the distances from the largest logit, int64 [F, 4]; see `tpsample.core.spread`."""
+    stored, top, sums = arguments
+    for row in stored.rows[start:stop]:
+        logits, largest, of_row = stored.logits[row], top[row], sums[row]
+        for v in range(len(logits)):
+            if not logits[v] > F32(-np.inf):
+                continue
+            distance = F32(0) if logits[v] == largest else F32(largest - logits[v])
+            units = F32(min(distance, FARTHEST) * UNITS)
+            if units < INTEGERS_FROM:
+                units = F32(F32(units + INTEGERS_FROM) - INTEGERS_FROM)
+            d = I64(units)
+            square = d * d
+            of_row[0] += 1
+            of_row[1] += d
+            of_row[2] += square >> I64(HALF_BITS)
+            of_row[3] += square & LOW_HALF
+
+
+@jit(entry=True)
 def count_from(start, stop, parts, threads, arguments):
     """Do `count_from_of_rows` for each part of the rows; see `backends.numba_.kernels.threads`."""
     share(count_from_of_rows, start, stop, parts, threads, arguments)
@@ -179,12 +231,12 @@ def best_of_first_rows(start, stop, part, arguments):
     Args:
         first: int64 [F, n], order words, descending.
         temperature: fp32 [F].
-        limits: of the filters: top_k, total_log_min_p, log_min_p and top_p, [F] each.
+        limits: the first four of `tpsample.request.filters.Thresholds`, [F] each.
         out: int64 [F, samples], zeros.
     """
     first, temperature, limits, draws, out = arguments
     num_rows, count = first.shape
-    top_k, total_log_min_p, log_min_p, top_p = limits
+    most, shares, least, least_of_total = limits
     noise, logits = noise_of(draws, np.arange(num_rows)), np.empty(count, F32)
     power, mass = np.empty(count, F32), np.empty(count, I64)
     for i in range(start, stop):
@@ -192,14 +244,12 @@ def best_of_first_rows(start, stop, part, arguments):
             logits[j] = value_of(first[i, j])
         top, heat = logits[0], temperature[i]
         weigh_block(logits, mass_row(top, heat), power, mass)
-        total_floor = min_p_floor(top, heat, total_log_min_p[i])
-        floor = min_p_floor(top, heat, log_min_p[i])
-        total, before, last = I64(0), I64(0), min(count, top_k[i])
+        total, before, last = I64(0), I64(0), min(count, most[i])
         for j in range(last):
-            total += mass[j] if logits[j] >= total_floor else I64(0)
-        limit = I64(math.ceil(F64(total) * top_p[i])) if top_p[i] < 1.0 else I64(2**62)
+            total += mass[j] if first[i, j] >= least_of_total[i] else I64(0)
+        limit = I64(math.ceil(F64(total) * shares[i])) if shares[i] < 1.0 else I64(2**62)
         for j in range(last):
-            kept = logits[j] >= floor and before < limit
+            kept = first[i, j] >= least[i] and before < limit
             before += mass[j]
             if not kept:
                 continue

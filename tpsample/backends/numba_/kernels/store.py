@@ -123,12 +123,12 @@ def filter_threshold(bound, top_k, top, step):
         bound: fp32, a lower bound of the top_k-th logit so far, -inf where there are fewer.
         top_k: 0 without a bound by top_k.
         top: a lower bound of the largest logit so far.
-        step: float64, T ln(min_p), -inf without a bound by min_p.
+        step: float64, T · y of `Demand.least`, -inf without such a bound.
     """
     threshold = bound if top_k > 0 else F32(-np.inf)
     if top > F32(-np.inf) and step > -np.inf:
-        of_min_p = F64(top) + step - DOWN * (abs(F64(top)) - step) - 1e-30
-        threshold = max(threshold, F32(of_min_p))
+        of_least = F64(top) + step - DOWN * (abs(F64(top)) - step) - 1e-30
+        threshold = max(threshold, F32(of_least))
     return threshold
 
 

@@ -14,6 +14,7 @@ from tpsample.backends.triton_.kernels.head import KEY_NAN, TOKEN_BITS, TOKEN_MA
 from tpsample.backends.triton_.kernels.masses import mass_row, masses
 from tpsample.backends.triton_.kernels.order import (
     KEY_MASK,
+    ROW_POINTERS,
     best_of_groups,
     block_scores,
     group_columns,
@@ -22,7 +23,6 @@ from tpsample.backends.triton_.kernels.order import (
     load_block,
     load_draw,
     mass_limit,
-    min_p_floor,
     nan_word,
     order_words,
     pop,
@@ -33,7 +33,7 @@ from tpsample.backends.triton_.kernels.order import (
 
 @triton.jit(
     do_not_specialize=["num_samples", "groups"],
-    do_not_specialize_on_alignment=["seed_ptr", "position_ptr", "temperature_ptr"],
+    do_not_specialize_on_alignment=ROW_POINTERS,
 )
 def group_best_kernel(
     # inputs
@@ -83,7 +83,7 @@ def group_best_kernel(
 
 @triton.jit(
     do_not_specialize=["num_samples", "num_groups", "blocks"],
-    do_not_specialize_on_alignment=["seed_ptr", "position_ptr", "temperature_ptr"],
+    do_not_specialize_on_alignment=ROW_POINTERS,
 )
 def best_scores_kernel(
     # inputs
@@ -166,14 +166,17 @@ def load_first(gathered, row, COUNT: tl.constexpr, WORDS: tl.constexpr):
     return tl.max(tl.load(words, mask=source < gathered.num_sources, other=0), axis=0)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_samples", "num_sources"])
+@triton.jit(
+    do_not_specialize=["num_rows", "num_samples", "num_sources"],
+    do_not_specialize_on_alignment=ROW_POINTERS,
+)
 def before_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
     stride_logits,
     temperature_ptr,  # [F] fp32
-    total_log_min_p_ptr,  # [F] fp64
-    keep_ties_ptr,  # [F] bool
+    least_of_total_ptr,  # [F] int64
+    keep_ties_ptr,  # [F] int64
     row_done_ptr,  # [F] bool, or None
     gathered_ptr,  # [num_sources, F, 1 + 2 · num_samples · COUNT] int64
     # outputs
@@ -199,9 +202,9 @@ def before_kernel(
     top = value_of(load_first(gathered, row, COUNT, WORDS))
     temperature = tl.load(temperature_ptr + row)
     mass = masses(logits, mass_row(top, temperature))
-    in_total = logits >= min_p_floor(top, temperature, tl.load(total_log_min_p_ptr + row))
+    in_total = orders >= tl.load(least_of_total_ptr + row)
     # ties="keep": only greater logits come before.
-    tie_bits = tl.where(tl.load(keep_ties_ptr + row), TOKEN_MASK, 0)
+    tie_bits = tl.where(tl.load(keep_ties_ptr + row) > 0, TOKEN_MASK, 0)
     marks = num_samples * COUNT
     out = sums_ptr + row * (2 * marks + 1)
     block_first = tl.max(orders, axis=0)
@@ -220,13 +223,15 @@ def before_kernel(
                 tl.atomic_add(place + marks, number.to(tl.int64), sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_samples", "num_sources"])
+@triton.jit(
+    do_not_specialize=["num_rows", "num_samples", "num_sources"],
+    do_not_specialize_on_alignment=ROW_POINTERS,
+)
 def first_kept_kernel(
     # inputs
-    temperature_ptr,  # [F] fp32
-    top_k_ptr,  # [F] int64
-    top_p_ptr,  # [F] fp64
-    log_min_p_ptr,  # [F] fp64
+    most_ptr,  # [F] int64
+    share_ptr,  # [F] fp64
+    least_ptr,  # [F] int64
     gathered_ptr,  # [num_sources, F, 1 + 2 · num_samples · COUNT] int64
     sums_ptr,  # [F, 2 · num_samples · COUNT + 1] int64, over all ranks
     # outputs
@@ -243,12 +248,10 @@ def first_kept_kernel(
     row = tl.program_id(0)
     gathered = Gathered(gathered_ptr, num_rows, num_samples, num_sources)
     first = load_first(gathered, row, COUNT, WORDS)
-    top, temperature = value_of(first), tl.load(temperature_ptr + row)
-    top_k, top_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
-    floor = min_p_floor(top, temperature, tl.load(log_min_p_ptr + row))
+    most, least = tl.load(most_ptr + row), tl.load(least_ptr + row)
     marks = num_samples * COUNT
     sums = sums_ptr + row * (2 * marks + 1)
-    limit = mass_limit(tl.load(sums + 2 * marks), top_p)
+    limit = mass_limit(tl.load(sums + 2 * marks), tl.load(share_ptr + row))
     is_nan = ((first >> TOKEN_BITS) & KEY_MASK) == KEY_NAN
     decided = tl.full((), 1, tl.int1)
     for sample in range(num_samples):
@@ -257,7 +260,7 @@ def first_kept_kernel(
         for c in tl.static_range(COUNT):
             score, mark, scores = pop(scores, orders)
             place = sums + sample * COUNT + c
-            member = (value_of(mark) >= floor) & (tl.load(place + marks) < top_k)
+            member = (mark >= least) & (tl.load(place + marks) < most)
             member = member & (tl.load(place) < limit)
             found = tl.maximum(found, tl.where(member, score, 0))
         decided = decided & ((found > 0) | ~is_number(first))

@@ -37,6 +37,14 @@ class Draw(NamedTuple):
     temperature: tl.tensor  # fp32
 
 
+ROW_POINTERS = [
+    *("seed_ptr", "position_ptr", "temperature_ptr", "top_ptr", "row_done_ptr", "cut_ptr", "y_ptr"),
+    *("most_ptr", "share_ptr", "least_ptr", "least_of_total_ptr", "keep_ties_ptr", "limit_ptr"),
+    *("prefix_ptr", "reached_ptr"),
+]
+"""Arguments with a number per row. Rows may begin anywhere, which is no reason to compile anew."""
+
+
 @triton.jit
 def load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK: tl.constexpr):
     """Returns the program's block of its row: fp32 logits [BLOCK], -inf outside the shard; their
@@ -141,14 +149,14 @@ def nan_word():
 
 
 @triton.jit
-def min_p_floor(top, temperature, log_min_p):
-    """The least logit of a row that neither a mask nor min_p cuts; NaN for a NaN.
+def least_logit(top, temperature, y):
+    """The least unmasked logit of a row >= max x + T · y, or above; NaN for a NaN.
 
-    Twin: `tpsample.core.order.min_p_floor`.
+    Twin: `tpsample.core.order.least_logit`.
     """
     floor = tl.where(top == top, -LARGEST, top)
-    if log_min_p > float("-inf"):
-        exact = top.to(tl.float64) + temperature.to(tl.float64) * log_min_p
+    if y > float("-inf"):
+        exact = top.to(tl.float64) + temperature.to(tl.float64) * y
         exact = tl.where(exact < -LARGEST, -LARGEST, exact)
         floor = exact.to(tl.float32)
         bits = floor.to(tl.int32, bitcast=True)
@@ -158,10 +166,10 @@ def min_p_floor(top, temperature, log_min_p):
 
 
 @triton.jit
-def mass_limit(total, top_p):
-    """int64: top_p keeps the tokens before which there is less mass; 2^62 where top_p is off."""
-    limit = tl.ceil(total.to(tl.float64) * top_p).to(tl.int64)
-    return tl.where(top_p < 1, limit, tl.full((), 1 << 62, tl.int64))
+def mass_limit(total, share):
+    """int64: tokens before which there is less mass are kept; 2^62 where the share is all."""
+    limit = tl.ceil(total.to(tl.float64) * share).to(tl.int64)
+    return tl.where(share < 1, limit, tl.full((), 1 << 62, tl.int64))
 
 
 @triton.jit

@@ -11,24 +11,28 @@ from tpsample.backends.triton_.kernels.masses import mass_row, masses, masses_an
 from tpsample.backends.triton_.kernels.noise import safe_temperature
 from tpsample.backends.triton_.kernels.order import (
     KEY_MASK,
+    ROW_POINTERS,
     block_scores,
     is_done,
+    least_logit,
     load_block,
     load_draw,
     mass_limit,
-    min_p_floor,
     nan_word,
     order_words,
     token_scores,
     value_of,
 )
-from tpsample.core.word import EPOCH_SHIFT
+from tpsample.core import order
+from tpsample.core import spread as twin
 
-NOTHING = tl.constexpr(1 << EPOCH_SHIFT)
-"""A cut above every order word."""
+ABOVE_ALL = tl.constexpr(order.ABOVE_ALL)
+FARTHEST, UNITS = tl.constexpr(twin.FARTHEST), tl.constexpr(twin.UNITS)
+INTEGERS_FROM = tl.constexpr(twin.INTEGERS_FROM)
+HALF_BITS, LOW_HALF = tl.constexpr(twin.HALF_BITS), tl.constexpr((1 << twin.HALF_BITS) - 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
 def mass_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
@@ -56,24 +60,80 @@ def mass_kernel(
     tl.atomic_add(sums_ptr + row * 2 + 1, tl.sum(moment, axis=0), sem="relaxed")
 
 
-@triton.jit
-def min_p_cut_kernel(
+@triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
+def least_word_kernel(
     # inputs
     temperature_ptr,  # [F] fp32
     top_ptr,  # [F] fp32
-    log_min_p_ptr,  # [F] fp64
+    y_ptr,  # [F] fp64
     # outputs
-    cut_ptr,  # [F] int64
+    words_ptr,  # [F] int64
 ):
-    """The lowest order word that min_p keeps. Grid: (F,). Twin: `tpsample.core.order.min_p_cut`."""
+    """The order words of `least_logit`. Grid: (F,). Twin: `tpsample.core.order.least_word`."""
     row = tl.program_id(0)
     top = tl.load(top_ptr + row)
-    floor = min_p_floor(top, tl.load(temperature_ptr + row), tl.load(log_min_p_ptr + row))
-    cut = pack(floor, tl.full((), TOKEN_MASK, tl.int32))
-    tl.store(cut_ptr + row, tl.where(top > float("-inf"), cut, NOTHING))
+    least = least_logit(top, tl.load(temperature_ptr + row), tl.load(y_ptr + row))
+    word = pack(least, tl.full((), TOKEN_MASK, tl.int32))
+    tl.store(words_ptr + row, tl.where(top > float("-inf"), word, ABOVE_ALL))
 
 
-@triton.jit(do_not_specialize=["num_marks"])
+@triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
+def least_of_mass_kernel(
+    # inputs
+    logits_ptr,  # [F, V_local] fp32
+    stride_logits,
+    temperature_ptr,  # [F] fp32
+    top_ptr,  # [F] fp32
+    limit_ptr,  # [F] int64
+    # outputs
+    words_ptr,  # [F] int64, ABOVE_ALL before
+    # sizes
+    vocab_start,
+    lead,
+    width,
+    BLOCK: tl.constexpr,
+):
+    """The least order word of an unmasked token whose mass is >= a limit. Grid: (blocks, F)."""
+    row = tl.program_id(1)
+    logits, ids, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)
+    its = mass_row(tl.load(top_ptr + row), tl.load(temperature_ptr + row))
+    reaches = mask & (logits > float("-inf")) & (masses(logits, its) >= tl.load(limit_ptr + row))
+    least = tl.min(tl.where(reaches, order_words(logits, ids, mask), ABOVE_ALL), axis=0)
+    tl.atomic_min(words_ptr + row, least, sem="relaxed")
+
+
+@triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
+def spread_kernel(
+    # inputs
+    logits_ptr,  # [F, V_local] fp32
+    stride_logits,
+    top_ptr,  # [F] fp32
+    # outputs
+    sums_ptr,  # [F, 4] int64, zero before
+    # sizes
+    vocab_start,
+    lead,
+    width,
+    BLOCK: tl.constexpr,
+):
+    """Sums of distances from the largest logit. Grid: (blocks, F). Twin: `tpsample.core.spread`."""
+    row = tl.program_id(1)
+    logits, _, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)
+    unmasked = mask & (logits > float("-inf"))
+    top = tl.load(top_ptr + row)
+    distance = tl.where(unmasked & (logits != top), top - logits, 0.0)
+    units = tl.minimum(distance, FARTHEST) * UNITS
+    rounded = (units + INTEGERS_FROM) - INTEGERS_FROM
+    d = tl.where(units < INTEGERS_FROM, rounded, units).to(tl.int64)
+    square = d * d
+    out = sums_ptr + row * 4
+    tl.atomic_add(out, tl.sum(unmasked.to(tl.int64), axis=0), sem="relaxed")
+    tl.atomic_add(out + 1, tl.sum(d, axis=0), sem="relaxed")
+    tl.atomic_add(out + 2, tl.sum(square >> HALF_BITS, axis=0), sem="relaxed")
+    tl.atomic_add(out + 3, tl.sum(square & LOW_HALF, axis=0), sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["num_marks"], do_not_specialize_on_alignment=ROW_POINTERS)
 def count_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
@@ -101,7 +161,7 @@ def count_kernel(
 
 @triton.jit(
     do_not_specialize=["num_samples"],
-    do_not_specialize_on_alignment=["seed_ptr", "position_ptr", "temperature_ptr"],
+    do_not_specialize_on_alignment=ROW_POINTERS,
 )
 def best_kept_kernel(
     # inputs
@@ -139,7 +199,7 @@ def best_kept_kernel(
 
 @triton.jit(
     do_not_specialize=["num_samples", "count"],
-    do_not_specialize_on_alignment=["seed_ptr", "position_ptr", "temperature_ptr"],
+    do_not_specialize_on_alignment=ROW_POINTERS,
 )
 def top_words_kernel(
     # inputs
@@ -147,10 +207,10 @@ def top_words_kernel(
     seed_ptr,  # [F] int64
     position_ptr,  # [F] int64
     temperature_ptr,  # [F] fp32
-    top_k_ptr,  # [F] int64
-    top_p_ptr,  # [F] fp64
-    log_min_p_ptr,  # [F] fp64
-    total_log_min_p_ptr,  # [F] fp64
+    most_ptr,  # [F] int64
+    share_ptr,  # [F] fp64
+    least_ptr,  # [F] int64
+    least_of_total_ptr,  # [F] int64
     # outputs
     words_ptr,  # [F, num_samples] int64
     # sizes
@@ -166,13 +226,12 @@ def top_words_kernel(
     logits = value_of(orders)
     temperature = safe_temperature(tl.load(temperature_ptr + row))
     top = value_of(first)
-    in_top_k = (orders > 0) & (offs < tl.load(top_k_ptr + row))
-    total_floor = min_p_floor(top, temperature, tl.load(total_log_min_p_ptr + row))
-    in_total = in_top_k & (logits >= total_floor)
-    mass = tl.where(in_top_k, masses(logits, mass_row(top, temperature)), 0)
+    within = (orders > 0) & (offs < tl.load(most_ptr + row))
+    in_total = within & (orders >= tl.load(least_of_total_ptr + row))
+    mass = tl.where(within, masses(logits, mass_row(top, temperature)), 0)
     total = tl.sum(tl.where(in_total, mass, 0), axis=0)
-    limit = mass_limit(total, tl.load(top_p_ptr + row))
-    kept = in_top_k & (logits >= min_p_floor(top, temperature, tl.load(log_min_p_ptr + row)))
+    limit = mass_limit(total, tl.load(share_ptr + row))
+    kept = within & (orders >= tl.load(least_ptr + row))
     kept = kept & (tl.cumsum(mass, axis=0) - mass < limit)
 
     ids = ((orders & TOKEN_MASK) ^ TOKEN_MASK).to(tl.int32)
@@ -184,7 +243,7 @@ def top_words_kernel(
         tl.store(words_ptr + row * num_samples + sample, tl.where(is_nan, nan_word(), best))
 
 
-@triton.jit(do_not_specialize=["shift"])
+@triton.jit(do_not_specialize=["shift"], do_not_specialize_on_alignment=ROW_POINTERS)
 def digit_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
@@ -224,7 +283,7 @@ def digit_kernel(
         tl.atomic_add(bins, weight, mask=inside, sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
 def next_digit_kernel(
     # inputs
     bins_ptr,  # [F, 2^DIGIT_BITS] int64 or int32, over all ranks

@@ -1,0 +1,202 @@
+"""The filter rules of a request: each is described here once, and all else follows from it.
+
+Every rule keeps a prefix of the order of tokens (`tpsample.core.order`). The prefix ends with
+
+    a number of tokens    top_k
+    a share of a mass     top_p
+    an order word         every other rule, by its `Rule.end`
+
+The orders in which a request may apply its rules differ in one thing alone: top_p takes a share of
+the mass of the tokens that the rules before it leave.
+
+Fields, ranges, columns on the device, digests, what a step needs and launches, the kinds of a
+warm-up, and the table of the rules in `tpsample/README.md` follow from the descriptions. The passes
+of the backends know no rule. A new rule with an `end` is added to `RULES`, to `FILTER_ORDERS` and
+to the fields of `SamplingParams`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from tpsample.core.masses import TOP_MASS
+from tpsample.core.order import LARGEST
+
+FilterOrder = Literal["sequential", "joint", "min_p_last"]
+
+FILTER_ORDERS: dict[FilterOrder, tuple[str, ...]] = {
+    "sequential": ("top_n_sigma", "epsilon_cutoff", "min_p", "top_k", "top_p"),
+    "joint": ("top_n_sigma", "epsilon_cutoff", "min_p", "top_p", "top_k"),
+    "min_p_last": ("top_n_sigma", "epsilon_cutoff", "top_k", "top_p", "min_p"),
+}
+"""The rules of each `filter_order`, the first one first."""
+
+
+class FilteredRows(Protocol):
+    """Facts of F rows over all ranks, the same on each of them, from which rules find words."""
+
+    @property
+    def temperature(self) -> Tensor:
+        """fp32 [F], 1 for greedy rows."""
+
+    def least_word(self, y: Tensor, temperature: Tensor) -> Tensor:
+        """Return the least order word of a logit that is at least max x + temperature · y, y <= 0.
+
+        Args:
+            y: float64 [F].
+            temperature: fp32 [F].
+        """
+
+    def total_mass(self) -> Tensor:
+        """Return int64 [F], the mass of all unmasked tokens."""
+
+    def least_of_mass(self, limit: Tensor) -> Tensor:
+        """Return the last order word whose token has a mass of at least `limit`.
+
+        Args:
+            limit: int64 [F], at most `TOP_MASS`; below 1 it excludes masked tokens alone.
+        """
+
+    def spread(self) -> Tensor:
+        """Return float64 [F], the standard deviation of the unmasked logits."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A filter rule.
+
+    Attributes:
+        name: the field of `SamplingParams`.
+        off: the number with which it keeps every token.
+        valid: whether a request may have a number.
+        expected: which numbers those are, in words.
+        cuts: whether a number removes tokens; also of the numbers of a tensor, one by one.
+        low, high: a number of a tensor beyond these counts as these, if it cuts.
+        example: a number that cuts.
+        by_logarithm: whether steps read the logarithm of the number.
+        end: returns the order word, int64 [F], with which the kept tokens end, from what steps read
+            of the number, float64 [F]. No masked token has such a word. None of top_k and top_p.
+        known: whether `end` is the word of y = the number that steps read, so that a rank can leave
+            out logits before it knows those of the others. If not, each needs all of its logits.
+    """
+
+    name: str
+    off: float
+    valid: Callable[[float], bool]
+    expected: str
+    cuts: Callable[[Any], Any]
+    low: float
+    high: float
+    example: float
+    by_logarithm: bool = False
+    end: Callable[[FilteredRows, Tensor], Tensor] | None = None
+    known: bool = False
+
+    def read(self, number: float, vocab_size: int) -> float:
+        """Return what steps read of a number of a request."""
+        if self is TOP_K:
+            return vocab_size if number < 1 else min(number, vocab_size)
+        if self.by_logarithm:
+            return math.log(number) if number > 0 else -math.inf
+        return number
+
+    def meant(self, numbers: Tensor, vocab_size: int) -> Tensor:
+        """Return what the numbers of an engine's tensor mean, int64 or float64, all in range."""
+        if self is TOP_K:
+            k = numbers.to(torch.int64)
+            return k.where((k >= 1) & (k < vocab_size), vocab_size)
+        numbers = numbers.detach().double()
+        return numbers.clamp(self.low, self.high).where(self.cuts(numbers), self.off)
+
+
+def _least_of_min_p(rows: FilteredRows, log_min_p: Tensor) -> Tensor:
+    """x >= max x + T · ln(min_p)."""
+    return rows.least_word(log_min_p, rows.temperature)
+
+
+def _least_of_epsilon(rows: FilteredRows, epsilon: Tensor) -> Tensor:
+    """q >= min(rint(ε · Q), 2^40), Q the mass of all unmasked tokens."""
+    limit = (rows.total_mass().double() * epsilon).round().to(torch.int64)
+    return rows.least_of_mass(limit.clamp(max=TOP_MASS))
+
+
+def _least_of_sigma(rows: FilteredRows, n: Tensor) -> Tensor:
+    """x >= max x - n · σ, before temperature."""
+    y = torch.where(n > 0, -n * rows.spread(), -torch.inf)
+    return rows.least_word(y, torch.ones_like(rows.temperature))
+
+
+TOP_K = Rule(
+    name="top_k",
+    off=0,
+    valid=lambda k: k >= -1,
+    expected="an int >= -1 (0 and -1 keep every token)",
+    cuts=lambda k: k > 0,
+    low=0,
+    high=2**31,
+    example=2,
+)
+TOP_P = Rule(
+    name="top_p",
+    off=1.0,
+    valid=lambda p: 0 < p <= 1,
+    expected="a number in (0, 1]",
+    cuts=lambda p: p < 1,
+    low=2.0**-60,  # leaves one token of any total
+    high=1.0,
+    example=0.9,
+)
+MIN_P = Rule(
+    name="min_p",
+    off=0.0,
+    valid=lambda p: 0 <= p <= 1,
+    expected="a number in [0, 1]",
+    cuts=lambda p: p > 0,
+    low=0.0,
+    high=1.0,
+    example=0.1,
+    by_logarithm=True,
+    end=_least_of_min_p,
+    known=True,
+)
+
+EPSILON_CUTOFF = Rule(
+    name="epsilon_cutoff",
+    off=0.0,
+    valid=lambda epsilon: 0 <= epsilon < 1,
+    expected="a number in [0, 1)",
+    cuts=lambda epsilon: epsilon > 0,
+    low=0.0,
+    high=math.nextafter(1.0, 0.0),
+    example=0.001,
+    end=_least_of_epsilon,
+)
+
+TOP_N_SIGMA = Rule(
+    name="top_n_sigma",
+    off=0.0,
+    valid=lambda n: 0 <= n <= LARGEST,
+    expected="a finite fp32 number >= 0",
+    cuts=lambda n: n > 0,
+    low=0.0,
+    high=LARGEST,
+    example=1.0,
+    end=_least_of_sigma,
+)
+
+RULES = (TOP_K, TOP_P, MIN_P, EPSILON_CUTOFF, TOP_N_SIGMA)
+ENDING = tuple(rule for rule in RULES if rule.end is not None)
+"""The rules that end at an order word."""
+
+
+def behind_top_p(filter_order: FilterOrder) -> tuple[bool, ...]:
+    """Return whether top_k, and each rule of `ENDING`, stands behind top_p."""
+    order = FILTER_ORDERS[filter_order]
+    names = (TOP_K.name, *(rule.name for rule in ENDING))
+    return tuple(order.index(name) > order.index(TOP_P.name) for name in names)

@@ -1,0 +1,63 @@
+"""Where the filters of stored rows end: the rules' order words, from facts over all ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tpsample.backends.torch_.passes import ShardLogits
+from tpsample.core.rules import ENDING
+from tpsample.core.spread import spread_of
+from tpsample.core.word import LOWEST_DRAWABLE
+from tpsample.ranks.ranks import Ranks
+from tpsample.request.filters import RowFilters, Thresholds
+from tpsample.request.row_filter import LOWEST, behind
+
+
+def thresholds_of(rows: ShardLogits, filters: RowFilters, ranks: Ranks) -> Thresholds:
+    """Return the thresholds of filtered rows. Collective as far as their rules ask for sums.
+
+    Args:
+        rows: which know their largest logits, if a rule of `ENDING` is on.
+    """
+    lowest = least = of_total = filters.column(LOWEST)
+    facts = _OverRanks(rows, ranks)
+    for rule in ENDING:
+        if rule.name not in filters.demand.ends:
+            continue
+        assert rule.end is not None
+        word = rule.end(facts, filters.column(rule.name))
+        in_total = word.masked_fill(filters.column(behind(rule.name)), LOWEST_DRAWABLE)
+        least = word if least is lowest else least.maximum(word)
+        of_total = in_total if of_total is lowest else of_total.maximum(in_total)
+    return filters.thresholds(least, of_total)
+
+
+@dataclass(frozen=True)
+class _OverRanks:
+    """`tpsample.core.rules.FilteredRows` of logits on shards."""
+
+    rows: ShardLogits
+    ranks: Ranks
+
+    @property
+    def temperature(self) -> Tensor:
+        return self.rows.temperature
+
+    def least_word(self, y: Tensor, temperature: Tensor) -> Tensor:
+        return self.rows.least_word(y, temperature)
+
+    def total_mass(self) -> Tensor:
+        assert self.rows.top is not None
+        lowest = torch.full_like(self.rows.top, LOWEST_DRAWABLE, dtype=torch.int64)
+        return self.ranks.sum_integers(self.rows.mass_from(lowest)[:, 0])
+
+    def least_of_mass(self, limit: Tensor) -> Tensor:
+        least = self.ranks.gather_integers(self.rows.least_of_mass(limit)).amin(dim=0)
+        # A row without a limit may store bounds of logits in place of the logits.
+        return least.where(limit > 0, LOWEST_DRAWABLE)
+
+    def spread(self) -> Tensor:
+        return spread_of(self.ranks.sum_integers(self.rows.spread()))

@@ -1,0 +1,171 @@
+"""The filters of one request: their numbers as steps read them, and what they need."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tpsample.core.rules import ENDING, TOP_K, TOP_P, behind_top_p
+from tpsample.core.word import LOWEST_DRAWABLE
+from tpsample.request.params import SamplingParams
+
+MAX_TOP_WORDS = 256
+"""Largest top_k whose tokens are worth exchanging."""
+
+LOWEST = "the least word that can be drawn"
+BY_FIRST_WORDS = "by first words"
+SEARCHED = "searched"
+KEEP_TIES = "keep_ties"
+"""Names of columns beside those of the rules."""
+
+BEST_SCORES = 8
+"""Candidates of the rejection. On real logits at T = 1 none of 8 was kept for fewer than 0.3 % of
+rows with top_p."""
+
+
+class Demand(NamedTuple):
+    """The needs of one filtered row, or of any of several, to find its token on shards.
+
+    `tpsample.filters.sample` has the methods. The host chooses launches by nothing else.
+
+    Attributes:
+        first: k, where the first k order words of each rank decide the row; 0 if its best scores
+            or a search do.
+        searched: whether only a search for the last kept token decides the row.
+        counts, masses: whether that search counts tokens for top_k, and weighs them for top_p.
+        ends: names of the rules of `ENDING` that are on.
+        most, least: k, and y = (x - max x) / T, where they bound how many logits a rank needs;
+            else 0 and -inf.
+        exact: whether sums over bounds of its logits are not enough.
+    """
+
+    first: int = 0
+    searched: bool = False
+    counts: bool = False
+    masses: bool = False
+    ends: frozenset[str] = frozenset()
+    most: int = 0
+    least: float = -math.inf
+    exact: bool = False
+
+    @property
+    def few(self) -> bool:
+        """Whether a rank needs few of its logits."""
+        return self.most > 0 or self.least > -math.inf
+
+    @property
+    def rough(self) -> bool:
+        """Whether sums over bounds of all logits nearly always decide the row."""
+        return not (self.first or self.searched or self.few or self.exact)
+
+    @staticmethod
+    def of_any(demands: Iterable[Demand]) -> Demand:
+        """Return what rows need together. Equal ones of two batches launch the same."""
+        found = Demand()
+        for each in demands:
+            found = Demand(
+                max(found.first, each.first),
+                found.searched | each.searched,
+                found.counts | each.counts,
+                found.masses | each.masses,
+                found.ends | each.ends,
+            )
+        return found
+
+
+class RowFilter(NamedTuple):
+    """The filters of one row, as `RowFilters` has them.
+
+    Attributes:
+        ends: the numbers of `ENDING`, as steps read them.
+        behind: whether top_k, and each of `ENDING`, stands behind top_p.
+    """
+
+    top_k: int
+    top_p: float
+    ends: tuple[float, ...]
+    keep_ties: bool
+    behind: tuple[bool, ...]
+    demand: Demand
+
+    @staticmethod
+    def of(request: SamplingParams, vocab_size: int) -> RowFilter:
+        """Return the filters of a request, `keeps_all` if it has none."""
+        nothing, behind = keeps_all(vocab_size), behind_top_p(request.filter_order)
+        top_k, top_p, *others = (
+            rule.read(getattr(request, rule.name), vocab_size) for rule in (TOP_K, TOP_P, *ENDING)
+        )
+        found = RowFilter(
+            int(top_k), top_p, tuple(others), request.ties == "keep", behind, Demand()
+        )
+        # The argmax of a greedy row is always kept.
+        if request.greedy or found[:3] == nothing[:3]:
+            return nothing
+        return found._replace(demand=found._demand(nothing))
+
+    def _demand(self, nothing: RowFilter) -> Demand:
+        """Return what the row needs.
+
+        A filter keeps the first tokens of an order, and top_p a share of the mass that the rules
+        before it leave. So few logits are needed where all that a row weighs lies among its first
+        k tokens, k <= 256, or at a known y or above. If both bound the row, all lies within both.
+        A rule behind top_p bounds nothing where top_p is on, because top_p weighs tokens that this
+        rule removes. Nor does any rule beside one that needs all logits.
+        """
+        counts, masses = self.top_k < nothing.top_k, self.top_p < 1
+        on = [i for i, end in enumerate(self.ends) if end != nothing.ends[i]]
+        known = all(ENDING[i].known for i in on)
+        top_k_behind, *behind = (each and masses for each in self.behind)
+        within_top_k = counts and not top_k_behind
+        by_first = within_top_k and self.top_k <= MAX_TOP_WORDS
+        least = [self.ends[i] for i in on if known and not behind[i]]
+        return Demand(
+            first=self.top_k if by_first and not self.keep_ties else 0,
+            searched=within_top_k and masses and (self.keep_ties or not by_first),
+            counts=counts,
+            masses=masses,
+            ends=frozenset(ENDING[i].name for i in on),
+            most=self.top_k if by_first and known else 0,
+            least=max(least, default=-math.inf),
+            exact=not known,
+        )
+
+    def packed(self) -> bytes:
+        """Return what a device reads of it: `COLUMNS` numbers of 8 bytes."""
+        numbers = LOWEST_DRAWABLE, self.top_k, self.top_p, *self.ends
+        ways = self.demand.first > 0, self.demand.searched
+        return struct.pack(_FORMAT, *numbers, self.keep_ties, *self.behind, *ways)
+
+
+@cache
+def keeps_all(vocab_size: int) -> RowFilter:
+    """Return the filter of an unfiltered row in a batch where others may have filters."""
+    ends = tuple(rule.read(rule.off, vocab_size) for rule in ENDING)
+    return RowFilter(vocab_size, 1.0, ends, False, (False,) * (1 + len(ends)), Demand())
+
+
+def behind(name: str) -> str:
+    """Return the name of the column that says whether a rule stands behind top_p."""
+    return f"{name} behind top_p"
+
+
+_ENDING = tuple(rule.name for rule in ENDING)
+_INTEGERS = (LOWEST, TOP_K.name)
+_REALS = (TOP_P.name, *_ENDING)
+BITS = (KEEP_TIES, *map(behind, (TOP_K.name, *_ENDING)), BY_FIRST_WORDS, SEARCHED)
+_PLACES = {name: place for place, name in enumerate((*_INTEGERS, *_REALS, *BITS))}
+_FORMAT = f"={len(_INTEGERS)}q{len(_REALS)}d{len(BITS)}q"
+COLUMNS = len(_PLACES)
+"""Numbers per row in the tensor of `RowFilters`."""
+
+
+def column_of(columns: Tensor, name: str) -> Tensor:
+    """Return a column by name: float64 of a rule, int64 of top_k and of all others."""
+    column = columns[_PLACES[name]]
+    return column.view(torch.float64) if name in _REALS else column
