@@ -11,13 +11,16 @@ from triton.runtime import driver
 
 SHARED_BYTES = 227 * 1024
 """The shared memory of a program on an H200."""
+AMD_ARCHS = (942, 950)
+"""gfx942 is an MI300X or MI325X, gfx950 an MI350X or MI355X; 64 threads are one wave there."""
 
 
 class AbsentGpu:
-    """In place of Triton's CUDA driver.
+    """In place of Triton's driver of a GPU.
 
     Args:
-        arch: of the GPU, such as 90. It is its number too, because Triton keeps kernels by that.
+        arch: of the GPU, such as 90, or one of AMD_ARCHS. It is its number too,
+            because Triton keeps kernels by that.
     """
 
     utils = SimpleNamespace(
@@ -43,6 +46,8 @@ class AbsentGpu:
         return 0
 
     def get_current_target(self) -> GPUTarget:
+        if self._arch in AMD_ARCHS:
+            return GPUTarget("hip", f"gfx{self._arch}", 64)
         return GPUTarget("cuda", self._arch, 32)
 
     def get_active_torch_device(self) -> torch.device:

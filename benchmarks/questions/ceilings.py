@@ -13,6 +13,7 @@ from benchmarks.lab.reads import TILE_READ, fastest, l2_read, tile_reads
 from benchmarks.lab.results import Row, View, row
 from benchmarks.lab.timing import Timing
 from tpsample import VocabShard
+from tpsample.backends.triton_.arguments import early_launch
 from tpsample.core.machine import kernels_overlap
 
 WORLD_SIZES = (1, 8)
@@ -61,7 +62,7 @@ def _starts(run: Run) -> Iterator[list[Row]]:
     overlap = kernels_overlap(run.device)
 
     def empty(early: bool) -> None:
-        kernels.empty_kernel[(1,)](one, OVERLAP=overlap, launch_pdl=early)
+        kernels.empty_kernel[(1,)](one, OVERLAP=overlap, **early_launch(early))
 
     def two() -> None:
         empty(False)

@@ -19,6 +19,7 @@ import torch
 import triton
 
 import tpsample.backends.triton_.kernels
+from benchmarks.lab.absent import AMD_ARCHS
 from benchmarks.lab.launches import Launch, Pointer, filled, listed
 from benchmarks.lab.problem import make_sampler, override_tile
 from benchmarks.lab.ranks import even_shards
@@ -26,8 +27,15 @@ from benchmarks.static.aot import GPUS
 from tpsample import LMHeadSampler, SamplingBatch, sample_draft, verify
 from tpsample.agreement import construction
 from tpsample.backends.triton_.screen_launches import MAX_SLOTS, SCREEN_TILES
-from tpsample.backends.triton_.tile_table import MAX_BLOCK_B, Gpu, Tile, fitted, is_short, rule
-from tpsample.core.machine import OVERLAP_ARCH
+from tpsample.backends.triton_.tile_table import (
+    AMD_SHARED_BYTES,
+    MAX_BLOCK_B,
+    Gpu,
+    Tile,
+    fitted,
+    is_short,
+    rule,
+)
 from tpsample.ranks.virtual import VirtualWorld
 from tpsample.request.kinds import KINDS, Kind, batches_of
 from tpsample.speculative.drafting import Method
@@ -41,6 +49,7 @@ WIDE, ODD, LARGE, NONE = (2048, 4096), (2048, 4112), (128256, 64), (2048, 0)
 """Weights [V, D]: blocks grow with D or V, none divides the odd D, and 0 is a head without one."""
 ROWS, NUM_DRAFTS, CHUNKS = 32, 2, 2
 _ABSENT = {arch: Gpu(arch=arch, shared_bytes=gpu.program_bytes) for arch, gpu in GPUS.items()}
+_ABSENT |= {arch: Gpu(arch=94, shared_bytes=AMD_SHARED_BYTES, amd=True) for arch in AMD_ARCHS}
 EDITS: tuple[Kind, ...] = ("penalties", "bias")
 """Kinds that change logits, for which tiles that are not short leave no registers."""
 CONTROLS: tuple[Kind, ...] = ("allowed ids", "bad words", "min_tokens", *EDITS)
@@ -271,12 +280,12 @@ def samplers_of(
     Args:
         head: whether the head has a bias, a scale and a softcap.
     """
-    weight, gpu, overlap = torch.zeros(shape, dtype=dtype), _ABSENT[arch], arch >= OVERLAP_ARCH
+    weight, gpu = torch.zeros(shape, dtype=dtype), _ABSENT[arch]
     world = VirtualWorld(even_shards(len(weight), world_size))
     samplers = []
     with (
         patch.object(construction, "interpreted", lambda: True),
-        patch.object(construction, "kernels_overlap", lambda device: overlap),
+        patch.object(construction, "kernels_overlap", lambda device: gpu.hopper),
         patch.object(Gpu, "of", lambda device: gpu),
     ):
         for shard, group in zip(world.shards, world.ranks, strict=True):

@@ -18,7 +18,7 @@ def wrong_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def planted(self, out):
         out = finish(self, out)
-        out.token_ids.view(-1)[0] = (out.token_ids.view(-1)[0] + 1) % self.vocab_size
+        out.token_ids.view(-1)[0] = (out.token_ids.view(-1)[0] + 1) % self.settings.vocab_size
         return out
 
     monkeypatch.setattr(Pipeline, "finish", planted)

@@ -1,9 +1,13 @@
 """The exchange that "auto" chooses, and the reason it gives."""
 
 import pytest
+import torch
 
+from tpsample.exchange import choice
 from tpsample.exchange.choice import choose_exchange, explain_auto
 from tpsample.ranks.ranks import Ranks
+
+NAMES = ("auto", "collective", "p2p", "two_level")
 
 
 def _report(
@@ -58,3 +62,18 @@ def test_peer_without_links_is_warned_of(caplog):
     assert not caplog.records
     assert choose_exchange("peer", _two_ranks(), [_report(0, []), _report(1, [])]) == "peer"
     assert "without NVLink" in caplog.text and "collective" in caplog.text
+
+
+def test_kernels_write_to_no_peer_of_amd(monkeypatch):
+    monkeypatch.setattr(choice, "interpreted", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(choice, "_nvlink", lambda device: (str(device), ["cuda:0", "cuda:1"]))
+    devices = [torch.device("cuda", rank) for rank in (0, 1)]
+    assert not any(choice.reach("triton", device)["obstacle"] for device in devices)
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    reports = [choice.reach("triton", device) for device in devices]
+    with pytest.raises(ValueError, match=r'"peer" is not possible.*NVIDIA.*exchange="collective"'):
+        choose_exchange("peer", _two_ranks(), reports)
+    of_names = {name: choose_exchange(name, _two_ranks(), reports) for name in NAMES}
+    assert of_names == {name: name for name in NAMES} | {"auto": "collective"}
+    assert "AMD" in explain_auto(_two_ranks(), reports)

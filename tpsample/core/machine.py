@@ -33,14 +33,22 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
 
 
+def amd() -> bool:
+    """Return whether this PyTorch is built for GPUs of AMD, which it calls "cuda" too."""
+    return torch.version.hip is not None
+
+
 OVERLAP_ARCH = 90
 """Compute capability × 10 from which programmatic dependent launch and bulk prefetch exist."""
 
 
 @cache
 def kernels_overlap(device: torch.device) -> bool:
-    """Return whether the kernels on a device may."""
-    if device.type != "cuda" or interpreted():
+    """Return whether the kernels on a device may.
+
+    An MI300 of AMD reports (9, 4), and can do neither.
+    """
+    if device.type != "cuda" or amd() or interpreted():
         return False
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor >= OVERLAP_ARCH

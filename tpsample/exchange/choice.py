@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tpsample.core.machine import interpreted
+from tpsample.core.machine import amd, interpreted
 from tpsample.ranks.ranks import Ranks
 from tpsample.ranks.virtual import VirtualRanks
 
@@ -31,6 +31,8 @@ def reach(backend: str, device: torch.device) -> dict[str, Any]:
         )
     elif device.type == "cuda" and interpreted():
         obstacle = "the interpreter cannot write the memory of a GPU; unset TRITON_INTERPRET"
+    elif device.type == "cuda" and amd():
+        obstacle = "the kernels write to peers on NVIDIA GPUs alone, and this one is AMD's"
     uuid, linked = _nvlink(device) if device.type == "cuda" else ("", [])
     return {
         "host": socket.gethostname(),

@@ -14,6 +14,7 @@ import triton
 from torch import Tensor
 
 from tpsample.backends.torch_.decode import decode_words
+from tpsample.backends.triton_.arguments import early_launch
 from tpsample.backends.triton_.kernels.inbox import peer_finish_kernel
 from tpsample.core import word
 from tpsample.exchange.base import Exchange
@@ -104,7 +105,7 @@ class PeerExchange(Exchange):
             BLOCK_B=_BLOCK_B,
             OVERLAP=self._overlap,
             num_warps=1,
-            launch_pdl=self._overlap,
+            **early_launch(self._overlap),
         )
         self._unfinished = False
         if self._between:

@@ -38,6 +38,7 @@ RESULTS = {
     "popc": "np.bitwise_count({a})",
     "fma": "N.fma{bits}({a}, {b}, {c})",
     "mad.lo": "{a} * {b} + {c}",
+    "mul.hi u": "({a}.astype(U64) * {b}.astype(U64) >> U64({bits})).astype(U32)",
     "mul.wide": "{a}.astype({WIDE}) * {b}.astype({WIDE})",
     "mad.wide": "{a}.astype({WIDE}) * {b}.astype({WIDE}) + {c:{wide}}",
     "div s": "N.divided({a}, {b})",

@@ -82,6 +82,14 @@ def head_arguments(head: Head, bias: Tensor | None) -> dict[str, Any]:
     }
 
 
+def early_launch(early: bool) -> dict[str, Any]:
+    """Return the option that launches a kernel before the one ahead of it has ended.
+
+    Triton has no such option for AMD's GPUs, and refuses it there.
+    """
+    return {"launch_pdl": True} if early else {}
+
+
 CONTROL_ARGUMENTS = (
     "state_slot_ptr",
     "wants_ptr",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from tpsample.backends.triton_.arguments import early_launch
 from tpsample.backends.triton_.kernels.decode import decode_kernel
 from tpsample.output import SampleOutput
 
@@ -15,6 +16,8 @@ ROW_BLOCK = 64
 
 def launches(*, overlap: bool) -> Callable[[Tensor, Tensor, SampleOutput], None]:
     """Return what decodes words; with `overlap`, while the kernel before it may still run."""
+
+    early = early_launch(overlap)
 
     def decode(words: Tensor, seeds: Tensor, out: SampleOutput) -> None:
         num_rows = out.status.shape[0]
@@ -30,7 +33,7 @@ def launches(*, overlap: bool) -> Callable[[Tensor, Tensor, SampleOutput], None]
             num_sources=words.shape[0],
             BLOCK=ROW_BLOCK,
             OVERLAP=overlap,
-            launch_pdl=overlap,
+            **early,
         )
 
     return decode

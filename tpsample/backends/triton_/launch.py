@@ -11,6 +11,7 @@ from torch import Tensor
 from tpsample.backends.backend import Backend
 from tpsample.backends.triton_.arguments import (
     control_arguments,
+    early_launch,
     has_edits,
     head_arguments,
     make_mask,
@@ -25,7 +26,7 @@ from tpsample.backends.triton_.tile_table import (
     list_tile,
     tile_for,
 )
-from tpsample.core.machine import OVERLAP_ARCH, interpreted
+from tpsample.core.machine import interpreted
 from tpsample.core.score import Head
 from tpsample.request.controls.apply import ControlRows, StepControls
 from tpsample.request.step import Push, Step
@@ -54,7 +55,7 @@ class TritonBackend(Backend):
         super().__init__(settings)
         device = settings.device
         self._gpu = Gpu.of(device)
-        self._overlap = self._gpu.arch >= OVERLAP_ARCH
+        self._overlap = settings.overlap
         self.screen = None if settings.screening is None else Screen(settings)
         self.copy = None if self.screen is None else self.screen.copy
         # A batch tile may reach past the last row, by less than its own size.
@@ -107,7 +108,7 @@ class TritonBackend(Backend):
             "num_stored": None if logits is None else logits.shape[0] // 2,
             "listed_ptr": None if screen is None else screen.listed_ptr,
             "num_listed_ptr": None if screen is None else screen.num_listed_ptr,
-            "launch_pdl": screen is not None and self._overlap,
+            **early_launch(screen is not None and self._overlap),
         }
         lm_head_kernel[grid](**named)
 

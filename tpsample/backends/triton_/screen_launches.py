@@ -9,12 +9,12 @@ import triton
 from torch import Tensor
 
 from tpsample.backends.screening.int8_copy import Int8Copy
-from tpsample.backends.triton_.arguments import has_edits, head_arguments
+from tpsample.backends.triton_.arguments import early_launch, has_edits, head_arguments
 from tpsample.backends.triton_.kernels import head
 from tpsample.backends.triton_.kernels.limbs import screening_rows_kernel
 from tpsample.backends.triton_.kernels.screening import list_groups_kernel, screen_kernel
 from tpsample.backends.triton_.tile_table import Gpu, Tile
-from tpsample.core.machine import OVERLAP_ARCH, interpreted
+from tpsample.core.machine import interpreted
 from tpsample.request.step import Step
 from tpsample.settings import Settings
 
@@ -86,7 +86,7 @@ class Screen:
     def __init__(self, settings: Settings) -> None:
         weight, shard, device = settings.weight, settings.shard, settings.device
         self._gpu = Gpu.of(device)
-        self._overlap = self._gpu.arch >= OVERLAP_ARCH
+        self._overlap = settings.overlap
         block_d = screen_tile(1, self._gpu).block_d
         padded = -(-weight.shape[1] // block_d) * block_d
         self.copy = Int8Copy(weight[: len(shard)], padded)
@@ -177,7 +177,7 @@ class Screen:
             PREFETCH=min(tile.num_stages * tile.block_d, padded) if self._overlap else 0,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
-            launch_pdl=self._overlap,
+            **early_launch(self._overlap),
             enable_fp_fusion=False,
         )
         list_groups_kernel[(-(-self.num_groups // LIST_BLOCK),)](
@@ -192,5 +192,5 @@ class Screen:
             BLOCK=LIST_BLOCK,
             BLOCK_S=max(16, triton.next_power_of_2(num_slots)),
             OVERLAP=self._overlap,
-            launch_pdl=self._overlap,
+            **early_launch(self._overlap),
         )

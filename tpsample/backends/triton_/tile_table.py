@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from tpsample.core.machine import OVERLAP_ARCH, amd
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -31,15 +33,15 @@ class Tile:
     def fitting(self, gpu: "Gpu", stage_bytes: int) -> "Tile":
         """Return the tile with as many stages as a program's shared memory has room for.
 
-        Before sm_90 Triton keeps one stage less in shared memory, because the operands of the
-        product that runs are in registers.
+        Before sm_90 and on AMD's GPUs Triton keeps one stage less in shared memory, because the
+        operands of the product that runs are in registers.
 
         Args:
             stage_bytes: what one stage loads.
         """
         if not gpu.shared_bytes:
             return self
-        room = gpu.shared_bytes // stage_bytes + (gpu.arch < 90)
+        room = gpu.shared_bytes // stage_bytes + (not gpu.hopper)
         return replace(self, num_stages=max(1, min(self.num_stages, room)))
 
     def block_e(self, many_samples: bool, masks: bool = False, edits: bool = False) -> int:
@@ -64,12 +66,19 @@ class Gpu:
         name: as torch has it.
         arch: 90 for compute capability 9.0.
         shared_bytes: what one program may have of shared memory; 0 if unknown.
+        amd: whether it is AMD's, which counts its architectures otherwise.
     """
 
     name: str = ""
     arch: int = 0
     num_sms: int = 0
     shared_bytes: int = field(default=0, compare=False)
+    amd: bool = False
+
+    @property
+    def hopper(self) -> bool:
+        """Whether it can do what came with compute capability 9.0."""
+        return self.arch >= OVERLAP_ARCH and not self.amd
 
     @staticmethod
     def of(device: torch.device) -> "Gpu":
@@ -77,8 +86,14 @@ class Gpu:
             return Gpu()
         of = torch.cuda.get_device_properties(device)
         shared_bytes = getattr(of, "shared_memory_per_block_optin", 0)  # without an annotation
-        return Gpu(of.name, 10 * of.major + of.minor, of.multi_processor_count, shared_bytes)
+        if amd():
+            shared_bytes = AMD_SHARED_BYTES
+        arch = 10 * of.major + of.minor
+        return Gpu(of.name, arch, of.multi_processor_count, shared_bytes, amd())
 
+
+AMD_SHARED_BYTES = 64 * 1024
+"""The local memory of a program on gfx942. One on gfx950 could have more, and gets the same."""
 
 FILE = Path(__file__).with_name("measured_tiles.json")
 Shape = tuple[Gpu, int, int, int]
@@ -221,13 +236,14 @@ def list_tile(num_rows: int, dtype: torch.dtype, gpu: Gpu) -> Tile:
 def fitted(tile: Tile, gpu: Gpu) -> Tile:
     """Return a tile of 16-bit weights with no more stages than fit this GPU.
 
-    Before sm_90, and where a program has 99 KB, half the largest batch tile is taken: with masks,
-    samples and stored rows the largest one spills on sm_80, sm_86 and sm_89.
+    Before sm_90, on AMD's GPUs, and where a program has 99 KB, half the largest batch tile is
+    taken: with masks, samples and stored rows the largest one spills on sm_80, sm_86 and sm_89.
     """
-    small = 0 < gpu.arch < 90 or 0 < gpu.shared_bytes < 100 * 1024
+    older = gpu.arch > 0 and not gpu.hopper
+    small = older or 0 < gpu.shared_bytes < 100 * 1024
     if small and tile == _TILES[MAX_BLOCK_B]:
         tile = _TILES[MAX_BLOCK_B // 2]
-    if 0 < gpu.arch < 90 and tile == _SHORT_TILES[64]:
+    if older and tile == _SHORT_TILES[64]:
         tile = _EIGHT_WARPS
     return tile.fitting(gpu, 2 * (tile.block_v + tile.block_b) * tile.block_d)
 
