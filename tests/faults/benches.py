@@ -72,12 +72,12 @@ benchmarks/lab/launches.py
     a list of launches leaves out the search of undecided rows
     - return words, torch.zeros_like(decided)
     + return words, decided
-    > test_it_counts_what_a_warm_up_that_runs_launches
+    > benchmarks/test_gpu_compile.py
 benchmarks/gpu/precompile.py
     a benchmark is rehearsed without its own steps
     - times = self.time({name: each.step for name, each in candidates.items()})
     + times = {}
-    > test_it_counts_what_a_warm_up_that_runs_launches
+    > benchmarks/test_gpu_compile.py
 benchmarks/gpu/check.py
     a section outlives its run
     - with_parent(command), cwd
