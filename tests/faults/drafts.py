@@ -152,12 +152,14 @@ tpsample/backends/triton_/kernels/drafts.py
     + row_stream(draw.seed, draw.position, sample)
 tpsample/backends/numba_/kernels/drafts.py
     a native kernel drafts by the noise of tokens
-    - U32(sample), U32(domain), U32(key),
-    + U32(sample), U32(0x7470536D), U32(key),
+    - position[row], sample, domain)
+    + position[row], sample, 0x7470536D)
     > test_words_of_drafts_are_those_of_the_definition[numba-0-torch.float32]
+tpsample/backends/numba_/kernels/noise.py
     a native kernel draws drafts of greedy rows
-    - scale, random = F32(1), F32(0)
-    + scale, random = F32(1), F32(1)
+    - scale, random, key, place = F32(1), F32(0),
+    + scale, random, key, place = F32(1), F32(1),
+    > test_words_of_drafts_are_those_of_the_definition[numba-0-torch.float32]
 tpsample/sampler.py
     a warm-up compiles no verification by ratio
     - if num_drafts and compiled:

@@ -310,8 +310,8 @@ tpsample/backends/numba_/kernels/vectors.py
     > test_products_are_within_the_bound
 tpsample/backends/numba_/kernels/noise.py
     native: a temperature above all others is taken as it is
-    - min(F64(heat), HOTTEST)
-    + F64(heat)
+    - min(F64(temperature), HOTTEST)
+    + F64(temperature)
     > test_the_scale_of_any_temperature_is_that_of_the_definition
     native: the bound of the noise has no margin
     - math.log2(math.log2(math.e)) + 1e-5)

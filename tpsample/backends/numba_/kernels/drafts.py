@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from tpsample.backends.numba_.kernels.compiling import F32, F64, I64, U32, U64, jit
+from tpsample.backends.numba_.kernels.compiling import F32, I64, U64, jit
 from tpsample.backends.numba_.kernels.inputs import BLOCK, aligned_block, lanes_of
-from tpsample.backends.numba_.kernels.noise import Stream, exact_score, philox, upper_scores
+from tpsample.backends.numba_.kernels.noise import exact_score, stream_at, upper_scores
 from tpsample.backends.numba_.kernels.numbers import lanes_reaching, lowest_lane, pack, value_of
 from tpsample.backends.numba_.kernels.threads import share
-from tpsample.core.row_noise import GREEDY_BELOW, HOTTEST, LOG2_E
 
 
 @jit(entry=True)
@@ -34,15 +33,8 @@ def draft_words_of_rows(start, stop, part, arguments):
     num_ids, first = logits.shape[1], first_id & 3
     inside, upper = np.empty(BLOCK, F32), np.empty(BLOCK, F32)
     for row in range(start, stop):
-        heat, key, place = temperature[row], U64(seed[row]), U64(position[row])
-        scale, random = F32(1), F32(0)
-        if heat >= F32(GREEDY_BELOW):
-            scale, random = F32(LOG2_E / min(F64(heat), HOTTEST)), F32(1)
-        r0, r1, r2, _ = philox(
-            U32(place), U32(place >> U64(32)), U32(sample), U32(domain), U32(key),
-            U32(key >> U64(32)),
-        )  # fmt: skip
-        stream, best = Stream(scale, random, r0, r1, r2), I64(0)
+        stream = stream_at(temperature[row], seed[row], position[row], sample, domain)
+        best = I64(0)
         for column in range(-first, num_ids, BLOCK):
             block = aligned_block(first_id, column, num_ids)
             piece = logits[row, block.local : block.local + block.count]

@@ -104,6 +104,17 @@ def philox(c0, c1, c2, c3, k0, k1):
     return c0, c1, c2, c3
 
 
+@jit()
+def stream_at(temperature, seed, position, sample, domain):
+    """Return the noise of a sample at a position. Twin: `tpsample.noise.row_stream`."""
+    scale, random, key, place = F32(1), F32(0), U64(seed), U64(position)
+    if temperature >= F32(GREEDY_BELOW):
+        scale, random = F32(LOG2_E / min(F64(temperature), HOTTEST)), F32(1)
+    counter = U32(place), U32(place >> U64(32)), U32(sample), U32(domain)
+    r0, r1, r2, _ = philox(*counter, U32(key), U32(key >> U64(32)))
+    return Stream(scale, random, r0, r1, r2)
+
+
 @jit(allocates=True)
 def noise_of(draws, index):
     """Return the `Noise` of some rows, int64 [R]. Twin: `tpsample.core.row_noise.RowNoise`."""
@@ -111,16 +122,11 @@ def noise_of(draws, index):
     streams = np.empty((len(index), draws.samples, 3), U32)
     for i in range(len(index)):
         row = index[i]
-        scale[i], random[i] = F32(1), F32(0)
-        heat = draws.temperature[row]
-        if heat >= F32(GREEDY_BELOW):
-            scale[i], random[i] = F32(LOG2_E / min(F64(heat), HOTTEST)), F32(1)
-        key, place = U64(draws.seed[row]), U64(draws.position[row])
+        at = draws.temperature[row], draws.seed[row], draws.position[row]
         for s in range(draws.samples):
-            r = philox(
-                U32(place), U32(place >> U64(32)), U32(s), DOMAIN, U32(key), U32(key >> U64(32))
-            )
-            streams[i, s, 0], streams[i, s, 1], streams[i, s, 2] = r[0], r[1], r[2]
+            its = stream_at(*at, s, DOMAIN)
+            scale[i], random[i] = its.scale, its.random
+            streams[i, s, 0], streams[i, s, 1], streams[i, s, 2] = its.r0, its.r1, its.r2
     return Noise(scale, random, streams)
 
 

@@ -8,9 +8,9 @@ import triton.language as tl
 
 from tpsample.backends.triton_.kernels.decode import NO_TOKEN, STATUS_NAN, decode
 from tpsample.backends.triton_.kernels.head import KEY_NAN, TOKEN_BITS
-from tpsample.backends.triton_.kernels.laws import ROW_POINTERS, TOP_MASS
+from tpsample.backends.triton_.kernels.laws import TOP_MASS
 from tpsample.backends.triton_.kernels.noise import GREEDY_BELOW, row_stream
-from tpsample.backends.triton_.kernels.order import KEY_MASK, value_of
+from tpsample.backends.triton_.kernels.order import KEY_MASK, ROW_POINTERS, value_of
 from tpsample.core import acceptance, residual, word
 
 DOMAIN_ACCEPT = tl.constexpr(acceptance.DOMAIN_ACCEPT)

@@ -5,12 +5,12 @@ import triton.language as tl
 
 from tpsample.backends.triton_.kernels.laws import block_of
 from tpsample.backends.triton_.kernels.noise import fma, noise_tile, row_scale, row_stream
-from tpsample.backends.triton_.kernels.order import best_of_groups, load_draw
+from tpsample.backends.triton_.kernels.order import ROW_POINTERS, best_of_groups, load_draw
 
 
 @triton.jit(
     do_not_specialize=["sample"],
-    do_not_specialize_on_alignment=["seed_ptr", "position_ptr", "temperature_ptr", "words_ptr"],
+    do_not_specialize_on_alignment=ROW_POINTERS,
 )
 def draft_kernel(
     # inputs

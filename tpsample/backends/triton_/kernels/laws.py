@@ -12,7 +12,7 @@ from tpsample.backends.triton_.kernels.head import pack
 from tpsample.backends.triton_.kernels.masses import mass_row
 from tpsample.backends.triton_.kernels.masses import masses as masses_of
 from tpsample.backends.triton_.kernels.noise import INTERPRET, noise_tile, row_stream
-from tpsample.backends.triton_.kernels.order import best_of_groups, order_words
+from tpsample.backends.triton_.kernels.order import ROW_POINTERS, best_of_groups, order_words
 from tpsample.core import acceptance, masses, residual
 
 DOMAIN_RECOVERY = tl.constexpr(acceptance.DOMAIN_RECOVERY)
@@ -20,15 +20,6 @@ TOP_MASS = tl.constexpr(masses.TOP_MASS)
 LIMB, PLAIN_SHIFT = tl.constexpr(residual.LIMB), tl.constexpr(residual.PLAIN_SHIFT)
 LIMB_MASK = tl.constexpr(2**residual.LIMB - 1)
 SHARE_BITS, MASS_BITS = tl.constexpr(residual.SHARE_BITS), tl.constexpr(residual.MASS_BITS)
-
-
-ROW_POINTERS = [
-    *("temperature_ptr", "top_ptr", "draft_top_ptr", "cut_ptr", "drafts_ptr", "status_ptr"),
-    *("seed_ptr", "position_ptr", "place_ptr", "weights_ptr", "coefficient_ptr", "gathered_ptr"),
-    *("tops_ptr", "sums_ptr", "found_ptr", "own_drafts_ptr", "own_status_ptr"),
-    *("accepted_ptr", "token_ptr", "row_status_ptr"),
-]
-"""Memory of a few numbers per row: whether it begins at a multiple of 16 makes no other kernel."""
 
 
 class Logits(NamedTuple):

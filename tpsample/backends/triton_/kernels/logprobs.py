@@ -7,18 +7,11 @@ from tpsample.backends.triton_.kernels.decode import NO_TOKEN
 from tpsample.backends.triton_.kernels.head import TOKEN_BITS, TOKEN_MASK
 from tpsample.backends.triton_.kernels.order import (
     KEY_MASK,
+    ROW_POINTERS,
     is_number,
     order_words,
     value_of,
 )
-
-ROW_POINTERS = [
-    *("ids_ptr", "words_ptr", "gathered_ptr", "first_ptr", "own_ptr", "top_ptr", "marks_ptr"),
-    *("temperature_ptr", "processed_ptr", "shown_temperature_ptr", "sampled_ptr", "chosen_ptr"),
-    *("cut_ptr", "counts_ptr", "log_total_ptr", "entropy_ptr", "as_logits_ptr", "top_of_ptr"),
-    *("token_ptr", "value_ptr", "rank_ptr", "out_entropy_ptr"),
-]
-"""Memory of a few numbers per row: whether it begins at a multiple of 16 makes no other kernel."""
 
 
 @triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=ROW_POINTERS)

@@ -41,8 +41,18 @@ ROW_POINTERS = [
     *("seed_ptr", "position_ptr", "temperature_ptr", "top_ptr", "row_done_ptr", "cut_ptr", "y_ptr"),
     *("most_ptr", "share_ptr", "least_ptr", "least_of_total_ptr", "keep_ties_ptr", "limit_ptr"),
     *("prefix_ptr", "reached_ptr"),
+    *("words_ptr", "first_ptr", "marks_ptr", "counts_ptr"),
+    # of logprobs
+    *("ids_ptr", "own_ptr", "processed_ptr", "shown_temperature_ptr", "sampled_ptr", "chosen_ptr"),
+    *("log_total_ptr", "entropy_ptr", "as_logits_ptr", "top_of_ptr", "value_ptr", "rank_ptr"),
+    "out_entropy_ptr",
+    # of verifications
+    *("draft_top_ptr", "drafts_ptr", "status_ptr", "place_ptr", "weights_ptr", "coefficient_ptr"),
+    *("gathered_ptr", "tops_ptr", "sums_ptr", "found_ptr", "own_drafts_ptr", "own_status_ptr"),
+    *("accepted_ptr", "token_ptr", "row_status_ptr"),
 ]
-"""Arguments with a number per row. Rows may begin anywhere, which is no reason to compile anew."""
+"""Arguments with a few numbers per row. Whether they begin at a multiple of 16 bytes makes no other
+kernel."""
 
 
 @triton.jit
