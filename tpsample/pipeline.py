@@ -17,7 +17,7 @@ from tpsample.agreement.caller_tensors import CallerTensors
 from tpsample.agreement.desync import DesyncDetector
 from tpsample.agreement.step import StepAgreement
 from tpsample.agreement.step_checks import StepChecks
-from tpsample.backends import make_backend
+from tpsample.backends import room_of
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core.ranges import range_of
 from tpsample.core.tensors import capturing, readable
@@ -53,7 +53,7 @@ class Pipeline:
     def __init__(self, settings: Settings, given: dict[str, Tensor | nn.Module | None]) -> None:
         self.settings, self.ranks = settings, settings.ranks
         self.exchange = make_exchange(settings)
-        self.local = make_backend(settings)
+        self.local = room_of(settings.backend).launch(settings)
         self.caller = CallerTensors(given, settings, self.local.follow)
         self.checks = StepChecks(settings, self.caller, self.local)
         self.agreement = StepAgreement(self.ranks, self.exchange, settings.seeds)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tpsample.backends import draft_words_of
+from tpsample.backends import room_of
 from tpsample.core import word
 from tpsample.core.acceptance import DOMAIN_DRAFT
 from tpsample.core.row_noise import RowNoise
@@ -32,9 +32,9 @@ def test_words_of_drafts_are_those_of_the_definition(backend, first_id, dtype):
     )
     for sample, domain in ((0, DOMAIN_TOKEN), (0, DOMAIN_DRAFT), (2, DOMAIN_DRAFT)):
         given = logits, first_id, noise, sample, domain
-        expected = draft_words_of("torch")(*given)
+        expected = room_of("torch").draft_words(*given)
         drawable = expected >= word.LOWEST_DRAWABLE
-        assert torch.equal(draft_words_of(backend)(*given) * drawable, expected * drawable)
+        assert torch.equal(room_of(backend).draft_words(*given) * drawable, expected * drawable)
     assert expected.shape == (1, ROWS) and drawable.sum() == ROWS - 1
     empty = logits[:, :0], first_id, noise, 0, DOMAIN_DRAFT
-    assert not draft_words_of(backend)(*empty).any()
+    assert not room_of(backend).draft_words(*empty).any()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tpsample.backends import passes_of
+from tpsample.backends import room_of
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core import word
 from tpsample.core.row_noise import RowNoise
@@ -28,7 +28,7 @@ def rows_of(backend: str) -> ShardLogits:
     temperature = torch.tensor([1.0, 0.5, 3.0] * 3)
     zeros = torch.zeros(ROWS, dtype=torch.int64)
     noise = RowNoise(temperature, zeros, zeros, 1)
-    return passes_of(backend)(logits, logits, FIRST, FIRST + WIDTH + 9, temperature, noise)
+    return room_of(backend).passes(logits, logits, FIRST, FIRST + WIDTH + 9, temperature, noise)
 
 
 def asked_of(top: int, chosen: int) -> LogprobRows:

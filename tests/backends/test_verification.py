@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.support.filtered import kinds_of_logits
-from tpsample.backends import passes_of, verification_of
+from tpsample.backends import room_of
 from tpsample.backends.torch_.verification import Verification
 from tpsample.core import word
 from tpsample.core.row_noise import RowNoise, safe_temperature
@@ -41,7 +41,7 @@ def problem(backend: str, block: bool, law: torch.dtype | None, width: int = WID
     temperature = torch.tensor(TEMPERATURES * 2).repeat_interleave(positions)
     seed, at = torch.arange(num_rows) * 2**58, 2**33 + 7 * torch.arange(num_rows)
     places = (at.unsqueeze(1) + torch.arange(positions)).flatten()
-    rows = passes_of(backend)(
+    rows = room_of(backend).passes(
         logits=logits,
         raw=logits,
         first_id=FIRST,
@@ -65,7 +65,7 @@ def problem(backend: str, block: bool, law: torch.dtype | None, width: int = WID
         drafts[5, 0], draft[5, 0, 11] = FIRST + 11, -math.inf
     status = torch.zeros(num_rows, positions, dtype=torch.int32)
     status[2, 1:], status[7] = 1, 2
-    return verification_of(backend)(rows, draft, drafts, status, seed, at, block)
+    return room_of(backend).verification(rows, draft, drafts, status, seed, at, block)
 
 
 def same(found: Any, expected: Any) -> None:

@@ -17,7 +17,7 @@ from tests.support import oracle
 from tests.support.cases import Case, uneven_shards
 from tests.support.settings import settings_of
 from tpsample import SampleOutput, SamplingParams, Status, VocabShard, noise, reference
-from tpsample.backends import decoder
+from tpsample.backends import room_of
 from tpsample.backends.numba_.launch import NativeBackend
 from tpsample.backends.torch_.launch import TorchBackend
 from tpsample.backends.triton_.launch import TritonBackend
@@ -90,7 +90,7 @@ def step(
         local.best_words(step, own)
         words.append(own.clone())
     out = SampleOutput.empty(batch.seed, num_samples)
-    decoder(backend)(torch.stack(words), batch.seed, out)
+    room_of(backend).decoder()(torch.stack(words), batch.seed, out)
     return out
 
 

@@ -6,91 +6,19 @@ words. A room has the same files in each: `launch`, `passes`, `decode`, and what
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
-
-from torch import Tensor
-
-from tpsample.backends.backend import Backend
-from tpsample.backends.torch_.decode import decode_words
-from tpsample.backends.torch_.drafts import draft_words
-from tpsample.backends.torch_.launch import TorchBackend
-from tpsample.backends.torch_.passes import ShardLogits
-from tpsample.backends.torch_.verification import Verification
-from tpsample.core.row_noise import RowNoise
-from tpsample.output import SampleOutput
-from tpsample.settings import Settings
-
-Decode: TypeAlias = Callable[[Tensor, Tensor, SampleOutput], None]
-"""Words int64 [sources, num_samples · B] and seeds int64 [B] into an output."""
+from tpsample.backends.torch_.room import Room
 
 
-def make_backend(settings: Settings) -> Backend:
-    """Return the backend that a sampler's settings name."""
-    if settings.backend == "torch":
-        return TorchBackend(settings)
-    if settings.backend == "numba":
-        from tpsample.backends.numba_.launch import NativeBackend  # needs Numba
+def room_of(backend: str) -> Room:
+    """Return the room of a backend, which imports what this one needs and no more."""
+    if backend == "torch":
+        from tpsample.backends.torch_.room import ROOM as torch_
 
-        return NativeBackend(settings)
-    from tpsample.backends.triton_.launch import TritonBackend  # needs Triton
-
-    return TritonBackend(settings)
-
-
-def passes_of(backend: str) -> type[ShardLogits]:
-    """Return the passes over stored logits of a backend."""
-    if backend == "triton":
-        from tpsample.backends.triton_.passes import TritonShardLogits  # needs Triton
-
-        return TritonShardLogits
+        return torch_
     if backend == "numba":
-        from tpsample.backends.numba_.passes import NativeShardLogits  # needs Numba
+        from tpsample.backends.numba_.room import ROOM as numba_
 
-        return NativeShardLogits
-    return ShardLogits
+        return numba_
+    from tpsample.backends.triton_.room import ROOM as triton_
 
-
-def verification_of(backend: str) -> type[Verification]:
-    """Return the passes and the arithmetic of a verification by ratio of a backend."""
-    if backend == "triton":
-        from tpsample.backends.triton_.verification import TritonVerification  # needs Triton
-
-        return TritonVerification
-    if backend == "numba":
-        from tpsample.backends.numba_.verification import NativeVerification  # needs Numba
-
-        return NativeVerification
-    return Verification
-
-
-def draft_words_of(backend: str) -> Callable[[Tensor, int, RowNoise, int, int], Tensor]:
-    """Return what draws from a drafter's logits in a backend."""
-    if backend == "triton":
-        from tpsample.backends.triton_ import drafts as launched  # needs Triton
-
-        return launched.draft_words
-    if backend == "numba":
-        from tpsample.backends.numba_ import drafts as native  # needs Numba
-
-        return native.draft_words
-    return draft_words
-
-
-def decoder(backend: str, *, overlap: bool = False) -> Decode:
-    """Return what decodes words beside a backend: one launch, one native call, or their twin.
-
-    Args:
-        backend: its name.
-        overlap: whether the launch may come before the kernel that makes the words has ended.
-            Only for words that no collective moves in between.
-    """
-    if backend == "triton":
-        from tpsample.backends.triton_.decode import launches  # needs Triton
-
-        return launches(overlap=overlap)
-    if backend == "numba":
-        from tpsample.backends.numba_.decode import decode_natively  # needs Numba
-
-        return decode_natively
-    return decode_words
+    return triton_

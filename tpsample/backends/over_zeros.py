@@ -6,7 +6,7 @@ from itertools import product
 
 import torch
 
-from tpsample.backends import decoder, draft_words_of, passes_of, verification_of
+from tpsample.backends import room_of
 from tpsample.core.acceptance import DOMAIN_DRAFT
 from tpsample.core.row_noise import RowNoise
 from tpsample.core.vocab_shard import VocabShard
@@ -21,20 +21,20 @@ def verify_over_zeros(
     backend: str, shard: VocabShard, vocab_size: int, num_drafts: int, device: torch.device
 ) -> None:
     """Launch what verifications of so many drafts, or fewer than 32, launch over stored logits."""
-    width = num_drafts + 1
+    room, width = room_of(backend), num_drafts + 1
     zero = torch.zeros(1, dtype=torch.int64, device=device)
     zeros, drafts = zero.expand(width).contiguous(), zero.expand(1, width).contiguous()
     logits = torch.zeros(width, len(shard), device=device)
     noise = RowNoise(torch.ones_like(logits[:, 0]), zeros, zeros, 1)
-    rows = passes_of(backend)(logits, logits, shard.start, vocab_size, noise.temperature, noise)
+    rows = room.passes(logits, logits, shard.start, vocab_size, noise.temperature, noise)
     for block, dtype in product((False, True), (None, *LAWS)):
         draft = None if dtype is None else logits[None, 1:].to(dtype)
-        its = verification_of(backend)(rows, draft, drafts, drafts.int(), zero, zero, block)
+        its = room.verification(rows, draft, drafts, drafts.int(), zero, zero, block)
         laws = its.laws(its.tops().unsqueeze(0))
         laws, places = its.accept(laws, its.sums(laws))
         its.output(laws, places, its.residuals(laws, places).unsqueeze(0))
     for domain, dtype in product((DOMAIN_TOKEN, DOMAIN_DRAFT), LAWS):
-        words = draft_words_of(backend)(
+        words = room.draft_words(
             logits[:1].to(dtype), shard.start, noise.select(slice(1)), 0, domain
         )
-        decoder(backend)(words, zero, SampleOutput.empty(zero, None))
+        room.decoder()(words, zero, SampleOutput.empty(zero, None))

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tpsample.backends import decoder
+from tpsample.backends import room_of
 from tpsample.output import SampleOutput
 from tpsample.ranks.process import ProcessRanks
 from tpsample.ranks.ranks import Ranks
@@ -64,7 +64,7 @@ class Exchange:
         self.own = 0
         # No launch overlaps the kernel before where a collective moves the words in between.
         overlap = settings.overlap and self.ranks.world_size == 1
-        self._decode = decoder(settings.backend, overlap=overlap)
+        self._decode = room_of(settings.backend).decoder(overlap=overlap)
         shape = (self.chunks, sources, self.max_rows)
         self.words = torch.zeros(shape, dtype=torch.int64, device=settings.device)
         self._unfinished = False

@@ -6,7 +6,7 @@ from functools import partial
 
 from torch import Tensor
 
-from tpsample.backends import passes_of
+from tpsample.backends import room_of
 from tpsample.backends.backend import Backend
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core import word
@@ -31,7 +31,7 @@ def shard_logits(step: Step, shard: VocabShard, backend: str) -> ShardLogits:
     found = step.found
     if found is not None:
         found = found._replace(store=partial(found.store, step))
-    return passes_of(backend).of(
+    return room_of(backend).passes.of(
         step.logits, step.batch, step.noise, first_id=shard.start, found=found
     )
 

@@ -37,7 +37,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tpsample.backends import verification_of
+from tpsample.backends import room_of
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.backends.torch_.verification import Laws
 from tpsample.filters.finish import kept_sets_of, logprobs_of, shard_logits
@@ -93,7 +93,7 @@ def verify_by_ratio(
     stored, ranks = shard_logits(step, sampler.shard, sampler.backend), sampler.ranks
     if draft is not None and draft.stride(2) != 1:
         draft = draft.contiguous()
-    its = verification_of(sampler.backend)(
+    its = room_of(sampler.backend).verification(
         rows=stored,
         draft=draft,
         drafts=drafts,

@@ -12,7 +12,7 @@ from torch import Tensor
 from tpsample.agreement.arguments import refuse_unknown
 from tpsample.agreement.step import Call
 from tpsample.agreement.step_checks import check_batch
-from tpsample.backends import decoder, draft_words_of
+from tpsample.backends import room_of
 from tpsample.compiled import outside
 from tpsample.core import word
 from tpsample.core.acceptance import DOMAIN_DRAFT
@@ -153,7 +153,8 @@ def sample_draft(
         place, domain = (0, DOMAIN_TOKEN) if method == "coupled" else (index, DOMAIN_DRAFT)
         noise = RowNoise(settled.temperature, settled.seed, at, 1)
         logits, out = draft_logits.detach(), SampleOutput.empty(settled.seed, None)
-        draw, decode = draft_words_of(sampler.backend), decoder(sampler.backend)
+        room = room_of(sampler.backend)
+        draw, decode = room.draft_words, room.decoder()
         words = draw(logits, sampler.shard.start, noise, place, domain)
         decode(sampler.ranks.gather_integers(words).flatten(0, 1), settled.seed, out)
         token_ids = out.token_ids

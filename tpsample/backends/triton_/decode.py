@@ -14,7 +14,7 @@ ROW_BLOCK = 64
 """Rows of a program of the kernel."""
 
 
-def launches(*, overlap: bool) -> Callable[[Tensor, Tensor, SampleOutput], None]:
+def decoder(*, overlap: bool = False) -> Callable[[Tensor, Tensor, SampleOutput], None]:
     """Return what decodes words; with `overlap`, while the kernel before it may still run."""
 
     early = early_launch(overlap)

@@ -1,0 +1,56 @@
+"""The parts that every backend has, and those of the definition in plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from torch import Tensor
+
+from tpsample.backends.backend import Backend
+from tpsample.backends.torch_.decode import decoder
+from tpsample.backends.torch_.drafts import draft_words
+from tpsample.backends.torch_.launch import TorchBackend
+from tpsample.backends.torch_.passes import ShardLogits
+from tpsample.backends.torch_.verification import Verification
+from tpsample.core.row_noise import RowNoise
+from tpsample.output import SampleOutput
+from tpsample.settings import Settings
+
+Decode: TypeAlias = Callable[[Tensor, Tensor, SampleOutput], None]
+"""Words int64 [sources, num_samples · B] and seeds int64 [B] into an output."""
+
+
+class Decoder(Protocol):
+    """Returns what decodes words: one launch, one native call, or their twin."""
+
+    def __call__(self, *, overlap: bool = False) -> Decode:
+        """Return it.
+
+        Args:
+            overlap: whether a launch may come before the kernel that makes the words has ended.
+                Only for words that no collective moves in between.
+        """
+
+
+@dataclass(frozen=True)
+class Room:
+    """The parts of a backend, one of each stem.
+
+    Attributes:
+        launch: makes the local step of a sampler's settings.
+        passes: stored logits, with the passes over them.
+        verification: the passes and the arithmetic of a verification by ratio.
+        draft_words: draws from a drafter's logits.
+        decoder: returns what decodes words.
+    """
+
+    launch: Callable[[Settings], Backend]
+    passes: type[ShardLogits]
+    verification: type[Verification]
+    draft_words: Callable[[Tensor, int, RowNoise, int, int], Tensor]
+    decoder: Decoder
+
+
+ROOM = Room(TorchBackend, ShardLogits, Verification, draft_words, decoder)

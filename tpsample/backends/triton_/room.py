@@ -1,0 +1,10 @@
+"""The parts of the backend in Triton."""
+
+from tpsample.backends.torch_.room import Room
+from tpsample.backends.triton_.decode import decoder
+from tpsample.backends.triton_.drafts import draft_words
+from tpsample.backends.triton_.launch import TritonBackend
+from tpsample.backends.triton_.passes import TritonShardLogits
+from tpsample.backends.triton_.verification import TritonVerification
+
+ROOM = Room(TritonBackend, TritonShardLogits, TritonVerification, draft_words, decoder)
