@@ -20,7 +20,10 @@ LAWS = (torch.float32, torch.bfloat16, torch.float16)
 def verify_over_zeros(
     backend: str, shard: VocabShard, vocab_size: int, num_drafts: int, device: torch.device
 ) -> None:
-    """Launch what verifications of so many drafts, or fewer than 32, launch over stored logits."""
+    """Launch each kernel that a verification, or a draw of a drafter, may need behind the LM head.
+
+    Any number of drafts up to 31 stands for all of these, because they share one kernel.
+    """
     room, width = room_of(backend), num_drafts + 1
     zero = torch.zeros(1, dtype=torch.int64, device=device)
     zeros, drafts = zero.expand(width).contiguous(), zero.expand(1, width).contiguous()

@@ -82,8 +82,8 @@ class Rule:
         by_logarithm: whether steps read the logarithm of the number.
         end: returns the order word, int64 [F], with which the kept tokens end, from what steps read
             of the number, float64 [F]. No masked token has such a word. None of top_k and top_p.
-        known: whether `end` is the word of y = the number that steps read, so that a rank can leave
-            out logits before it knows those of the others. If not, each needs all of its logits.
+        known: whether the number that steps read is a distance y = (x - max x) / T. A rank then
+            leaves out logits that lie lower, before the ranks meet. Otherwise it needs all of them.
     """
 
     name: str

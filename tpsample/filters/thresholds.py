@@ -17,10 +17,10 @@ from tpsample.request.row_filter import LOWEST, behind
 
 
 def thresholds_of(rows: ShardLogits, filters: RowFilters, ranks: Ranks) -> Thresholds:
-    """Return the thresholds of filtered rows. Collective as far as their rules ask for sums.
+    """Return the thresholds of filtered rows. It is collective if one of their rules needs sums.
 
     Args:
-        rows: which know their largest logits, if a rule of `ENDING` is on.
+        rows: with their largest logits, if a rule of `ENDING` is on.
     """
     lowest = least = of_total = filters.column(LOWEST)
     facts = _OverRanks(rows, ranks)
