@@ -333,8 +333,8 @@ class LMHeadSampler(Sealed):
                 batch tile up to `max_rows`, because each tile is a kernel; on a CPU 1.
             num_samples: as of the later steps; any number above 1 stands for all of them. Steps
                 without it are taken, too.
-            num_drafts: of later steps if these are those of `verify`; any number up to 31 stands
-                for all of these.
+            num_drafts: the most of later steps if these are those of `verify`; any number up to 31
+                stands for all of these.
 
         Raises:
             ValueError: no such kind; RankMismatch (a ValueError) on every rank if only some raise.

@@ -25,10 +25,23 @@ tpsample/request/kinds.py
     -         if num_drafts:
     +         if False:
     > test_verification_is_warm
+    kept sets are not warmed up
+    - kept_cap=2 if "kept sets" in mix else None,
+    + kept_cap=None,
+    > test_kept_sets_of_each_kind_are_warm
+    plain rows of a verification are not warmed up
+    - range("plain" not in kinds, len(one_each) + 1)
+    + range(1, len(one_each) + 1)
+    > test_any_number_of_drafts_up_to_that_of_a_warm_up_is_warm
     a warm-up takes more rows than the sampler has
     - first, rest, width = filters[:1], filters[1:], max(1, most - 1)
     + first, rest, width = filters[:1], filters[1:], len(kinds)
     > test_a_small_sampler_is_warmed_up_by_all_kinds
+tpsample/backends/over_zeros.py
+    fewer drafts than the most are not warmed up
+    - while width < most:
+    + while False:
+    > test_any_number_of_drafts_up_to_that_of_a_warm_up_is_warm
 tpsample/request/step.py
     processed logits begin at any address
     - return 2 * (count + -count % 4) if controlled else count

@@ -44,6 +44,7 @@ OTHERS = {
     "bias": {"logit_bias": {5: 4.0, 8: -3.0}},
     "grammar": {},
     "forced": {},
+    "kept sets": {},
     **{name: {name: VALUES[name][1]} for name in OTHER_FILTERS},
 }
 """Another request of each kind."""
@@ -63,7 +64,11 @@ def _weight() -> torch.Tensor:
     return torch.randn(V, D, generator=torch.Generator().manual_seed(0))
 
 
-def _batch(requests: list[dict], vocab_size: int = V, **options: Any) -> SamplingBatch:
+def _batch(
+    requests: list[dict], vocab_size: int = V, kind: str = "", **options: Any
+) -> SamplingBatch:
+    if kind == "kept sets":
+        options["kept_cap"] = 5
     rows = [SamplingParams(seed=row, **each) for row, each in enumerate(requests)]
     so_far = [[1, 2, 3]] * len(rows)
     return SamplingBatch.from_params(
@@ -74,7 +79,7 @@ def _batch(requests: list[dict], vocab_size: int = V, **options: Any) -> Samplin
 def _step(
     sampler: LMHeadSampler, requests: list[dict], fixed_rounds: bool = False, kind: str = ""
 ) -> None:
-    batch = _batch(requests, fixed_rounds=fixed_rounds)
+    batch = _batch(requests, kind=kind, fixed_rounds=fixed_rounds)
     if kind == "grammar":
         batch.grammar_bitmask = torch.full((len(requests), 13), 5, dtype=torch.int32)
     if kind == "forced":
@@ -100,10 +105,16 @@ def _later(sampler: LMHeadSampler, rows: int, batch: Any, positions: Any = 5, **
     return set(launches)
 
 
-IN_CI: tuple[Kind, ...] = ("top_p", "top_k, top_p", "logprobs", "penalties", "grammar")
+IN_CI: tuple[Kind, ...] = (
+    *("top_p", "top_k, top_p", "epsilon_cutoff", "top_n_sigma"),
+    *("logprobs", "penalties", "grammar", "kept sets"),
+)
+each_kind = pytest.mark.parametrize(
+    "kind", [*IN_CI, *long(*(kind for kind in KINDS if kind not in IN_CI))]
+)
 
 
-@pytest.mark.parametrize("kind", [*IN_CI, *long(*(kind for kind in KINDS if kind not in IN_CI))])
+@each_kind
 def test_another_request_of_a_kind_launches_nothing_new(kind):
     sampler = LMHeadSampler(_weight(), backend="triton")
     with listed(run_them=True) as warm:
@@ -159,12 +170,16 @@ def test_every_batch_tile_is_warmed_up(max_rows):
     assert {batch_tile(rows) for rows in ends} == every
 
 
-@pytest.mark.parametrize("kind", ["top_k", "top_k, top_p", "top_p", "penalties"])
+def _slots(kept_cap: int | None = None) -> SamplingBatch:
+    return SamplingBatch.of_slots(5, vocab_size=V, kept_cap=kept_cap)
+
+
+@pytest.mark.parametrize("kind", ["top_k", "top_k, top_p", "top_p", "penalties", "kept sets"])
 def test_steps_over_slots_are_warm(kind):
     sampler = small_tiles(LMHeadSampler(_weight(), backend="triton"))
     with GPU:
         warm = _warm(sampler, [kind])
-        slots = SamplingBatch.of_slots(5, vocab_size=V)
+        slots = _slots(7 if kind == "kept sets" else None)
         slots.put([3, 0], [SamplingParams(seed=1, **OTHERS[kind])] * 2)
         later = _later(sampler, 3, slots.select(torch.tensor([0, -1, 3])))
     assert later and later <= warm
@@ -192,6 +207,20 @@ def test_views_at_odd_places_are_warm(kind):
     assert later <= warm
 
 
+@each_kind
+def test_kept_sets_of_each_kind_are_warm(kind):
+    for kinds in ([], [[kind, "kept sets"]]):
+        sampler = small_tiles(LMHeadSampler(_weight(), backend="triton"))
+        warm = _warm(sampler, *kinds)
+        for kept_cap in (2, 5, V):
+            batch = _batch([OTHERS[kind]] * 2, kept_cap=kept_cap, fixed_rounds=True)
+            if kind == "grammar":
+                batch.grammar_bitmask = torch.full((2, 13), 5, dtype=torch.int32)
+            if kind == "forced":
+                batch.forced_token_ids = torch.tensor([-1, 7])
+            assert _later(sampler, 2, batch) <= warm
+
+
 @pytest.mark.parametrize(("max_rows", "ids"), [(1, 1), (2, 9), (3, 2), (8, 9)])
 def test_a_small_sampler_is_warmed_up_by_all_kinds(max_rows, ids):
     sampler = LMHeadSampler(torch.zeros(ids, 4), backend="torch", max_rows=max_rows)
@@ -217,11 +246,11 @@ def test_every_mix_that_the_head_tells_apart_is_warm():
 
 
 @pytest.mark.parametrize("method", ["coupled", "rejection", "block"])
-@pytest.mark.parametrize("kind", ["plain", "top_p", "penalties", "bad words"])
+@pytest.mark.parametrize("kind", ["plain", "top_p", "penalties", "bad words", "kept sets"])
 def test_verification_is_warm(kind, method):
     sampler = small_tiles(LMHeadSampler(_weight(), backend="triton"))
     warm = _warm(sampler, [kind, "logprobs"], num_drafts=3)
-    batch = _batch([OTHERS[kind]] * 2, fixed_rounds=True)
+    batch = _batch([OTHERS[kind]] * 2, kind=kind, fixed_rounds=True)
     drafts, hidden = torch.zeros(2, 2, dtype=torch.int64), torch.zeros(2, 3, D)
     with listed() as later, filled():
         verify(sampler, hidden, drafts, batch, 5, method=method)
@@ -231,6 +260,17 @@ def test_verification_is_warm(kind, method):
             if method != "coupled":
                 verify(sampler, hidden, drafts, batch, 5, method=method, draft_logits=law)
     assert later and set(later) <= warm
+
+
+@pytest.mark.parametrize("num_drafts", [3, 31, 40, 70])
+def test_any_number_of_drafts_up_to_that_of_a_warm_up_is_warm(num_drafts):
+    sampler = small_tiles(LMHeadSampler(_weight(), backend="triton"))
+    warm = _warm(sampler, ["plain"], num_drafts=num_drafts)
+    for later in {1, 31, max(31, num_drafts // 2), max(31, num_drafts)}:
+        drafts, hidden = torch.zeros(1, later, dtype=torch.int64), torch.zeros(1, later + 1, D)
+        with listed() as launches, filled():
+            verify(sampler, hidden, drafts, _batch([{}]), 5, method="block")
+        assert launches and set(launches) <= warm, later
 
 
 def test_an_unknown_kind_is_refused_before_a_step():

@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
 from torch import Tensor, contiguous_format
 
 from benchmarks.lab.launches import Launch, filled, listed
@@ -19,6 +20,7 @@ from tests.support.random_heads import ModelHead, OneRank
 from tests.support.random_requests import ALL_KINDS, THEMES, Theme
 from tests.support.tiers import long
 from tests.support.virtual import small_tiles
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams
 from tpsample.core.rules import ENDING
 from tpsample.request.kinds import KINDS, Kind
 from tpsample.request.row_filter import MAX_TOP_WORDS
@@ -147,3 +149,16 @@ def test_a_warmed_sampler_of_a_cpu_compiles_nothing_for_random_steps(way, seeds,
             Story(pick, head, ranks, theme, max_rows=12, name=f"seed {seed}").run(steps)
         assert late == []
     print(f"{len(seeds) * steps} steps")
+
+
+def test_a_warmed_sampler_of_a_cpu_compiles_nothing_for_kept_sets():
+    pytest.importorskip("numba")
+    sampler = LMHeadSampler(torch.randn(99, 16), backend="numba")
+    sampler.warm_up(["plain"])
+    with _compiled() as late:
+        for kind, fields in KINDS.items():
+            requests = [SamplingParams(seed=row, **fields) for row in range(2)]
+            batch = SamplingBatch.from_params(requests, vocab_size=99, kept_cap=9)
+            kept = sampler(torch.randn(2, 16), batch, 5).kept
+            assert kept is not None and kept.sizes.all(), kind
+    assert late == []

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 
 import torch
+from torch import Tensor
 
 from tpsample.backends import room_of
+from tpsample.backends.torch_.room import Room
 from tpsample.core.acceptance import DOMAIN_DRAFT
 from tpsample.core.row_noise import RowNoise
 from tpsample.core.vocab_shard import VocabShard
@@ -22,12 +25,35 @@ def verify_over_zeros(
 ) -> None:
     """Launch each kernel that a verification, or a draw of a drafter, may need behind the LM head.
 
-    Any number of drafts up to 31 stands for all of these, because they share one kernel.
+    Args:
+        num_drafts: of later verifications at most.
     """
-    room, width = room_of(backend), num_drafts + 1
-    zero = torch.zeros(1, dtype=torch.int64, device=device)
+    room, zero = room_of(backend), torch.zeros(1, dtype=torch.int64, device=device)
+    for width in _widths(num_drafts + 1):
+        _verify(room, shard, vocab_size, width, zero)
+    logits = torch.zeros(1, len(shard), device=device)
+    noise = RowNoise(torch.ones_like(logits[:, 0]), zero, zero, 1)
+    for domain, dtype in product((DOMAIN_TOKEN, DOMAIN_DRAFT), LAWS):
+        words = room.draft_words(logits.to(dtype), shard.start, noise, 0, domain)
+        room.decoder()(words, zero, SampleOutput.empty(zero, None))
+
+
+def _widths(most: int) -> Iterator[int]:
+    """Yield numbers of positions, up to `most`, that stand for all of these.
+
+    Those up to 32 share kernels, and so do those between a larger power of two and the next.
+    """
+    width = 32
+    while width < most:
+        yield width
+        width *= 2
+    yield most
+
+
+def _verify(room: Room, shard: VocabShard, vocab_size: int, width: int, zero: Tensor) -> None:
+    """Launch what verifications of a row with so many positions launch, by each method and law."""
     zeros, drafts = zero.expand(width).contiguous(), zero.expand(1, width).contiguous()
-    logits = torch.zeros(width, len(shard), device=device)
+    logits = torch.zeros(width, len(shard), device=zero.device)
     noise = RowNoise(torch.ones_like(logits[:, 0]), zeros, zeros, 1)
     rows = room.passes(logits, logits, shard.start, vocab_size, noise.temperature, noise)
     for block, dtype in product((False, True), (None, *LAWS)):
@@ -36,8 +62,3 @@ def verify_over_zeros(
         laws = its.laws(its.tops().unsqueeze(0))
         laws, places = its.accept(laws, its.sums(laws))
         its.output(laws, places, its.residuals(laws, places).unsqueeze(0))
-    for domain, dtype in product((DOMAIN_TOKEN, DOMAIN_DRAFT), LAWS):
-        words = room.draft_words(
-            logits[:1].to(dtype), shard.start, noise.select(slice(1)), 0, domain
-        )
-        room.decoder()(words, zero, SampleOutput.empty(zero, None))

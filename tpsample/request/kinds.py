@@ -38,9 +38,10 @@ KINDS: dict[Kind, dict[str, Any]] = {
     "bias": {"logit_bias": {0: 1.0}},
     "grammar": {},
     "forced": {},
+    "kept sets": {},
 }
-"""The fields of an example, which fit any vocabulary; the last two are masks of a batch. A top_p in
-a top_k that is over 256, or that keeps ties, is a kind of its own."""
+"""The fields of an example, which fit any vocabulary. A top_p in a top_k that is over 256, or that
+keeps ties, is a kind of its own. The last three belong to a batch: two masks, and a `kept_cap`."""
 
 _OF_ONE_ROW: tuple[Kind, ...] = (
     "plain", "top_k", "top_k, top_p", "top_p", "top_p in top_k", *_ENDING,
@@ -54,7 +55,7 @@ _OF_THE_HEAD: tuple[tuple[Kind, ...], ...] = (
     ("allowed ids", "bad words", "min_tokens", "grammar", "forced"),
     ("penalties",),
     ("bias",),
-    ("top_k", "top_p", "top_k, top_p", "top_p in top_k", *_ENDING, "logprobs"),
+    ("top_k", "top_p", "top_k, top_p", "top_p in top_k", *_ENDING, "logprobs", "kept sets"),
 )
 """Kinds that the LM head cannot tell apart; it is compiled for each set of these."""
 
@@ -141,10 +142,13 @@ def _all_of(kinds: Sequence[Kind], most: int) -> Iterator[tuple[Kind, ...]]:
 def _sets_of(
     kinds: Sequence[Kind], told_apart: Sequence[Sequence[Kind]]
 ) -> Iterator[tuple[Kind, ...]]:
-    """Yield each set of kinds, one or none of each group that is told apart, but the empty one."""
+    """Yield each set of kinds, one or none of each group that is told apart.
+
+    The empty set is that of plain rows, so it comes only if these are among the kinds.
+    """
     found = [[kind for kind in group if kind in kinds][:1] for group in told_apart]
     one_each = [kind for (kind,) in filter(None, found)]
-    for count in range(1, len(one_each) + 1):
+    for count in range("plain" not in kinds, len(one_each) + 1):
         yield from combinations(one_each, count)
 
 
@@ -157,7 +161,10 @@ def _batch_of(
     fixed_rounds: bool = False,
     masked_rows: int | None = None,
 ) -> SamplingBatch:
-    """Return a batch of a mix, whose masks allow all ids."""
+    """Return a batch of a mix, whose masks allow all ids.
+
+    Any `kept_cap` above 1 stands for all of these, because a set of one token is found otherwise.
+    """
     of_rows = [KINDS[kind] for kind in mix if kind in _OF_ONE_ROW] or [{}]
     shared: dict[str, Any] = {}
     for kind in mix:
@@ -169,6 +176,7 @@ def _batch_of(
         device=device,
         prompt_token_ids=[[0]] * num_rows,
         output_token_ids=[[0]] * num_rows,
+        kept_cap=2 if "kept sets" in mix else None,
         fixed_rounds=fixed_rounds,
     )
     masked_rows = num_rows if masked_rows is None else masked_rows
