@@ -136,7 +136,7 @@ tpsample/backends/numba_/kernels/laws.py
     + ABOVE = F32(-2.0 - 127.0)
     > test_every_rank_count_emits_the_oracles_tokens[1]
     a native kernel lets a residual be negative
-    - left[j] = max(share, I64(0))
+    - left[j] = larger(share, I64(0))
     + left[j] = abs(share)
     > test_every_stage_finds_the_integers_of_the_definition[numba-block-torch.float32]
     a native kernel weighs the draft of another position

@@ -310,7 +310,7 @@ tpsample/backends/numba_/kernels/vectors.py
     > test_products_are_within_the_bound
 tpsample/backends/numba_/kernels/noise.py
     native: a temperature above all others is taken as it is
-    - min(F64(temperature), HOTTEST)
+    - smaller(F64(temperature), HOTTEST)
     + F64(temperature)
     > test_the_scale_of_any_temperature_is_that_of_the_definition
     native: the bound of the noise has no margin
@@ -364,8 +364,8 @@ tpsample/backends/numba_/kernels/head.py
     > test_drafts_count_as_output
 tpsample/backends/numba_/kernels/draw.py
     native: upper ends have no slack
-    - slack[place] = max(slack[place], slack_of(logits, lower, block))
-    + slack[place] = max(slack[place], F32(0))
+    - slack[place] = larger(slack[place], slack_of(logits, lower, block))
+    + slack[place] = larger(slack[place], F32(0))
     > backends/screening/test_words.py::test_rows_that_store_their_logits
     native: the stored logit of a best word stays an upper end
     -                     stored[local] = logit
@@ -412,7 +412,7 @@ tpsample/backends/numba_/kernels/ends.py
     + low, high = 1.0 - 2.0**-14, 1.0 + 2.0**-14
 tpsample/backends/numba_/kernels/passes.py
     native: a total of top_p leaves out what is below every mark
-    - if largest < min(least, of_total):
+    - if largest < smaller(least, of_total):
     + if largest < least:
     > test_rows_that_are_done_are_left_out
     native: a mark is not counted

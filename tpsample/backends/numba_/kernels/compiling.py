@@ -29,6 +29,9 @@ SUMS = {"reassoc", "contract", "nsz"}
 FUSED = {"contract"}
 """A multiplication and an addition may be rounded once: only where a bound covers both."""
 
+INNER = {"pipeline_class": InnerCompiler, "no_cfunc_wrapper": True, "no_cpython_wrapper": True}
+"""Options of what only kernels call."""
+
 
 def jit(
     *,

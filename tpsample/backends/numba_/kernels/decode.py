@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tpsample.backends.numba_.kernels.compiling import I64, jit
 from tpsample.backends.numba_.kernels.numbers import key_of
+from tpsample.backends.numba_.kernels.primitives import larger
 from tpsample.core.word import KEY_MINUS_INF, KEY_NAN, NO_TOKEN, TOKEN_MASK, Status
 
 OK, NAN, EMPTY = int(Status.OK), int(Status.NAN), int(Status.EMPTY)
@@ -25,12 +26,12 @@ def decode(words, seeds, token_ids, status, out_seeds):
         for sample in range(samples):
             best = I64(0)
             for source in range(words.shape[0]):
-                best = max(best, words[source, sample * num_rows + row])
+                best = larger(best, words[source, sample * num_rows + row])
                 words[source, sample * num_rows + row] = 0
             key = key_of(best)
             failed = NAN if key == KEY_NAN else EMPTY if key <= KEY_MINUS_INF else OK
             token = I64(TOKEN_MASK) - (best & I64(TOKEN_MASK))
             token_ids[row, sample] = token if failed == OK else NO_TOKEN
-            worst = max(worst, failed)
+            worst = larger(worst, failed)
         status[row] = worst
         out_seeds[row] = seeds[row]

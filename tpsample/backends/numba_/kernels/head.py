@@ -18,7 +18,8 @@ import numpy as np
 
 from tpsample.backends.numba_.kernels.compiling import F32, F64, I32, I64, jit
 from tpsample.backends.numba_.kernels.inputs import BLOCK, Block
-from tpsample.backends.numba_.kernels.numbers import bits_as, exact_product, power_of_2
+from tpsample.backends.numba_.kernels.numbers import exact_product, power_of_2
+from tpsample.backends.numba_.kernels.primitives import bits_as, empty, larger, smaller
 from tpsample.core.score import TANH_SMALL
 
 LOG2_E = math.log2(math.e)
@@ -59,7 +60,7 @@ class NativeHead(NamedTuple):
 def tanh(x):
     """Return tanh of float64 x by the steps of `tpsample.core.score.tanh`."""
     size = abs(x)
-    power = power_of_2(min(size, 64.0) * (2.0 * LOG2_E))
+    power = power_of_2(smaller(size, 64.0) * (2.0 * LOG2_E))
     large = 1.0 - 2.0 / (power + 1.0)
     square = size * size
     small = size * (1.0 - square / 3.0 + square * square * (2.0 / 15.0))
@@ -156,7 +157,7 @@ def lower_ends(products, error, out):
 @jit()
 def end_logits(values, block, row, head, side):
     """Make the ends of the products of a block ends of its logits, in place; see `raw_logits`."""
-    raw_logits(values, block, head, F32(side))
+    raw_logits(values, block, head, side)
     control(values, block, row, head)
 
 
@@ -169,7 +170,7 @@ def slack_of(upper, lower, block):
     most = I32(0)
     for j in range(block.lane, block.lane + block.count):
         slack = F32(0) if upper[j] == F32(-np.inf) else upper[j] - lower[j]
-        most = max(most, bits_as(F32(slack), I32) & I32(0x7FFFFFFF))
+        most = larger(most, bits_as(F32(slack), I32) & I32(0x7FFFFFFF))
     slack = up(bits_as(I32(most), F32))
     return slack if slack == slack else F32(np.inf)
 
@@ -182,7 +183,7 @@ def exact_logits(weight, local, hidden, row, head):
         local: of the shard.
         hidden: fp32 [D], the row's.
     """
-    block, logits = Block(weight.first_id + local, 0, 1, local), np.empty(1, F32)
+    block, logits = Block(weight.first_id + local, 0, 1, local), empty(1, F32)
     logits[0] = exact_product(weight.numbers, local * weight.stride, hidden)
     raw_logits(logits, block, head, F32(0))
     raw = logits[0]

@@ -9,6 +9,7 @@ import numpy as np
 
 from tpsample.backends.numba_.kernels.compiling import F32, F64, I16, I32, I64, jit
 from tpsample.backends.numba_.kernels.numbers import largest_size
+from tpsample.backends.numba_.kernels.primitives import empty, smaller
 from tpsample.backends.numba_.kernels.products import fp32_products, prove
 from tpsample.backends.screening.bound import DEFINITION_ERROR, ROUNDING, TINY, UNIT
 
@@ -44,8 +45,8 @@ def quantise(copy, rows, num_rows):
     """
     if copy is None:
         return None
-    hidden = np.empty((num_rows, rows.hidden.shape[1]), I16)
-    factors = np.empty((num_rows, 3))
+    hidden = empty((num_rows, rows.hidden.shape[1]), I16)
+    factors = empty((num_rows, 3), F64)
     for i in range(num_rows):
         norm, lost = rows.norms[i], 0.0
         unit = F32(largest_size(rows.hidden[i]) / (127 * 256))
@@ -87,7 +88,7 @@ def int8_products(copy, quantised, block, rows, products):
         for i in range(block.count):
             v, j, whole = block.local + i, block.lane + i, I64(0)
             for first in range(0, hidden_size, EXACT_COLUMNS):
-                last = min(first + EXACT_COLUMNS, hidden_size)
+                last = smaller(first + EXACT_COLUMNS, hidden_size)
                 numbers = copy.numbers[v * hidden_size + first : v * hidden_size + last]
                 whole += integer_dot(numbers, hidden[row, first:last])
             products.values[row, j] = F32(F64(whole) * unit * F64(copy.scale[v]))

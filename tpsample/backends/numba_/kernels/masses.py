@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tpsample.backends.numba_.kernels.compiling import F32, F64, I32, I64, jit
-from tpsample.backends.numba_.kernels.numbers import bits_as
+from tpsample.backends.numba_.kernels.primitives import bits_as
 from tpsample.core import masses as twin
 from tpsample.core.masses import MassRow
 

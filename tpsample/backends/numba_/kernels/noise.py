@@ -32,7 +32,8 @@ from tpsample.backends.numba_.kernels.arrays import array_of
 from tpsample.backends.numba_.kernels.compiling import F32, F64, FUSED, I32, I64, U32, U64, jit
 from tpsample.backends.numba_.kernels.head import up
 from tpsample.backends.numba_.kernels.inputs import BLOCK, leave_out
-from tpsample.backends.numba_.kernels.numbers import bits_as, of_ordered, ordered
+from tpsample.backends.numba_.kernels.numbers import of_ordered, ordered
+from tpsample.backends.numba_.kernels.primitives import bits_as, empty, larger, smaller
 from tpsample.core.row_noise import GREEDY_BELOW, HOTTEST, LOG2_E, RowNoise
 
 NOISE_TOP = F32(np.nextafter(F32(159.0 - math.log2(math.log2(math.e)) + 1e-5), F32(np.inf)))
@@ -109,7 +110,7 @@ def stream_at(temperature, seed, position, sample, domain):
     """Return the noise of a sample at a position. Twin: `tpsample.noise.row_stream`."""
     scale, random, key, place = F32(1), F32(0), U64(seed), U64(position)
     if temperature >= F32(GREEDY_BELOW):
-        scale, random = F32(LOG2_E / min(F64(temperature), HOTTEST)), F32(1)
+        scale, random = F32(LOG2_E / smaller(F64(temperature), HOTTEST)), F32(1)
     counter = U32(place), U32(place >> U64(32)), U32(sample), U32(domain)
     r0, r1, r2, _ = philox(*counter, U32(key), U32(key >> U64(32)))
     return Stream(scale, random, r0, r1, r2)
@@ -118,8 +119,8 @@ def stream_at(temperature, seed, position, sample, domain):
 @jit(allocates=True)
 def noise_of(draws, index):
     """Return the `Noise` of some rows, int64 [R]. Twin: `tpsample.core.row_noise.RowNoise`."""
-    scale, random = np.empty(len(index), F32), np.empty(len(index), F32)
-    streams = np.empty((len(index), draws.samples, 3), U32)
+    scale, random = empty(len(index), F32), empty(len(index), F32)
+    streams = empty((len(index), draws.samples, 3), U32)
     for i in range(len(index)):
         row = index[i]
         at = draws.temperature[row], draws.seed[row], draws.position[row]
@@ -167,7 +168,7 @@ def upper_scores(logits, block, stream, upper):
     # Integers, because a maximum of floats does not become vector code.
     top = I32(-(2**31))
     for j in range(BLOCK):
-        top = max(top, ordered(upper[j]))
+        top = larger(top, ordered(upper[j]))
     return of_ordered(top)
 
 

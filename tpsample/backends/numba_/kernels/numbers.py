@@ -6,13 +6,13 @@ import math
 from typing import Any
 
 import numpy as np
-from numba.extending import intrinsic, overload
-from numba.np.numpy_support import as_dtype
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
 
 from tpsample.backends.numba_.kernels.compiling import (
     F32,
     F64,
-    I16,
     I32,
     I64,
     SUMS,
@@ -21,6 +21,7 @@ from tpsample.backends.numba_.kernels.compiling import (
     U64,
     jit,
 )
+from tpsample.backends.numba_.kernels.primitives import bits_as, empty, larger, smaller
 from tpsample.core.score import POWER_OF_2
 from tpsample.core.word import KEY_MINUS_INF, TOKEN_BITS, TOKEN_MASK
 
@@ -31,24 +32,6 @@ INTEGER = 1.5 * 2.0**52
 LIMBS = 320
 """Most partial sums of an exact sum. Products span bits -298 to 256, sums of 2^20 of them 20 more,
 and two neighbouring partial sums are at least two bits apart."""
-
-
-@intrinsic
-def bits_as(typing, number, kind):  # type: ignore[no-untyped-def]
-    """Return the number of another type of as many bytes that has the bits of this one.
-
-    `number.view(kind)` does so, too, but is a kernel of its own for each pair of types.
-    """
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.bitcast(values[0], context.get_value_type(signature.return_type))
-
-    return kind.dtype(number, kind), generate
-
-
-def of_bf16(number):
-    """Return the fp32 number whose upper half is uint16."""
-    return bits_as(U32(U32(number) << U32(16)), F32)
 
 
 def of_fp16(number):
@@ -62,21 +45,19 @@ def of_fp16(number):
     return bits_as(U32(unsigned | U32((bits & U32(0x8000)) << U32(16))), F32)
 
 
-def of_fp32(number):
-    """Return the number itself."""
-    return number
+@intrinsic
+def as_fp32(typing, number):  # type: ignore[no-untyped-def]
+    """Return a weight as fp32, exactly: fp32, the bits of fp16 as int16, or of bf16 as uint16."""
 
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        if number == types.int16:
+            return context.compile_internal(builder, of_fp16, signature, values)
+        if number == types.float32:
+            return values[0]
+        upper_half = builder.shl(builder.zext(values[0], ir.IntType(32)), ir.IntType(32)(16))
+        return builder.bitcast(upper_half, ir.FloatType())
 
-READERS = {U16: of_bf16, I16: of_fp16, F32: of_fp32}
-
-
-def as_fp32(number):
-    """Return a weight as fp32, exactly; its type says how its bits are read."""
-
-
-@overload(as_fp32)
-def _compiled_as_fp32(number):
-    return READERS[as_dtype(number).type]
+    return types.float32(number), generate
 
 
 @jit()
@@ -88,6 +69,12 @@ def power_of_2(exponent):
     for i in range(12, -1, -1):
         power = power * fraction + COEFFICIENTS[i]
     return power * bits_as(I64((bits_as(F64(shifted), I64) + I64(1023)) << I64(52)), F64)
+
+
+@jit(inline=True)
+def two_to(exponent):
+    """Return 2^n of an integer n, |n| <= 1000."""
+    return bits_as(I64((I64(exponent) + I64(1023)) << I64(52)), F64)
 
 
 @jit()
@@ -164,7 +151,7 @@ def largest_size(values):
     most = I32(0)
     for j in range(len(values)):
         bits = bits_as(F32(values[j]), I32) & I32(0x7FFFFFFF)
-        most = max(most, I32(0) if values[j] == F32(-np.inf) else bits)
+        most = larger(most, I32(0) if values[j] == F32(-np.inf) else bits)
     return F64(bits_as(I32(most), F32))
 
 
@@ -173,8 +160,8 @@ def least_bits(numbers, first, size):
     """Return the bits of the least absolute value of fp32 numbers but 0, minus 1."""
     least, part = U32(2**32 - 1), numbers[first : first + size]
     for d in range(size):
-        # 0 becomes the largest integer.
-        least = min(least, U32((bits_as(F32(as_fp32(part[d])), U32) & U32(0x7FFFFFFF)) - U32(1)))
+        bits = bits_as(F32(as_fp32(part[d])), U32) & U32(0x7FFFFFFF)
+        least = smaller(least, U32(bits - U32(1)))  # 0 becomes the largest integer
     return least
 
 
@@ -187,7 +174,7 @@ def quantum_of(least, fraction_bits):
         fraction_bits: of their significands, at most.
     """
     exponent = I64(U32(least + U32(1)) >> U32(23))
-    return 2.0 ** (max(exponent, 1) - 127 - fraction_bits)
+    return two_to(larger(exponent, 1) - 127 - fraction_bits)
 
 
 @jit(fastmath=SUMS)
@@ -223,7 +210,7 @@ def sums_are_exact(weight, first, hidden, magnitude):
     """
     if not (0.0 < magnitude < 2.0**500):
         return False
-    top = 1.5 * 2.0 ** (math.ceil(math.log2(magnitude * 1.01)) + 1)
+    top = 1.5 * two_to(math.ceil(math.log2(magnitude * 1.01)) + 1)
     off = False
     for d in range(len(hidden)):
         product = F64(as_fp32(weight[first + d])) * F64(hidden[d])
@@ -259,7 +246,7 @@ def expanded_dot(weight, first, hidden):
 
     Its partial sums do not overlap; the largest is the last.
     """
-    partials, count = np.empty(LIMBS, F64), 0
+    partials, count = empty(LIMBS, F64), I64(0)
     for d in range(len(hidden)):
         x, kept = F64(as_fp32(weight[first + d])) * F64(hidden[d]), 0
         for i in range(count):

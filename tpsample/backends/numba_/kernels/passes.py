@@ -13,6 +13,7 @@ from tpsample.backends.numba_.kernels.inputs import BLOCK
 from tpsample.backends.numba_.kernels.masses import mass_row, weigh_block, weigh_moments
 from tpsample.backends.numba_.kernels.noise import exact_score, noise_of, stream_of
 from tpsample.backends.numba_.kernels.numbers import key_of, pack, value_of
+from tpsample.backends.numba_.kernels.primitives import empty, larger, smaller
 from tpsample.backends.numba_.kernels.threads import share
 from tpsample.core import spread as twin
 from tpsample.core.order import DIGIT_BITS, DIGITS
@@ -48,7 +49,7 @@ def first_words(start, stop, parts, threads, arguments):
 def first_words_of_rows(start, stop, part, arguments):
     """Find the first order words of rows, int64 [F, count], the last of them first."""
     stored, out = arguments
-    num_ids, words = stored.logits.shape[1], np.empty(BLOCK, I64)
+    num_ids, words = stored.logits.shape[1], empty(BLOCK, I64)
     for row in stored.rows[start:stop]:
         logits, heap = stored.logits[row], out[row]
         for base in range(0, num_ids, BLOCK):
@@ -66,7 +67,7 @@ def words_of_block(logits, first_id, words):
     largest = I64(0)
     for j in range(len(logits)):
         words[j] = pack(logits[j], first_id + j)
-        largest = max(largest, words[j])
+        largest = larger(largest, words[j])
     return largest
 
 
@@ -88,7 +89,7 @@ def weigh_of_rows(start, stop, part, arguments):
     """
     stored, top, marks, totals, sums = arguments
     num_ids, num_marks = stored.logits.shape[1], marks.shape[1]
-    power, mass, words = np.empty(BLOCK, F32), np.empty(BLOCK, I64), np.empty(BLOCK, I64)
+    power, mass, words = empty(BLOCK, F32), empty(BLOCK, I64), empty(BLOCK, I64)
     for row in stored.rows[start:stop]:
         logits, of_row, total = stored.logits[row], sums[row], I64(0)
         its = mass_row(top[row], stored.temperature[row])
@@ -97,7 +98,7 @@ def weigh_of_rows(start, stop, part, arguments):
         for base in range(0, num_ids, BLOCK):
             part = logits[base : base + BLOCK]
             largest = words_of_block(part, stored.first_id + base, words)
-            if largest < min(least, of_total):
+            if largest < smaller(least, of_total):
                 continue
             weigh_block(part, its, power, mass)
             for j in range(len(part)):
@@ -126,8 +127,8 @@ def mass_from_of_rows(start, stop, part, arguments):
     """Sum the masses and moments of what reaches a cut, int64 [F]; sums: int64 [F, 2], zeros."""
     stored, top, cut, sums = arguments
     num_ids = stored.logits.shape[1]
-    mass, moment, words = np.empty(BLOCK, I64), np.empty(BLOCK, I64), np.empty(BLOCK, I64)
-    parts, whole = np.empty((2, BLOCK), F32), np.empty(BLOCK, I32)
+    mass, moment, words = empty(BLOCK, I64), empty(BLOCK, I64), empty(BLOCK, I64)
+    parts, whole = empty((2, BLOCK), F32), empty(BLOCK, I32)
     for row in stored.rows[start:stop]:
         logits, of_row, least = stored.logits[row], sums[row], cut[row]
         its = mass_row(top[row], stored.temperature[row])
@@ -157,7 +158,7 @@ def least_of_mass_of_rows(start, stop, part, arguments):
     """Lower words, int64 [F], to the least order word of a mass that reaches limits, int64 [F]."""
     stored, top, limits, least = arguments
     num_ids = stored.logits.shape[1]
-    power, mass = np.empty(BLOCK, F32), np.empty(BLOCK, I64)
+    power, mass = empty(BLOCK, F32), empty(BLOCK, I64)
     for row in stored.rows[start:stop]:
         logits, limit, found = stored.logits[row], limits[row], least[row]
         its = mass_row(top[row], stored.temperature[row])
@@ -166,7 +167,7 @@ def least_of_mass_of_rows(start, stop, part, arguments):
             weigh_block(part, its, power, mass)
             for j in range(len(part)):
                 if mass[j] >= limit and part[j] > F32(-np.inf):
-                    found = min(found, pack(part[j], stored.first_id + base + j))
+                    found = smaller(found, pack(part[j], stored.first_id + base + j))
         least[row] = found
 
 
@@ -187,7 +188,7 @@ def spread_of_rows(start, stop, part, arguments):
             if not logits[v] > F32(-np.inf):
                 continue
             distance = F32(0) if logits[v] == largest else F32(largest - logits[v])
-            units = F32(min(distance, FARTHEST) * UNITS)
+            units = F32(smaller(distance, FARTHEST) * UNITS)
             if units < INTEGERS_FROM:
                 units = F32(F32(units + INTEGERS_FROM) - INTEGERS_FROM)
             d = I64(units)
@@ -237,14 +238,14 @@ def best_of_first_rows(start, stop, part, arguments):
     first, temperature, limits, draws, out = arguments
     num_rows, count = first.shape
     most, shares, least, least_of_total = limits
-    noise, logits = noise_of(draws, np.arange(num_rows)), np.empty(count, F32)
-    power, mass = np.empty(count, F32), np.empty(count, I64)
+    noise, logits = noise_of(draws, np.arange(num_rows)), empty(count, F32)
+    power, mass = empty(count, F32), empty(count, I64)
     for i in range(start, stop):
         for j in range(count):
             logits[j] = value_of(first[i, j])
         top, heat = logits[0], temperature[i]
         weigh_block(logits, mass_row(top, heat), power, mass)
-        total, before, last = I64(0), I64(0), min(count, most[i])
+        total, before, last = I64(0), I64(0), smaller(count, most[i])
         for j in range(last):
             total += mass[j] if first[i, j] >= least_of_total[i] else I64(0)
         limit = I64(math.ceil(F64(total) * shares[i])) if shares[i] < 1.0 else I64(2**62)
@@ -256,7 +257,7 @@ def best_of_first_rows(start, stop, part, arguments):
             token_id = I64(TOKEN_MASK) - (first[i, j] & I64(TOKEN_MASK))
             for s in range(draws.samples):
                 score = exact_score(logits[j], token_id, stream_of(noise, i, s))
-                out[i, s] = max(out[i, s], pack(score, token_id))
+                out[i, s] = larger(out[i, s], pack(score, token_id))
         if key_of(first[i, 0]) == KEY_NAN:
             out[i] = I64(KEY_NAN) << I64(TOKEN_BITS)
 
@@ -277,7 +278,7 @@ def digits_of_rows(start, stop, part, arguments):
     """
     stored, top, prefix, shift, weighs, bins = arguments
     num_ids = stored.logits.shape[1]
-    power, mass, words = np.empty(BLOCK, F32), np.empty(BLOCK, I64), np.empty(BLOCK, I64)
+    power, mass, words = empty(BLOCK, F32), empty(BLOCK, I64), empty(BLOCK, I64)
     mass[:] = 1
     for row in stored.rows[start:stop]:
         logits, its = stored.logits[row], mass_row(top[row], stored.temperature[row])

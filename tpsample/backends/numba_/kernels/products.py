@@ -9,7 +9,7 @@ import numpy as np
 from numba.extending import overload
 from numba.np.numpy_support import as_dtype
 
-from tpsample.backends.numba_.kernels.compiling import F32, I64, SUMS, U16, U32, U64, jit
+from tpsample.backends.numba_.kernels.compiling import F32, I64, INNER, SUMS, U16, U32, U64, jit
 from tpsample.backends.numba_.kernels.inputs import BLOCK
 from tpsample.backends.numba_.kernels.numbers import (
     UNIT_64,
@@ -21,6 +21,7 @@ from tpsample.backends.numba_.kernels.numbers import (
     no_overflow,
     quantum_of,
 )
+from tpsample.backends.numba_.kernels.primitives import empty, larger, smaller
 from tpsample.backends.numba_.kernels.vectors import (
     HAS_BF16,
     IDS,
@@ -77,19 +78,19 @@ class Products(NamedTuple):
 def products_of(rows, dtype):
     """Return the memory of products of some rows in fp32 or float64."""
     several, num_rows, size = len(rows.hidden) > 1, len(rows.norms), rows.hidden.shape[1]
-    hidden = np.empty((len(rows.hidden), padded(size) if several else size), dtype)
+    hidden = empty((len(rows.hidden), padded(size) if several else size), dtype)
     for i in range(len(hidden)):
         for d in range(hidden.shape[1]):
             hidden[i, d] = rows.hidden[i, d] if d < size else 0
     return Products(
-        np.empty((len(hidden), BLOCK), dtype),
-        np.empty(num_rows, F32),
-        np.empty(num_rows, np.bool_),
-        np.empty(BLOCK, dtype),
+        empty((len(hidden), BLOCK), dtype),
+        empty(num_rows, F32),
+        empty(num_rows, np.bool_),
+        empty(BLOCK, dtype),
         size,
         hidden,
         rows.bf16,
-        np.empty(BLOCK * COLUMNS if several else 0, dtype),
+        empty(BLOCK * COLUMNS if several else 0, dtype),
     )
 
 
@@ -145,7 +146,7 @@ def add_dots(hidden, column, numbers, begin, stride, size, block, products):
             of_ids = numbers, begin, stride, id_, count, size, values, lane, squares
             if few == 0:
                 dots_and_squares(hidden, 0, column, *of_ids)
-            for row in range(max(few, ROWS), min(few + CACHED_ROWS, len(hidden)), ROWS):
+            for row in range(larger(few, ROWS), smaller(few + CACHED_ROWS, len(hidden)), ROWS):
                 dots(hidden, row, column, *of_ids)
 
 
@@ -158,7 +159,7 @@ def add_unconverted_dots(weight, block, first, size, products):
     return False
 
 
-@overload(add_unconverted_dots)
+@overload(add_unconverted_dots, jit_options=INNER)
 def _compiled_add_unconverted_dots(weight, block, first, size, products):
     dtypes = as_dtype(weight[0].dtype), as_dtype(products[0].dtype)
     if dtypes not in ((F32, F32), (U16, F32)) or (dtypes[0] == U16 and not HAS_BF16):
@@ -188,7 +189,7 @@ def multiply(weight, block, products):
         products_of_one(weight, block, hidden[0], products.values[0], products.squares)
         return
     for first in range(0, products.size, COLUMNS):
-        size = min(COLUMNS, products.size - first)
+        size = smaller(COLUMNS, products.size - first)
         if add_unconverted_dots(weight, block, first, size, products):
             continue
         later = rows_ahead(weight.numbers, size) * weight.stride
@@ -228,7 +229,7 @@ def depth_of(products):
     if len(products.hidden) == 1:
         return size
     times = -(-size // COLUMNS)
-    return min(COLUMNS, padded(size)) // LANES + PAIRS + times
+    return smaller(COLUMNS, padded(size)) // LANES + PAIRS + times
 
 
 @jit()
@@ -270,7 +271,7 @@ def float64_products(weight, block, rows, products):
     least, unit = U32(2**32 - 1), products.size * UNIT_64 * 1.01
     for i in range(block.count):
         begin = (block.local + i) * weight.stride
-        least = min(least, least_bits(weight.numbers, begin, products.size))
+        least = smaller(least, least_bits(weight.numbers, begin, products.size))
     quantum = quantum_of(least, weight.fraction_bits)
     most = 1.01 * math.sqrt(products.squares.max())
     for i in range(len(rows.norms)):

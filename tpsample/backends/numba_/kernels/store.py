@@ -34,6 +34,7 @@ from tpsample.backends.numba_.kernels.numbers import (
     pack,
     value_of,
 )
+from tpsample.backends.numba_.kernels.primitives import empty, larger
 from tpsample.backends.numba_.kernels.products import (
     float64_products,
     fp32_products,
@@ -84,7 +85,7 @@ def store_range(start, stop, part, arguments):
     """Store all logits of a range; arguments are those of `draw.draw_range`."""
     weight, hidden, index, head, memory = arguments
     weight = part_of(weight, start, stop)
-    rows, logits = take_rows(hidden, index), np.empty(BLOCK, F32)
+    rows, logits = take_rows(hidden, index), empty(BLOCK, F32)
     products, plain = products_of(rows, F64), is_plain(head)
     for n in range(blocks_of(weight)):
         block = block_at(weight, n)
@@ -103,7 +104,7 @@ def store_given_range(start, stop, part, arguments):
     """Store logits that are there; arguments are those of `draw.draw_logits`."""
     given, index, sources, head, memory = arguments
     given = part_of(given, start, stop)
-    logits = np.empty(BLOCK, F32)
+    logits = empty(BLOCK, F32)
     for i in range(len(index)):
         for n in range(blocks_of(given)):
             block = block_at(given, n)
@@ -128,7 +129,7 @@ def filter_threshold(bound, top_k, top, step):
     threshold = bound if top_k > 0 else F32(-np.inf)
     if top > F32(-np.inf) and step > -np.inf:
         of_least = F64(top) + step - DOWN * (abs(F64(top)) - step) - 1e-30
-        threshold = max(threshold, F32(of_least))
+        threshold = larger(threshold, F32(of_least))
     return threshold
 
 
@@ -155,11 +156,11 @@ def list_range(start, stop, part, arguments):
     weight, first, computed = part_of(weight, start, stop), firsts[part], computed_of[part]
     num_rows, rows = len(index), take_rows(hidden, index)
     products, sums = products_of(rows, F32), products_of(rows, F64)
-    upper, logits = np.empty((num_rows, BLOCK), F32), np.empty(BLOCK, F32)
-    tops, reaching = np.empty(num_rows, F32), np.empty(num_rows, U64)
-    bounds = np.empty(first.shape, F32)[:num_rows]
-    ids, uppers = np.empty((num_rows, WAITING), I64), np.empty((num_rows, WAITING), F32)
-    numbers = np.empty(num_rows, I64)
+    upper, logits = empty((num_rows, BLOCK), F32), empty(BLOCK, F32)
+    tops, reaching = empty(num_rows, F32), empty(num_rows, U64)
+    bounds = empty(first.shape, F32)[:num_rows]
+    ids, uppers = empty((num_rows, WAITING), I64), empty((num_rows, WAITING), F32)
+    numbers = empty(num_rows, I64)
     for i in range(num_rows):
         place = memory.places[i]
         tops[i], numbers[i] = -np.inf, 0
@@ -168,7 +169,7 @@ def list_range(start, stop, part, arguments):
             memory.processed[place, weight.start : weight.stop] = -np.inf
         for k in range(top_k[i]):
             bounds[i, k] = value_of(first[place, k])
-    waiting = bounds, ids, uppers, numbers, np.empty(num_rows, np.bool_)
+    waiting = bounds, ids, uppers, numbers, empty(num_rows, np.bool_)
     its = weight, rows, index, products, sums, head, memory, upper, logits, tops, reaching
     list_blocks(its, waiting, top_k, step, first, computed)
     for i in range(num_rows):
@@ -210,7 +211,7 @@ def list_blocks(its, waiting, top_k, step, first, computed):
         for i in range(num_rows):
             upper_ends(products.values[i], products.errors[i], upper[i])
             if not plain:
-                end_logits(upper[i], block, index[i], head, 1)
+                end_logits(upper[i], block, index[i], head, F32(1))
             threshold = filter_threshold(bounds[i, 0], top_k[i], tops[i], step[i])
             reaching[i] = lanes_reaching(upper[i], threshold, lanes_of(block))
             waits[i] = plain and top_k[i] > 0 and products.proved[i]
@@ -245,5 +246,5 @@ def list_blocks(its, waiting, top_k, step, first, computed):
                     if top_k[i] > 0:
                         push(first[place], top_k[i], pack(least, weight.first_id + v))
                 if least == least:
-                    tops[i] = max(tops[i], least)
+                    tops[i] = larger(tops[i], least)
                     push(bounds[i], top_k[i], least)

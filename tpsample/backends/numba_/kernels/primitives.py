@@ -1,0 +1,70 @@
+"""Operations that are a few instructions of LLVM, and no kernels of their own.
+
+Numba's own `view`, `min`, `max` and `np.empty` are each a kernel for every set of types, which took
+a tenth of a first step to compile.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba.core import types
+from numba.extending import intrinsic
+from numba.np.arrayobj import _empty_nd_impl
+
+
+@intrinsic
+def bits_as(typing, number, kind):  # type: ignore[no-untyped-def]
+    """Return the number of another type of as many bytes that has the bits of this one."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.bitcast(values[0], context.get_value_type(signature.return_type))
+
+    return kind.dtype(number, kind), generate
+
+
+def _second_if(comparison: str) -> Any:
+    """Return the code for the second of two numbers if it compares so with the first, or else the
+    first, as Python has `min` and `max`."""
+
+    def type_of(typing, a, b):  # type: ignore[no-untyped-def]
+        kind = typing.unify_types(a, b)
+
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            first, second = values
+            if isinstance(kind, types.Float):
+                chosen = builder.fcmp_ordered(comparison, second, first)
+            elif kind.signed:
+                chosen = builder.icmp_signed(comparison, second, first)
+            else:
+                chosen = builder.icmp_unsigned(comparison, second, first)
+            return builder.select(chosen, second, first)
+
+        return kind(kind, kind), generate
+
+    return type_of
+
+
+@intrinsic
+def smaller(typing, a, b):  # type: ignore[no-untyped-def]
+    """Return the smaller of two numbers, and `a` where either is no number."""
+    return _second_if("<")(typing, a, b)
+
+
+@intrinsic
+def larger(typing, a, b):  # type: ignore[no-untyped-def]
+    """Return the larger of two numbers, and `a` where either is no number."""
+    return _second_if(">")(typing, a, b)
+
+
+@intrinsic
+def empty(typing, shape, dtype):  # type: ignore[no-untyped-def]
+    """Return a new array of a shape, an integer or a tuple of some, none of them negative."""
+    axes = len(shape) if isinstance(shape, types.BaseTuple) else 0
+    array = types.Array(dtype.dtype, max(1, axes), "C")
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        sizes = [builder.extract_value(values[0], i) for i in range(axes)] or values[:1]
+        return _empty_nd_impl(context, builder, array, sizes)._getvalue()
+
+    return array(types.UniTuple(types.intp, axes) if axes else types.intp, dtype), generate
