@@ -7,6 +7,7 @@ import pytest
 from tests import mutants
 from tests.faults import FAULTS, Fault
 from tests.faults.fault import faults
+from tests.support.tried import need_transformers
 
 
 def test_every_fault_is_a_change_of_text_that_its_file_has_once():
@@ -55,6 +56,7 @@ b.py
 
 
 def test_every_test_of_the_table_is_there():
+    need_transformers()  # else pytest finds none of the tests of its adapter
     tests = {test for fault in FAULTS for test in fault.tests}
     assert mutants.run_tests(mutants.ROOT, ["--collect-only", *tests], 300) == ""
 

@@ -49,6 +49,8 @@ def interrupt_at(instruction: int | None, call: Callable[[], object], within: st
         return local
 
     before = sys.gettrace()
+    # Python 3.12 reports instructions only if a frame has asked for them before it traces.
+    sys._getframe().f_trace_opcodes = True
     sys.settrace(trace)
     try:
         call()
