@@ -245,9 +245,10 @@ class RollCall:
     def begin_anew(self, timeout_s: float) -> None:
         """Wait for all ranks, then forget who was missing. Collective.
 
-        A rank that gave up an earlier wait, which the others then ended, follows them. The wait is long enough for ranks whose step began when another rank came here. After a
-        loss it is longer by the time since then, because TCP may take as long again as the network
-        was away until it tries anew.
+        A rank that gave up an earlier wait, which the others then ended, follows them. The wait is
+        long enough for ranks whose step began when another rank came here. After a loss it is
+        longer by the time since then, because TCP may take as long again as the network was away
+        until it tries anew.
 
         Raises:
             PeerLost: some ranks, or the store, did not come in time; it names them.
