@@ -64,6 +64,7 @@ class Worker:
         self.head = fakes.head_of(self.model_runner, group=group)
         vllm_v1.attach(self.model_runner, self.head, Output, LogprobsTensors)
         self.blocks: list[Any] = []
+        self.order: list[str] = []
 
     def execute_model(self, scheduled: Any) -> None:
         runner = self.model_runner
@@ -73,12 +74,16 @@ class Worker:
             self.blocks = [each.block_ids for each in new]
             for each in new:
                 runner.requests[each.req_id] = V1State(each.sampling_params, each.prompt_token_ids)
-            fakes.v1_batch(runner, [each.req_id for each in reversed(new)])
+            self.order = [each.req_id for each in reversed(new)]
+            fakes.v1_batch(runner, self.order)
 
     def sample_tokens(self, grammar_output: None) -> Any:
         runner, names = self.model_runner, self.model_runner.input_batch.req_ids
-        hidden_states = torch.randn(len(names), D)
-        handed = runner.model.compute_logits(hidden_states)
+        generator = torch.Generator().manual_seed(7)
+        of_token = torch.randn(V, D, generator=generator)
+        last = [runner.requests[name].prompt_token_ids[-1] for name in self.order]
+        noise = 1e-3 * torch.randn(len(names), D, generator=generator)  # of a batch, in bf16
+        handed = runner.model.compute_logits(of_token[last] + noise)
         out = runner.sampler(handed, runner.input_batch.sampling_metadata)
         return SimpleNamespace(req_ids=names, sampled_token_ids=out.sampled_token_ids.tolist())
 
@@ -107,6 +112,19 @@ def test_a_wrong_token_is_refused_with_both(monkeypatch):
     expected = r"vLLM 9\.9 with tpsample returned the tokens \{.*\}, the definition has \{.*\};"
     with pytest.raises(RuntimeError, match=f"^self-test: a step of {expected}"):
         _check()(worker, worker.head)
+
+
+def test_rows_in_another_order_than_their_names_are_refused(monkeypatch):
+    worker = Worker()
+    real = fakes.v1_batch
+    monkeypatch.setattr(fakes, "v1_batch", lambda runner, names: real(runner, names[::-1]))
+    with pytest.raises(RuntimeError, match="the definition has"):
+        _check()(worker, worker.head)
+
+
+def test_a_model_that_hides_its_requests_counts_rows_as_they_come():
+    identity = _check().__globals__["_identity"]
+    assert torch.equal(identity(torch.zeros(3, D), torch.zeros(3, D)), torch.eye(3, D))
 
 
 def test_a_structure_that_has_changed_is_refused_with_what_is_missing():

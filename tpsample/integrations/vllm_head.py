@@ -8,7 +8,7 @@ scaled after a soft-cap), its logits of this shard.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -84,14 +84,12 @@ class VllmHead(Sealed):
         return self.kept.sampler(kept.contiguous(), batch, positions)
 
     @contextmanager
-    def given_identity(self) -> Iterator[None]:
-        """Let row r of what the head is given be row r of the identity, for a self-test."""
+    def given(self, replace: Callable[[Tensor], Tensor]) -> Iterator[None]:
+        """Let the head be given what this makes of hidden states, for a self-test."""
         stand_in = self._processor.forward
 
         def given(lm_head: Any, hidden_states: Tensor, *args: Any, **named: Any) -> Any:
-            rows, size = hidden_states.shape
-            identity = torch.eye(rows, size, out=torch.empty_like(hidden_states))
-            return stand_in(lm_head, identity, *args, **named)
+            return stand_in(lm_head, replace(hidden_states), *args, **named)
 
         self._processor.forward = given
         try:
@@ -100,7 +98,7 @@ class VllmHead(Sealed):
             self._processor.forward = stand_in
 
     def logits_of_identity(self, rows: int) -> Tensor:
-        """Return fp32 [rows, V_local], this rank's logits of those rows, by the definition."""
+        """Return fp32 [rows, V_local], this rank's logits of the identity, by the definition."""
         kept, its = self.kept, self._processor
         count, weight = len(kept.sampler.shard), kept.sampler.weight
         if self.fused:

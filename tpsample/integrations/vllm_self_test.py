@@ -1,9 +1,10 @@
 """One step of a vLLM worker against the definition, before the first request is served.
 
 It goes through the engine's own structures: what its scheduler sends, its runner's batch, and the
-tokens that its worker returns. The hidden states alone are replaced, by rows of the identity, so
-that logits are columns of the LM head on every device. So a version of vLLM that was not tried is
-served, or refused with the reason.
+tokens that its worker returns. Only the hidden states are replaced: those of request r by row r of
+the identity, so that its logits are a column of the LM head on every device. A row is known by the
+hidden states that its request had alone. So a version of vLLM that was not tried is served, or
+refused with the reason.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import torch
+from torch import Tensor
 from vllm import SamplingParams as VllmSamplingParams
 from vllm import __version__
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
@@ -22,7 +25,8 @@ from tpsample.request.params import SamplingParams
 
 logger = logging.getLogger(f"vllm.{__name__}")  # vLLM shows the lines of its own loggers
 
-PROMPT = (1, 2)
+LENGTH = 2
+"""Of a prompt; that of request r is r · LENGTH and the ids after it."""
 REQUESTS: dict[str, dict[str, Any]] = {
     "_tpsample_0_": {"temperature": 0.8, "seed": 11, "top_k": 7, "top_p": 0.9},
     "_tpsample_1_": {"temperature": 0.0, "repetition_penalty": 1.3},
@@ -32,7 +36,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 
 
 def check_first_step(worker: Any, head: VllmHead | None) -> None:
-    """Take a step of the worker, and compare its tokens with the definition's. Collective.
+    """Take a step of a few requests, and compare its tokens with the definition's. Collective.
 
     It is left out where a step needs more than a prompt: beside a KV connector, and for models
     that encode first.
@@ -50,11 +54,16 @@ def check_first_step(worker: Any, head: VllmHead | None) -> None:
     names = list(REQUESTS)[: runner.max_num_reqs]
     try:
         if head is None:
-            _step(worker, names)
+            for those in (*([name] for name in names), names):
+                _step(worker, those)
             return
-        with head.given_identity():
+        alone: list[Tensor] = []
+        with head.given(lambda hidden_states: _noted(hidden_states, alone)):
+            for name in names:
+                _step(worker, [name])
+        with head.given(lambda hidden_states: _identity(hidden_states, torch.cat(alone))):
             found = _step(worker, names)
-        expected = _definition(head, list(found))
+        expected = _definition(head, names)
     except Exception as error:
         raise RuntimeError(
             f"self-test: a step of vLLM {__version__} with tpsample failed: "
@@ -72,26 +81,50 @@ def check_first_step(worker: Any, head: VllmHead | None) -> None:
     )
 
 
+def _noted(hidden_states: Tensor, notes: list[Tensor]) -> Tensor:
+    notes.append(hidden_states[:1].float())
+    return hidden_states
+
+
+def _identity(hidden_states: Tensor, alone: Tensor) -> Tensor:
+    """Return the row of the identity for each request, found by the hidden states it had alone.
+
+    Where a model has the same ones for all prompts, as with weights of zeros, rows count as they
+    come.
+    """
+    rows, size = hidden_states.shape
+    its = torch.cdist(hidden_states.float(), alone).argmin(dim=1)
+    if len(alone) > 1 and torch.pdist(alone).min() <= 1e-3 * alone.norm(dim=1).max():
+        its = torch.arange(rows, device=its.device)
+    identity = torch.eye(rows, size, device=its.device)
+    return identity[its].to(hidden_states.dtype)
+
+
+def _prompt(name: str) -> list[int]:
+    start = LENGTH * list(REQUESTS).index(name)
+    return list(range(start, start + LENGTH))
+
+
 def _step(worker: Any, names: list[str]) -> dict[str, list[int]]:
-    """Return the tokens of new requests by name, in the order of the runner's rows."""
+    """Return the tokens of new requests by name."""
     groups = len(worker.model_runner.kv_cache_config.kv_cache_groups)
     scheduled = SchedulerOutput.make_empty()
     scheduled.scheduled_new_reqs = [
         NewRequestData(
             req_id=name,
-            prompt_token_ids=list(PROMPT),
+            prompt_token_ids=_prompt(name),
             mm_features=[],
             sampling_params=VllmSamplingParams(max_tokens=2, **REQUESTS[name]),
             pooling_params=None,
             block_ids=([1 + index],) * groups,  # block 0 stands for none
             num_computed_tokens=0,
             lora_request=None,
-            prefill_token_ids=list(PROMPT),
+            prefill_token_ids=_prompt(name),
         )
         for index, name in enumerate(names)
     ]
-    scheduled.num_scheduled_tokens = dict.fromkeys(names, len(PROMPT))
-    scheduled.total_num_scheduled_tokens = len(names) * len(PROMPT)
+    scheduled.num_scheduled_tokens = dict.fromkeys(names, LENGTH)
+    scheduled.total_num_scheduled_tokens = len(names) * LENGTH
     scheduled.num_common_prefix_blocks = [0] * groups
     output = worker.execute_model(scheduled)
     if output is None:
@@ -115,7 +148,7 @@ def _definition(head: VllmHead, names: list[str]) -> dict[str, list[int]]:
     batch = SamplingBatch.from_params(
         [SamplingParams(**REQUESTS[name]) for name in names],
         vocab_size=sampler.vocab_size,
-        prompt_token_ids=[PROMPT] * len(names),
+        prompt_token_ids=[_prompt(name) for name in names],
     )
-    out = reference.sample(sampler.ranks.sum_tensor(logits).cpu(), batch, len(PROMPT))
+    out = reference.sample(sampler.ranks.sum_tensor(logits).cpu(), batch, LENGTH)
     return dict(zip(names, out.token_ids.unsqueeze(1).tolist(), strict=True))
