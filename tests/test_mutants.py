@@ -1,5 +1,7 @@
 """The table of faults fits the files, and the runner tells what was noticed from what was not."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,10 +57,15 @@ b.py
             faults(f"a.py\n    one\n    > {name}")
 
 
-def test_every_test_of_the_table_is_there():
+def test_every_test_of_the_table_is_there_and_runs_by_default():
     need_transformers()  # else pytest finds none of the tests of its adapter
     tests = {test for fault in FAULTS for test in fault.tests}
-    assert mutants.run_tests(mutants.ROOT, ["--collect-only", *tests], 300) == ""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *tests]
+    found = subprocess.run(command, cwd=mutants.ROOT, capture_output=True, text=True, check=False)
+    assert not found.returncode, found.stdout
+    collected = found.stdout.splitlines()
+    named = {name for line in collected for name in (line, line.split("[")[0], line.split("::")[0])}
+    assert tests <= named, f"not there, or of the long tier: {sorted(tests - named)}"
 
 
 @pytest.fixture

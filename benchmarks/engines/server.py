@@ -28,7 +28,7 @@ class Kind:
     Attributes:
         name: of its folder, and on the page.
         worker: class of its workers; None is vLLM's own choice.
-        arguments: of `vllm serve`, beside those of every server.
+        arguments: of `vllm serve`, beside those of every server; {model} is the model's folder.
         variables: of its environment, beside those of every server.
     """
 
@@ -64,7 +64,7 @@ class Server:
             *("--max-num-seqs", "16", "--max-num-batched-tokens", "128", "--enforce-eager"),
             *("--no-enable-prefix-caching", "--gpu-memory-utilization", "0.1"),
             *(("--worker-cls", kind.worker) if kind.worker else ()),
-            *kind.arguments,
+            *(each.replace("{model}", str(model)) for each in kind.arguments),
         ]
         self._environment = {**os.environ, **variables(kind, folder)}
         self._process: subprocess.Popen[Any] | None = None

@@ -59,14 +59,16 @@ def test_what_is_missing_is_named(monkeypatch):
     assert f"hint: no-such-package missing: {how_to_install('hf')}\n" in shown.output
 
 
-def test_a_version_that_an_adapter_refuses_has_a_hint(monkeypatch):
+def test_a_version_that_an_adapter_refuses_or_warns_of_has_a_hint(monkeypatch):
     version = importlib.metadata.version
-    versions = {"transformers": "5.20.2", "vllm": "0.32.1+cpu"}
+    versions = {"transformers": "5.20.2", "vllm": "0.33.1+cpu", "sglang": "0.5.23"}
     monkeypatch.setattr(
         importlib.metadata, "version", lambda name: versions.get(name) or version(name)
     )
     shown = " ".join(invoke("doctor", "--seconds", 0).output.split())
-    assert "transformers 5.20.2 " in shown and "vllm 0.32.1+cpu " in shown
+    assert "transformers 5.20.2 " in shown and "vllm 0.33.1+cpu " in shown
+    assert "hint: tpsample.integrations.vllm: vllm 0.32 was tried, 0.33.1+cpu is" in shown
+    assert "hint: tpsample.integrations.sglang" not in shown
     (hint,) = re.findall(r"hint: tpsample\.integrations\.\S+: [^;]*; pip install '[^']*'", shown)
     assert hint.endswith("5.20.2 is installed; pip install 'transformers==5.23.*'")
 

@@ -4,8 +4,9 @@
 
 It runs in vLLM's environment. Parts: kinds, greedy, drafted, sixteen, more (stream, n, stop,
 logprobs of a prompt, a refused field), masks (the ids that each token could have been), first masks
-(those of the first token, without seeds), failing (one row has NaN), lost (a stream during which a
-worker is killed), fields (of vLLM's requests, without asking).
+(those of the first token, without seeds), adapter (with one of LoRA and without), failing (one row
+has NaN), lost (a stream during which a worker is killed), fields (of vLLM's requests, without
+asking).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 from openai import APIError, AsyncOpenAI
 
+from benchmarks.engines.environment import ADAPTER
 from benchmarks.engines.server import NAME
 from tests.engines.asked import (
     DRAFTED,
@@ -41,9 +43,11 @@ Answer = dict[str, Any]
 
 def arguments(asked: Asked) -> dict[str, Any]:
     """Return a request as arguments of the client."""
-    body = {name: value for name, value in asked.items() if name not in (*OPENAI, "prompt")}
+    body = {
+        name: value for name, value in asked.items() if name not in (*OPENAI, "prompt", "model")
+    }
     return {
-        "model": NAME,
+        "model": asked.get("model", NAME),
         "messages": [{"role": "user", "content": asked["prompt"]}],
         **{name: value for name, value in asked.items() if name in OPENAI},
         "extra_body": {**body, "return_token_ids": True},
@@ -163,6 +167,14 @@ async def masks(client: AsyncOpenAI, *, first: bool = False) -> dict[str, Answer
     return found
 
 
+async def adapter(client: AsyncOpenAI) -> dict[str, dict[str, Answer]]:
+    """Ask the same with an adapter of LoRA and without, all at once."""
+    asked = {name: KINDS[name] for name in ("greedy", "temperature", "top_p", "three penalties")}
+    tuned = {name: {**each, "model": ADAPTER} for name, each in asked.items()}
+    without, with_it = await asyncio.gather(together(client, asked), together(client, tuned))
+    return {"without": without, "with": with_it}
+
+
 async def lost(client: AsyncOpenAI) -> dict[str, Answer]:
     """Start a stream that is not over when a worker is killed."""
     return {
@@ -190,6 +202,7 @@ PARTS: dict[str, Callable[[AsyncOpenAI], Awaitable[Any]]] = {
     "masks": masks,
     "first masks": partial(masks, first=True),
     "fields": fields,
+    "adapter": adapter,
     "lost": lost,
 }
 

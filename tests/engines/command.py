@@ -17,7 +17,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.engines.environment import make_environment, make_model, versions
+from benchmarks.engines.environment import (
+    make_adapter,
+    make_environment,
+    make_model,
+    versions,
+)
 from benchmarks.engines.server import Kind, Server, client_variables, say
 from benchmarks.lab import machine
 from benchmarks.lab.machine import ROOT
@@ -38,7 +43,7 @@ from tests.engines.comparison import (
 )
 from tests.engines.environment import make_sglang
 from tests.engines.on_hosts import ServerOnHosts
-from tests.engines.verdicts import Verdict, lost, told_of_the_sampler
+from tests.engines.verdicts import Verdict, lost, told_of_the_first_step, told_of_the_sampler
 
 NAMES = tuple(
     name for kind in PARTS for name in ((kind.name, *ENGINES) if kind is PLAIN else (kind.name,))
@@ -108,6 +113,9 @@ class Run:
             ended = self._kill_worker(server) if kind in (V1_TP2, V2_TP2) else []
             if kind is PLUG_IN_TP2:
                 ended.append(told_of_the_sampler(server.log()))
+            if sampled_by(kind) == "tpsample":
+                told = told_of_the_first_step(kind.name, server.log(), kind.world_size)
+                ended.append(told)
             part["ended"] = [vars(verdict) for verdict in ended]
         say(f"{kind.name}: asked")
         return part
@@ -220,7 +228,9 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     start = time.monotonic()
     deadline, done = start + 60 * options.minutes, kept(record, about["machine"])
-    run = Run(python, make_model(cache), cache, deadline, done)
+    model = make_model(cache)
+    make_adapter(model)
+    run = Run(python, model, cache, deadline, done)
     todo = [names[each] for each in options.only or ()]
     todo = todo or [name for name in NAMES if name not in run.parts]
     if not todo:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from benchmarks.engines.environment import ADAPTER
 from benchmarks.engines.server import Kind
 from benchmarks.lab.machine import ROOT
 from tests.engines import verdicts
@@ -42,6 +43,18 @@ WITH_MASKS = (
 )
 PLUG_IN = ("--additional-config", '{"tpsample": {"exchange": "p2p"}}')
 PLUG_IN_TP2 = Kind("V1 by the plug-in, 2 ranks", 2, None, PLUG_IN)
+PLUG_IN_V2 = Kind(
+    "V2 by the plug-in, 1 rank", 1, None, ("--additional-config", '{"tpsample": {}}'), V2_ON_CPU
+)
+LORA_TP2 = Kind(
+    "V1 with LoRA on attention layers, 2 ranks",
+    2,
+    WATCHED,
+    (
+        *("--enable-lora", "--lora-target-modules", "q_proj", "v_proj"),
+        *("--lora-modules", f"{ADAPTER}={{model}}/{ADAPTER}"),
+    ),
+)
 MASKS_TP2 = Kind("V2 with masks, 2 ranks", 2, WATCHED, WITH_MASKS, V2_ON_CPU)
 MASKS_TP1 = Kind("V2 with masks, 1 rank", 1, WATCHED, WITH_MASKS, V2_ON_CPU)
 PLAIN_MASKS = Kind("vLLM itself with masks, 2 ranks", 2, WATCHED_PLAIN, WITH_MASKS, V2_ON_CPU)
@@ -62,6 +75,8 @@ PARTS = {
     MASKS_TP1: ("masks",),
     PLAIN_MASKS: ("first masks",),
     PLUG_IN_TP2: ("kinds",),
+    PLUG_IN_V2: ("kinds",),
+    LORA_TP2: ("adapter",),
 }
 """Parts of the requests that each server gets."""
 VOCAB_SIZE = 49152
@@ -74,7 +89,7 @@ def watched(kind: Kind) -> bool:
 
 def sampled_by(kind: Kind) -> str:
     """Return whose tokens a server's are."""
-    return "tpsample" if watched(kind) or kind is PLUG_IN_TP2 else "vLLM"
+    return "tpsample" if watched(kind) or kind in (PLUG_IN_TP2, PLUG_IN_V2) else "vLLM"
 
 
 def compare(answers: Answers, seen: dict[str, list[dict[str, Any]]]) -> list[Verdict]:
@@ -97,7 +112,7 @@ def compare(answers: Answers, seen: dict[str, list[dict[str, Any]]]) -> list[Ver
         else:
             found.append(verdicts.equal_tokens(what, own, tokens, names))
 
-    for kind in (V1_TP1, V1_HOSTS, V2_TP2, V2_TP1, PLUG_IN_TP2):
+    for kind in (V1_TP1, V1_HOSTS, V2_TP2, V2_TP1, PLUG_IN_TP2, PLUG_IN_V2):
         same(kind.name, answers.get(kind.name, {}).get("kinds"), KINDS)
     same(f"{PLAIN.name}, greedy", answers.get(PLAIN.name, {}).get("greedy"), KINDS, main["greedy"])
     if V1_TP1.name in answers:
@@ -107,6 +122,10 @@ def compare(answers: Answers, seen: dict[str, list[dict[str, Any]]]) -> list[Ver
         found.append(verdicts.known_fields(one["fields"]))
         what = "logprobs on 1 and 2 ranks"
         found.append(verdicts.equal_logprobs(what, kinds, one["kinds"]))
+    if LORA_TP2.name in answers:
+        adapter = answers[LORA_TP2.name]["adapter"]
+        same(LORA_TP2.name, adapter["without"], adapter["without"])
+        found.append(verdicts.tuned(LORA_TP2.name, adapter))
     for kind in (DRAFTS_TP2, DRAFTS_TP1):
         part = answers.get(kind.name, {})
         same(kind.name, part.get("drafted"), DRAFTED)

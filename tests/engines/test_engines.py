@@ -92,6 +92,19 @@ def test_a_lost_rank_is_told_by_whoever_noticed_first():
     assert [verdict.held for verdict in found] == [False] * 3
 
 
+def test_every_worker_has_to_tell_of_its_first_step():
+    line = "a first step of 3 requests returned the definition's tokens\n"
+    for lines, ranks, held in ((2, 2, True), (1, 2, False), (0, 1, False)):
+        assert verdicts.told_of_the_first_step("V1", lines * line, ranks).held is held
+
+
+def test_an_adapter_has_to_change_every_text():
+    own, other = {"a": {"tokens": [1]}, "b": {"tokens": [2]}}, {"a": {"tokens": [3]}}
+    assert not verdicts.tuned("V1", {"without": own, "with": {**own, **other}}).held
+    assert not verdicts.tuned("V1", {"without": own, "with": {"a": {"error": "500"}}}).held
+    assert verdicts.tuned("V1", {"without": own, "with": other}).held
+
+
 def test_a_row_that_a_grammar_leaves_nothing_is_an_error():
     assert verdicts.nothing_left({"error": "Error code: 500 - {'error': 'internal'}"}).held
     assert not verdicts.nothing_left(answer(1, finish="stop")).held
@@ -227,7 +240,7 @@ def parts(monkeypatch, tmp_path):
 
     monkeypatch.setattr(command.Run, "take", take)
     monkeypatch.setattr(command, "compare", compare)
-    for name in ("make_environment", "make_model", "versions"):
+    for name in ("make_environment", "make_model", "make_adapter", "versions"):
         monkeypatch.setattr(command, name, lambda _: "there")
     monkeypatch.setattr(command, "texts", lambda _: {})
     monkeypatch.setattr(command.machine, "describe", lambda _: at)
@@ -289,11 +302,15 @@ def test_the_start_of_a_server_is_not_in_the_limit(monkeypatch, tmp_path):
         def seen(self):
             return []
 
+        def log(self):
+            return "a first step of 3 requests returned the definition's tokens"
+
     monkeypatch.setattr(command, "Server", Server)
     monkeypatch.setattr(command.Run, "_ask", lambda *_: {})
     run = command.Run(tmp_path, tmp_path, tmp_path, 1000.0)
     part = run.take(comparison.V1_TP1.name)
     assert run.deadline == 1100.0 and part["server"]["ready_s"] == 100.0
+    assert [each["held"] for each in part["ended"]] == [True], "its one worker told of its step"
 
 
 def test_a_server_over_hosts_says_why_it_was_not_run(monkeypatch, tmp_path):

@@ -178,6 +178,25 @@ def told_of_the_sampler(log: str) -> Verdict:
     )
 
 
+def told_of_the_first_step(name: str, log: str, ranks: int) -> Verdict:
+    """Look for the line by which each worker says that it compared a step before it served."""
+    count = log.count("requests returned the definition's tokens")
+    what = f"each worker of {name} compared a first step before it served"
+    return Verdict(what, count == ranks, f"{count} lines, {ranks} ranks")
+
+
+def tuned(name: str, adapter: dict[str, Answers]) -> Verdict:
+    """See that an adapter's requests have texts of their own; the oracle holds their tokens."""
+    changed = [
+        each
+        for each in adapter["with"]
+        if _tokens(adapter["with"], each) not in (None, _tokens(adapter["without"], each))
+    ]
+    count = len(adapter["with"])
+    what = f"{name}: requests with the adapter are answered, by another model"
+    return Verdict(what, len(changed) == count, f"{len(changed)} of {count} texts differ")
+
+
 def kinds_as_asked(kinds: Answers, sixteen: Answers) -> list[Verdict]:
     """Look at what each kind of request promises by itself."""
     try:

@@ -30,7 +30,7 @@ from tpsample import (
 from tpsample.exchange import make_exchange
 from tpsample.exchange.base import levels
 from tpsample.exchange.inboxes import SharedFiles
-from tpsample.ranks.process import ranks_of
+from tpsample.ranks.process import ProcessRanks, ranks_of
 from tpsample.settings import Settings
 
 HOSTS = {
@@ -96,6 +96,31 @@ def test_tokens_filters_and_logprobs_are_the_oracles(hosts):
     assert rows == [expected] * 2
     assert tokens == oracle.token_ids.tolist()
     assert listed == oracle.logprobs.token_ids.tolist()
+
+
+def _summing(hosts: str) -> list[str]:
+    """A library of one of both levels adds up integers where their maximum is asked for."""
+    real, told = ProcessRanks.start_all_reduce, []
+    for level in ("all", "inside", "between"):
+
+        def sum_of(ranks: ProcessRanks, tensor: Any, op: Any, level: str = level) -> Any:
+            wrong = level in ranks._name and op == dist.ReduceOp.MAX
+            return real(ranks, tensor, dist.ReduceOp.SUM if wrong else op)
+
+        ProcessRanks.start_all_reduce = sum_of
+        tpsample.exchange.SWAPS_ON = ()
+        exchange = "collective" if level == "all" else "two_level"
+        with pytest.raises(RuntimeError) as raised:
+            _sampler(Case.make(60, 3), hosts, exchange=exchange)
+        told.append(str(raised.value))
+    return told
+
+
+def test_a_library_that_returns_sums_for_maxima_is_named_when_a_sampler_is_built():
+    told = same_on_ranks(4, _summing, "aabb")
+    for text, size in zip(told, (4, 2, 2), strict=True):
+        assert f"should return [{2**62 + size - 1}, {size}], this library returned [" in text
+        assert 'pass exchange="p2p"' in text
 
 
 def _differ(case: Case, hosts: str, culprit: int) -> str:

@@ -203,6 +203,10 @@ tpsample/exchange/collective.py
     - self.words[chunk, :, :rows], chunk)
     + self.words[0, :, :rows], chunk)
     > exchange/test_exchanges.py::test_tokens_are_the_oracles[3-1000]
+    a library that adds up integers is trusted
+    -         for level in self.levels:
+    -             require_maximum(level, settings.device)
+    > test_a_library_that_returns_sums_for_maxima_is_named_when_a_sampler_is_built
 tpsample/exchange/base.py
     a column has one rank of each host
     - for r in host[column::columns]

@@ -48,6 +48,22 @@ def test_a_field_that_is_not_honoured_is_refused_at_the_door(name):
         check_request(asked)
 
 
+def test_deterministic_inference_keeps_the_sampler_that_was_asked_for(caplog):
+    hooks = sglang.Hooks()
+    hooks.backends.add("tpsample")
+
+    def original(view: SimpleNamespace) -> dict[str, str]:
+        return {"sampling_backend": "pytorch"}
+
+    for asked, found in (("tpsample", {}), ("flashinfer", original(SimpleNamespace()))):
+        view = SimpleNamespace(sampling_backend=asked, enable_deterministic_inference=True)
+        with caplog.at_level(logging.INFO):
+            assert hooks.keep_backend(original, view) == found
+    assert [record.message for record in caplog.records] == [
+        "tpsample samples in deterministic inference, too"
+    ]
+
+
 def test_the_readme_names_what_is_refused():
     text = README.read_text()
     for name in (*REFUSED, *REFUSED_OF_REQUEST):

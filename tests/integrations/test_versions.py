@@ -16,7 +16,7 @@ PAGE = (ROOT / "tpsample" / "integrations" / "README.md").read_text()
 @pytest.mark.parametrize(
     ("engine", "taken", "refused"),
     [
-        ("vllm", ("0.32.0", "0.32.1+cpu"), ("0.31.0", "0.33.0", "0.320", "1.0", "dev")),
+        ("vllm", ("0.32.0", "0.32.1+cpu"), ("0.31.0", "0.3", "dev")),
         ("sglang", ("0.5.23",), ("0.5.24", "0.5.2", "0.5.230")),
         ("transformers", ("5.23.0", "5.23.7"), ("4.57.1", "5.22.0", "5.24.0", "6.0.0.dev0")),
     ],
@@ -29,6 +29,13 @@ def test_other_versions_are_refused_with_the_way_out(engine, taken, refused):
         with pytest.raises(ImportError, match=re.escape(said)) as raised:
             check_version(engine, found)
         check_version(engine, raised.value.msg.rpartition("==")[2].replace("*'", "0"))
+
+
+@pytest.mark.parametrize("found", ["0.33.0", "0.320", "1.0", "0.33.0.dev7+g1"])
+def test_a_later_version_with_a_self_test_is_warned_of(found):
+    said = f"vllm 0.32 was tried, {found} is installed; it serves if its first step passes"
+    with pytest.warns(UserWarning, match=re.escape(said)):
+        check_version("vllm", found)
 
 
 def test_a_python_without_an_engine_is_told_which_has_it(monkeypatch):

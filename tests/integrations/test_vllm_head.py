@@ -144,6 +144,14 @@ def test_a_model_has_one_logits_processor():
     assert only_processor(runner.model, fakes.Processor) is runner.model.processor
     with pytest.raises(UnsupportedParameter, match="expected one Processor, ModuleList has 2"):
         only_processor(nn.ModuleList([fakes.Processor(), fakes.Processor()]), fakes.Processor)
+    wrapped = nn.Module()
+    wrapped.base_layer = fakes.Processor()  # as vLLM wraps the head's, and layers of other kinds
+    with pytest.raises(UnsupportedParameter, match=r"--enable-lora: .*--lora-target-modules q_p"):
+        only_processor(nn.ModuleList([wrapped]), fakes.Processor)
+    layer = nn.Module()
+    layer.base_layer = nn.Linear(1, 1)
+    attached = nn.ModuleList([layer, fakes.Processor()])
+    assert only_processor(attached, fakes.Processor) is attached[1]
     runner.model.processor.logits_as_input = True
     with pytest.raises(UnsupportedParameter, match="makes its logits before"):
         fakes.head_of(runner)

@@ -94,7 +94,6 @@ def test_the_token_that_ends_a_request_is_its_own():
 OTHER_DRAFTS, N_GRAMS = (SimpleNamespace(method=method) for method in ("eagle3", "ngram"))
 REFUSED_MODES: list[tuple[str, dict[str, Any]]] = [
     ("--logits-processors", {"model_config.logits_processors": ["own.Processor"]}),
-    ("--enable-lora", {"vllm_config.lora_config": object()}),
     ("--watermark-config", {"vllm_config.watermark_config": object()}),
     ("--enable-trace-replay", {"model_config.enable_trace_replay": True}),
     ("--enable-prompt-embeds", {"model_config.enable_prompt_embeds": True}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from tpsample import PeerLost
-from tpsample.ranks import roll_call
+from tpsample.ranks import process, roll_call
 from tpsample.ranks.roll_call import RollCall
 
 STORE = "the store of the process group does not answer either"
@@ -84,6 +85,47 @@ def test_after_a_reset_the_text_says_since_when_steps_are_counted(roll: Any) -> 
     _answers(calling, 0)
     text = str(calling.lost())
     assert "in step 28 since the last reset; tokens from that step on are not" in text
+
+
+def test_ranks_that_come_with_the_last_look_are_not_missing(
+    roll: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calling = roll(1)
+    for rank in (0, 2):
+        calling._store.set(calling._key("anew", rank), "")
+    answers = iter([False])  # a store that is slow once, until the time is up
+    real = calling._store.has
+    monkeypatch.setattr(calling._store, "has", lambda *keys: next(answers, None) or real(*keys))
+    monkeypatch.setattr(roll_call, "GRACE_S", 0.0)
+    calling.begin_anew(0.0)
+    assert calling._generation == 1
+
+
+def test_a_rank_that_gave_up_a_reset_follows_the_ranks_that_did_not(roll: Any) -> None:
+    early, late = roll(0), roll(1)
+    late.number = early.number
+    early._store.set(early._key("anew", 2), "")
+    with pytest.raises(PeerLost, match="reset: rank 1 did not come within 0 s"):
+        early.begin_anew(0.0)
+    late.begin_anew(0.0)
+    for rank in (1, 2):  # they could not connect, and reset once more
+        late._store.set(late._key("anew", rank), "")
+    early.begin_anew(0.0)
+    assert early._generation == 2
+    assert late._generation == 1 and late._store.has(*late._keys("anew"))  # which ends their wait
+
+
+def test_ranks_that_meet_but_do_not_connect_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late() -> None:
+        raise dist.DistStoreError("wait timeout after 1000ms")
+
+    ranks: Any = SimpleNamespace(
+        group=None, roll=SimpleNamespace(begin_anew=lambda _: None), connect=late, _subsets=[]
+    )
+    monkeypatch.setattr(process, "group_timeout", lambda _: timedelta(seconds=1))
+    expected = r"reset: .*not connect within 1 s.*call reset\(\) on every rank again"
+    with pytest.raises(PeerLost, match=expected):
+        process.ProcessRanks.renew(ranks)
 
 
 def test_an_error_while_a_graph_is_captured_is_no_lost_peer(

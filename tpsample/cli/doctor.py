@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import platform
 import time
+import warnings
 from typing import Annotated, Any
 
 import torch
@@ -227,10 +228,12 @@ def _hints(job: Job, records: list[dict[str, Any]]) -> list[str]:
             hints.append(f"{', '.join(packages)} missing: {how_to_install(extra)}")
     for engine in TRIED:
         if (version := records[0]["versions"].get(engine, "missing")) != "missing":
-            try:
-                check_version(engine, version)
-            except ImportError as error:
-                hints.append(str(error))
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", UserWarning)
+                try:
+                    check_version(engine, version)
+                except (ImportError, UserWarning) as error:
+                    hints.append(str(error))
     if "triton" in lacks:
         hints.append("triton missing: GPUs and the interpreter need it: pip install triton")
     if job.device.type == "cpu":

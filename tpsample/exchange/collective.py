@@ -50,6 +50,8 @@ class CollectiveExchange(QueuedExchange):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self._best = torch.zeros_like(self.words[0, 0])
+        for level in self.levels:
+            require_maximum(level, settings.device)
 
     def publish(self, chunk: int, rows: int) -> None:
         words = self._views[rows][0][chunk]
@@ -70,6 +72,28 @@ class CollectiveExchange(QueuedExchange):
     def bytes_sent(self, rows: int) -> int:
         words = [rows * self.chunks, rows]
         return sum(ring_bytes(*each) for each in zip(self.levels, words, strict=False))
+
+
+def require_maximum(ranks: Ranks, device: torch.device) -> None:
+    """Raise if an all-reduce does not return the largest integers. Collective; waits for the GPU.
+
+    A library was seen that returns sums of integers where maxima are asked for.
+
+    Raises:
+        RuntimeError: what came, on every rank.
+    """
+
+    def words_of(rank: int) -> list[int]:
+        return [(1 << 62) + rank, ranks.world_size - rank]
+
+    expected = [max(words) for words in zip(*map(words_of, range(ranks.world_size)), strict=True)]
+    words = torch.tensor(words_of(ranks.rank), device=device)
+    ranks.all_reduce(words, dist.ReduceOp.MAX)
+    if words.tolist() != expected:
+        raise RuntimeError(
+            f"exchange: an all-reduce(MAX) of int64 should return {expected}, this library "
+            f'returned {words.tolist()}; pass exchange="p2p", or install another build of it'
+        )
 
 
 def ring_bytes(ranks: Ranks, words: int) -> int:

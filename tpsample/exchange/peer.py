@@ -18,7 +18,7 @@ from tpsample.backends.triton_.arguments import early_launch
 from tpsample.backends.triton_.kernels.inbox import peer_finish_kernel
 from tpsample.core import word
 from tpsample.exchange.base import Exchange
-from tpsample.exchange.collective import ring_bytes
+from tpsample.exchange.collective import require_maximum, ring_bytes
 from tpsample.exchange.inboxes import peer_memory
 from tpsample.output import SampleOutput
 from tpsample.ranks.lost import peer_lost
@@ -169,6 +169,7 @@ class BetweenHosts:
         size = settings.max_rows + self.lost.numel()
         self._reduced = torch.zeros(size, dtype=torch.int64, device=settings.device)
         self._ranks = ranks
+        require_maximum(ranks, settings.device)
 
     def finish(self, out: SampleOutput, seeds: Tensor, winners: Tensor, lost: Tensor) -> None:
         """Write tokens and status anew, from the winners int64 [rows] of all hosts.

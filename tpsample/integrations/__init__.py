@@ -6,10 +6,14 @@ Nothing is imported here, because each adapter needs its engine.
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
+import warnings
 
 TRIED = {"transformers": "5.23", "vllm": "0.32", "sglang": "0.5.23"}
 """The beginning of a version. The seams that an adapter uses are no stable interface."""
+SELF_TESTED = ("vllm",)
+"""Engines whose adapter compares a step with the definition before it serves."""
 _OLDEST_PYTHON = (3, 11)
 """Of all of them."""
 
@@ -17,19 +21,35 @@ _OLDEST_PYTHON = (3, 11)
 def check_version(engine: str, found: str) -> None:
     """Raise an ImportError for a version of an engine that was not tried, with the way out.
 
+    A later one of an engine with a self-test is warned of, and that test decides.
+
     Args:
         engine: a name of `TRIED`.
         found: the version that is installed, such as "0.32.1+cpu".
     """
     tried = TRIED[engine]
-    if not f"{found.partition('+')[0]}.".startswith(f"{tried}."):
-        way_out = f"pip install '{engine}=={tried}.*'"
-        if sys.version_info < _OLDEST_PYTHON:
-            way_out = f"{tried} needs Python {'.'.join(map(str, _OLDEST_PYTHON))} or later"
-        raise ImportError(
-            f"tpsample.integrations.{engine}: {engine} {tried} is supported, {found} is "
-            f"installed; {way_out}"
+    if f"{found.partition('+')[0]}.".startswith(f"{tried}."):
+        return
+    if engine in SELF_TESTED and _numbers(found) > _numbers(tried):
+        warnings.warn(
+            f"tpsample.integrations.{engine}: {engine} {tried} was tried, {found} is installed; "
+            "it serves if its first step passes the self-test",
+            stacklevel=2,
         )
+        return
+    way_out = f"pip install '{engine}=={tried}.*'"
+    if sys.version_info < _OLDEST_PYTHON:
+        way_out = f"{tried} needs Python {'.'.join(map(str, _OLDEST_PYTHON))} or later"
+    raise ImportError(
+        f"tpsample.integrations.{engine}: {engine} {tried} is supported, {found} is "
+        f"installed; {way_out}"
+    )
+
+
+def _numbers(version: str) -> list[int]:
+    """Return the numbers that a version begins with."""
+    parts = version.partition("+")[0].split(".")
+    return [int(part) for part in itertools.takewhile(str.isdigit, parts)]
 
 
 def __getattr__(name: str) -> object:

@@ -130,6 +130,18 @@ class Hooks(Sealed):
             check_request(request)
         return original(manager, request, *args, **kwargs)
 
+    def keep_backend(self, original: Any, view: Any) -> dict[str, Any]:
+        """Around the choice of a sampler for `--enable-deterministic-inference`: ours stays.
+
+        SGLang would put its own in the place of every other, and say so in one line. Our tokens are
+        functions of hidden states, request, seed and position.
+        """
+        if view.sampling_backend not in self.backends:
+            return dict(original(view))
+        if view.enable_deterministic_inference:
+            logger.info("tpsample samples in deterministic inference, too")
+        return {}
+
     def keep_requests(self, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
         """After `ForwardBatch.init_new`: keep the requests of its rows."""
         if self.armed:
@@ -307,6 +319,7 @@ def register(backend: str = "tpsample") -> None:
         ("layers.logits_processor.LogitsProcessor._get_logits", _HOOKS.hand_on),
         ("model_executor.model_runner.ModelRunner._preprocess_logits", _HOOKS.keep_off),
         ("managers.tokenizer_manager.TokenizerManager._validate_one_request", _HOOKS.admit),
+        ("arg_groups.overrides._deterministic_sampling_backend", _HOOKS.keep_backend),
     ):
         HookRegistry.register(_SRT + target, hook, HookType.AROUND)
     made = f"{_SRT}model_executor.forward_batch_info.ForwardBatch.init_new"

@@ -8,11 +8,14 @@ scaled after a soft-cap), its logits of this shard.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tpsample import reference
 from tpsample.agreement.arguments import WEIGHT_DTYPES
 from tpsample.core.sealed import Sealed
 from tpsample.errors import UnsupportedParameter
@@ -46,9 +49,10 @@ class VllmHead(Sealed):
         self.kept = KeptHead()
         self._processor, self._forward, self.fused = processor, processor.forward, True
         processor.forward = self._stand_in
-        hidden_size, device = runner.model_config.get_hidden_size(), runner.device
+        device = runner.device
+        self._hidden_size, self._dtype = runner.model_config.get_hidden_size(), runner.dtype
         with torch.inference_mode():
-            probe = torch.zeros(1, hidden_size, dtype=runner.dtype, device=device)
+            probe = torch.zeros(1, self._hidden_size, dtype=self._dtype, device=device)
             self.kept.take(runner.model.compute_logits(probe))
         lm_head = self.kept.lm_head
         self.fused = _is_product(lm_head, processor)
@@ -78,6 +82,35 @@ class VllmHead(Sealed):
             return self.kept.sampler.sample_logits(kept.contiguous(), batch, positions)
         self.kept.follow_weight()
         return self.kept.sampler(kept.contiguous(), batch, positions)
+
+    @contextmanager
+    def given(self, replace: Callable[[Tensor], Tensor]) -> Iterator[None]:
+        """Let the head be given what this makes of hidden states, for a self-test."""
+        stand_in = self._processor.forward
+
+        def given(lm_head: Any, hidden_states: Tensor, *args: Any, **named: Any) -> Any:
+            return stand_in(lm_head, replace(hidden_states), *args, **named)
+
+        self._processor.forward = given
+        try:
+            yield
+        finally:
+            self._processor.forward = stand_in
+
+    def logits_of_identity(self, rows: int) -> Tensor:
+        """Return fp32 [rows, V_local], this rank's logits of the identity, by the definition."""
+        kept, its = self.kept, self._processor
+        count, weight = len(kept.sampler.shard), kept.sampler.weight
+        if self.fused:
+            return reference.logits(
+                torch.eye(rows, device=weight.device),
+                weight[:count, :rows],
+                bias=None if kept.bias is None else kept.bias[:count],
+                logit_scale=its.scale,
+                logit_softcap=its.soft_cap,
+            )
+        identity = torch.eye(rows, self._hidden_size, dtype=self._dtype, device=weight.device)
+        return self._forward(kept.lm_head, identity, kept.bias, skip_gather=True)[:, :count].float()
 
     def _stand_in(
         self,
@@ -112,8 +145,13 @@ def only_processor(model: Any, kind: type) -> Any:
     """Return the `LogitsProcessor` of a model.
 
     Raises:
-        UnsupportedParameter: it has none, or several.
+        UnsupportedParameter: it has none, several, or one that adapters of LoRA may change.
     """
+    if any(isinstance(getattr(module, "base_layer", None), kind) for module in model.modules()):
+        raise UnsupportedParameter(
+            "--enable-lora: an adapter may change the LM head; name the layers that adapters may "
+            "have, without it: --lora-target-modules q_proj k_proj v_proj o_proj"
+        )
     found = [module for module in model.modules() if isinstance(module, kind)]
     if len(found) != 1:
         raise UnsupportedParameter(

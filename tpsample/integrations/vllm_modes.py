@@ -27,10 +27,6 @@ REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
         lambda r: entry_points(group="vllm.logits_processors"),
         "an installed processor would be handed logits that do not exist; uninstall its package",
     ),
-    "--enable-lora": (
-        lambda r: r.vllm_config.lora_config,
-        "an adapter may change the LM head",
-    ),
     "--watermark-config": (
         lambda r: r.vllm_config.watermark_config,
         "the noise is ours, so it carries no watermark",

@@ -65,6 +65,7 @@ def with_tpsample(base: Any) -> Any:
         """A worker of vLLM whose model runner samples with tpsample, if it is told to."""
 
         always = False
+        _samples = False
         _head: Any = None
 
         def load_model(self, **kwargs: Any) -> None:
@@ -79,8 +80,18 @@ def with_tpsample(base: Any) -> Any:
 
             check_modes(self.model_runner)
             super().load_model(**kwargs)
+            self._samples = True
             if get_pp_group().is_last_rank:
                 self._head = attach(self.model_runner, **(options or {}))
+
+        def compile_or_warm_up_model(self) -> Any:
+            """Warm up, then compare a first step with the definition."""
+            took = super().compile_or_warm_up_model()
+            if self._samples:
+                from tpsample.integrations.vllm_self_test import check_first_step
+
+                check_first_step(self, self._head)
+            return took
 
         def tpsample_counters(self) -> dict[str, Any]:
             """Return this rank's counters, for `collective_rpc("tpsample_counters")`."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tpsample.core.checks import describe
 from tpsample.core.digest import digest_text
-from tpsample.errors import RankMismatch
+from tpsample.errors import PeerLost, RankMismatch
 from tpsample.ranks.ranks import SAME_CALL, Ranks, Shared, gather_or_raise, require_equal
 from tpsample.ranks.roll_call import RollCall
 from tpsample.ranks.subgroups import group_timeout, subgroup
@@ -259,11 +259,18 @@ class ProcessRanks(Ranks):
         A failed collective may have closed connections of gloo.
 
         Raises:
-            PeerLost: a rank did not come within the timeout of the group.
+            PeerLost: a rank did not come within the timeout of the group, or came and left again.
         """
-        self.roll.begin_anew(group_timeout(self.group).total_seconds())
-        for ranks in (self, *self._subsets):
-            ranks.connect()
+        timeout_s = group_timeout(self.group).total_seconds()
+        self.roll.begin_anew(timeout_s)
+        try:
+            for ranks in (self, *self._subsets):
+                ranks.connect()
+        except RuntimeError as error:  # a rank gave up, or fell, between these two
+            raise PeerLost(
+                f"reset: all ranks came, but they did not connect within {timeout_s:g} s; call "
+                "reset() on every rank again"
+            ) from error
 
 
 def ranks_of(group: object) -> Ranks:

@@ -245,14 +245,16 @@ class RollCall:
     def begin_anew(self, timeout_s: float) -> None:
         """Wait for all ranks, then forget who was missing. Collective.
 
-        The wait is long enough for ranks whose step began when another rank came here. After a
-        loss it is longer by the time since then, because TCP may take as long again as the network
-        was away until it tries anew.
+        A rank that gave up an earlier wait, which the others then ended, follows them. The wait is
+        long enough for ranks whose step began when another rank came here. After a loss it is
+        longer by the time since then, because TCP may take as long again as the network was away
+        until it tries anew.
 
         Raises:
             PeerLost: some ranks, or the store, did not come in time; it names them.
         """
-        keys = [self._key("anew", rank) for rank in range(self._world_size)]
+        while self._store.has(*(keys := self._keys("anew"))):
+            self._generation += 1
         now = time.monotonic()
         limit_s = 2 * (timeout_s + GRACE_S)
         if self._lost_at is not None:
@@ -268,6 +270,8 @@ class RollCall:
         while not self._store.has(*keys):
             if time.monotonic() > now + limit_s:
                 missing = [rank for rank, key in enumerate(keys) if not self._store.has(key)]
+                if not missing:
+                    break
                 if self._rank in missing:  # which has written
                     raise silent
                 raise PeerLost(
@@ -313,8 +317,11 @@ class RollCall:
 
     def _texts(self, name: str) -> list[str | None]:
         """Return what every rank has written under a name, in rank order."""
-        keys = [self._key(name, rank) for rank in range(self._world_size)]
-        return self._store.texts(keys)
+        return self._store.texts(self._keys(name))
+
+    def _keys(self, name: str) -> list[str]:
+        """Return what every rank writes under for a name, in rank order."""
+        return [self._key(name, rank) for rank in range(self._world_size)]
 
     def _key(self, name: str, rank: int | None = None) -> str:
         return f"{self.number}/{self._generation}/{name}" + ("" if rank is None else f"/{rank}")
