@@ -125,9 +125,8 @@ def find_kept_sets(
     # The cut of a row without a token lies above every word, so it stays.
     cut = torch.where(rows.noise.random.squeeze(1), cut, cut.maximum(top_word))
     mass = ranks.sum_integers(rows.mass_from(cut)[:, 0])
-    cut = cut.unsqueeze(1)
 
-    counts = ranks.gather_integers(rows.count_from(cut)).squeeze(2)  # [W, R]
+    counts = ranks.gather_integers(rows.count_from(cut.unsqueeze(1))).squeeze(2)  # [W, R]
     if drawn is not None:
         counts = counts * drawn
     sizes = counts.sum(dim=0)
@@ -139,9 +138,11 @@ def find_kept_sets(
     if may_read and total:
         needed = (counts * listed).max(), listed_sizes.max(), listed_sizes.sum()
         width, longest, total = torch.stack(needed).tolist()
-    words = rows.first_words(width)
-    gathered = ranks.gather_integers(words * (words >= cut) * listed.unsqueeze(1))
-    first = gathered.transpose(0, 1).flatten(1).topk(longest, dim=1).values
+    words = rows.words_from(cut.where(listed_sizes > 0, ABOVE_ALL), width)
+    gathered = ranks.gather_integers(words)
+    first = gathered.transpose(0, 1).flatten(1)
+    if len(gathered) > 1:
+        first = first.topk(longest, dim=1).values
 
     below = below_top(word.value_of(first), top.unsqueeze(1), rows.temperature.unsqueeze(1))
     log_masses = below - (mass.double() / TOP_MASS).log().unsqueeze(1)

@@ -48,6 +48,12 @@ class NativeShardLogits(ShardLogits):
             self.run(passes.first_words, first, rows=rows)
         return _descending(first)
 
+    def words_from(self, cut: Tensor, count: int) -> Tensor:
+        words = np.zeros((len(self.logits), count), np.int64)
+        if count:
+            self.run(passes.words_from, array_of(cut.contiguous()), words)
+        return _descending(words)
+
     def best_scores(self, count: int) -> Tensor:
         if self.rough is None:
             scores = self._scores(NONE, count)

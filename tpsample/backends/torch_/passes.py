@@ -227,6 +227,18 @@ class ShardLogits:
         words = word.pack(self.logits.gather(1, columns), self.first_id + columns)
         return self.of_undone(words.topk(count, dim=1).values)
 
+    def words_from(self, cut: Tensor, count: int) -> Tensor:
+        """Return the order words of each row that are >= `cut` int64 [F], descending.
+
+        Args:
+            count: at least how many words any row has so.
+
+        Returns:
+            int64 [F, count], 0 where a row has no more.
+        """
+        words = self.first_words(count)
+        return words * (words >= cut.unsqueeze(1))
+
     def words_of(self, token_ids: Tensor) -> Tensor:
         """Return order words of global ids int64 [F, C]; 0 for those of other ranks and for -1."""
         local = token_ids - self.first_id

@@ -82,6 +82,7 @@ def entries(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]
     found += [
         (draw_stored, (kept, INTS, DRAWS, HEAD, INTS, INTS_3)),
         (passes.first_words, (STORED, INTS_2)),
+        (passes.words_from, (STORED, INTS, INTS_2)),
         (passes.weigh, (STORED, FLOATS, INTS_2, INTS, INTS_2)),
         (passes.mass_from, (STORED, FLOATS, INTS, INTS_2)),
         (passes.least_of_mass, (STORED, FLOATS, INTS, INTS)),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from tpsample.backends.numba_.kernels.compiling import F32, I64, U64, jit
 from tpsample.backends.numba_.kernels.inputs import BLOCK, aligned_block, lanes_of
 from tpsample.backends.numba_.kernels.noise import exact_score, stream_at, upper_scores
 from tpsample.backends.numba_.kernels.numbers import lanes_reaching, lowest_lane, pack, value_of
-from tpsample.backends.numba_.kernels.primitives import empty, larger
+from tpsample.backends.numba_.kernels.primitives import larger
 from tpsample.backends.numba_.kernels.threads import share
 
 
@@ -30,7 +32,7 @@ def draft_words_of_rows(start, stop, part, arguments):
     logits, first_id, rows, sample, domain, found = arguments
     temperature, seed, position = rows
     num_ids, first = logits.shape[1], first_id & 3
-    inside, upper = empty(BLOCK, F32), empty(BLOCK, F32)
+    inside, upper = np.empty(BLOCK, F32), np.empty(BLOCK, F32)
     for row in range(start, stop):
         stream = stream_at(temperature[row], seed[row], position[row], sample, domain)
         best = I64(0)

@@ -40,7 +40,7 @@ from tpsample.backends.numba_.kernels.numbers import (
     pack,
     value_of,
 )
-from tpsample.backends.numba_.kernels.primitives import empty, larger
+from tpsample.backends.numba_.kernels.primitives import larger
 from tpsample.backends.numba_.kernels.products import products_of
 from tpsample.backends.numba_.kernels.threads import share
 from tpsample.core.word import KEY_NAN
@@ -135,7 +135,7 @@ def draw_range(start, stop, part, arguments):
     weight = part_of(weight, start, stop)
     rows, noise = take_rows(hidden, index), noise_of(draws, index)
     quantised = quantise(copy, rows, len(index))
-    products, lanes = products_of(rows, F32), empty((3, BLOCK), F32)
+    products, lanes = products_of(rows, F32), np.empty((3, BLOCK), F32)
     its = weight, rows, index, copy, quantised, products, lanes, noise, draws.samples, head
     draw_blocks(its, memory, best[part], first[part], slack[part], computed[part])
 
@@ -223,8 +223,8 @@ def draw_logits(given, index, sources, draws, head, cut, best):
         cut: int64 [R], the least order word that counts; no rows for all.
         best: int64 [R, samples, count], raised; the least word first.
     """
-    noise, none = noise_of(draws, index), empty(0, F32)
-    logits, upper = empty(BLOCK, F32), empty(BLOCK, F32)
+    noise, none = noise_of(draws, index), np.empty(0, F32)
+    logits, upper = np.empty(BLOCK, F32), np.empty(BLOCK, F32)
     for i in range(len(index)):
         for n in range(blocks_of(given)):
             block = block_at(given, n)

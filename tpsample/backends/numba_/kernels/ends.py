@@ -9,7 +9,7 @@ import numpy as np
 from tpsample.backends.numba_.kernels.compiling import F32, F64, I32, I64, SUMS, jit
 from tpsample.backends.numba_.kernels.head import up
 from tpsample.backends.numba_.kernels.masses import COEFFICIENTS, DEGREE, ROUNDER, ROUNDER_BITS
-from tpsample.backends.numba_.kernels.primitives import bits_as, empty, larger, smaller
+from tpsample.backends.numba_.kernels.primitives import bits_as, larger, smaller
 from tpsample.backends.numba_.kernels.threads import share
 from tpsample.backends.screening.bound import TINY
 from tpsample.core.masses import TOP_MASS
@@ -67,8 +67,8 @@ def bound_sums_of_rows(start, stop, part, arguments):
     """
     stored, slack, top, marks, sums = arguments
     num_ids, num_marks = stored.logits.shape[1], marks.shape[1]
-    mass, edges = empty(IDS_AT_ONCE, F32), empty(2 * num_marks, F32)
-    masses, numbers = empty(2 * num_marks, F64), empty(2 * num_marks, I64)
+    mass, edges = np.empty(IDS_AT_ONCE, F32), np.empty(2 * num_marks, F32)
+    masses, numbers = np.empty(2 * num_marks, F64), np.empty(2 * num_marks, I64)
     for row in stored.rows[start:stop]:
         of_row, heat, trivial = sums[row], F64(stored.temperature[row]), num_ids * I64(TOP_MASS)
         of_row[1], of_row[3] = trivial, num_ids  # which always hold

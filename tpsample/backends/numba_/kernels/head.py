@@ -19,7 +19,7 @@ import numpy as np
 from tpsample.backends.numba_.kernels.compiling import F32, F64, I32, I64, jit
 from tpsample.backends.numba_.kernels.inputs import BLOCK, Block
 from tpsample.backends.numba_.kernels.numbers import exact_product, power_of_2
-from tpsample.backends.numba_.kernels.primitives import bits_as, empty, larger, smaller
+from tpsample.backends.numba_.kernels.primitives import bits_as, larger, smaller
 from tpsample.core.score import TANH_SMALL
 
 LOG2_E = math.log2(math.e)
@@ -183,7 +183,7 @@ def exact_logits(weight, local, hidden, row, head):
         local: of the shard.
         hidden: fp32 [D], the row's.
     """
-    block, logits = Block(weight.first_id + local, 0, 1, local), empty(1, F32)
+    block, logits = Block(weight.first_id + local, 0, 1, local), np.empty(1, F32)
     logits[0] = exact_product(weight.numbers, local * weight.stride, hidden)
     raw_logits(logits, block, head, F32(0))
     raw = logits[0]

@@ -12,7 +12,7 @@ from torch import Tensor
 from tpsample.backends.numba_.kernels.arrays import array_of
 from tpsample.backends.numba_.kernels.compiling import F32, F64, U16, U32, U64, jit
 from tpsample.backends.numba_.kernels.numbers import as_fp32, least_bits, quantum_of
-from tpsample.backends.numba_.kernels.primitives import bits_as, empty, larger, smaller
+from tpsample.backends.numba_.kernels.primitives import bits_as, larger, smaller
 from tpsample.backends.numba_.kernels.vectors import PADDING, ROWS
 
 BLOCK = 64
@@ -157,9 +157,9 @@ def leave_out(values, block):
 def take_rows(hidden, index):
     """Return `TakenRows` of rows int64 [R] of the hidden states [B, D], which `as_fp32` reads."""
     num_rows, size = len(index), hidden.shape[1]
-    out = empty((num_rows if num_rows == 1 else -(-num_rows // ROWS) * ROWS, size), F32)
-    bf16 = empty((len(out) if num_rows > 1 and size % PADDING == 0 else 0, size), U16)
-    norms, quanta, more = empty(num_rows, F64), empty(num_rows, F64), U32(0)
+    out = np.empty((num_rows if num_rows == 1 else -(-num_rows // ROWS) * ROWS, size), F32)
+    bf16 = np.empty((len(out) if num_rows > 1 and size % PADDING == 0 else 0, size), U16)
+    norms, quanta, more = np.empty(num_rows, F64), np.empty(num_rows, F64), U32(0)
     for i in range(num_rows):
         row, squares, low = hidden[index[i]], 0.0, U32(0)
         for d in range(size):

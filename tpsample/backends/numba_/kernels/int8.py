@@ -9,7 +9,7 @@ import numpy as np
 
 from tpsample.backends.numba_.kernels.compiling import F32, F64, I16, I32, I64, jit
 from tpsample.backends.numba_.kernels.numbers import largest_size
-from tpsample.backends.numba_.kernels.primitives import empty, smaller
+from tpsample.backends.numba_.kernels.primitives import smaller
 from tpsample.backends.numba_.kernels.products import fp32_products, prove
 from tpsample.backends.screening.bound import DEFINITION_ERROR, ROUNDING, TINY, UNIT
 
@@ -45,8 +45,8 @@ def quantise(copy, rows, num_rows):
     """
     if copy is None:
         return None
-    hidden = empty((num_rows, rows.hidden.shape[1]), I16)
-    factors = empty((num_rows, 3), F64)
+    hidden = np.empty((num_rows, rows.hidden.shape[1]), I16)
+    factors = np.empty((num_rows, 3), F64)
     for i in range(num_rows):
         norm, lost = rows.norms[i], 0.0
         unit = F32(largest_size(rows.hidden[i]) / (127 * 256))

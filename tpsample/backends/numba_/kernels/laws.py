@@ -31,7 +31,7 @@ from tpsample.backends.numba_.kernels.numbers import (
     value_of,
 )
 from tpsample.backends.numba_.kernels.passes import words_of_block
-from tpsample.backends.numba_.kernels.primitives import empty, larger
+from tpsample.backends.numba_.kernels.primitives import larger
 from tpsample.backends.numba_.kernels.threads import share
 from tpsample.core import acceptance, residual
 from tpsample.core.masses import TOP_MASS
@@ -119,7 +119,7 @@ def law_sums_of_places(start, stop, part, arguments):
     """
     laws, sums = arguments
     num_ids = laws.target.shape[1]
-    power, mass, words = empty(BLOCK, F32), empty(BLOCK, I64), empty(BLOCK, I64)
+    power, mass, words = np.empty(BLOCK, F32), np.empty(BLOCK, I64), np.empty(BLOCK, I64)
     for place in range(start, stop):
         heat, draft = laws.temperature[place], laws.drafts[place]
         row = mass_row(laws.top[place], heat)
@@ -209,9 +209,9 @@ def residuals_of_places(start, stop, part, arguments):
     laws, index, weights, seed, position, found = arguments
     num_ids, num_places = laws.target.shape[1], index.shape[1]
     first = laws.first_id & 3
-    power, mass, words = empty(BLOCK, F32), empty(BLOCK, I64), empty(BLOCK, I64)
-    draft, left = empty(BLOCK, I64), empty(BLOCK, I64)
-    ends, upper = empty(BLOCK, F32), empty(BLOCK, F32)
+    power, mass, words = np.empty(BLOCK, F32), np.empty(BLOCK, I64), np.empty(BLOCK, I64)
+    draft, left = np.empty(BLOCK, I64), np.empty(BLOCK, I64)
+    ends, upper = np.empty(BLOCK, F32), np.empty(BLOCK, F32)
     for at in range(start, stop):
         row, n = at // num_places, at % num_places
         i = index[row, n]

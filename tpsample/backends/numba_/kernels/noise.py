@@ -33,7 +33,7 @@ from tpsample.backends.numba_.kernels.compiling import F32, F64, FUSED, I32, I64
 from tpsample.backends.numba_.kernels.head import up
 from tpsample.backends.numba_.kernels.inputs import BLOCK, leave_out
 from tpsample.backends.numba_.kernels.numbers import of_ordered, ordered
-from tpsample.backends.numba_.kernels.primitives import bits_as, empty, larger, smaller
+from tpsample.backends.numba_.kernels.primitives import bits_as, larger, smaller
 from tpsample.core.row_noise import GREEDY_BELOW, HOTTEST, LOG2_E, RowNoise
 
 NOISE_TOP = F32(np.nextafter(F32(159.0 - math.log2(math.log2(math.e)) + 1e-5), F32(np.inf)))
@@ -119,8 +119,8 @@ def stream_at(temperature, seed, position, sample, domain):
 @jit(allocates=True)
 def noise_of(draws, index):
     """Return the `Noise` of some rows, int64 [R]. Twin: `tpsample.core.row_noise.RowNoise`."""
-    scale, random = empty(len(index), F32), empty(len(index), F32)
-    streams = empty((len(index), draws.samples, 3), U32)
+    scale, random = np.empty(len(index), F32), np.empty(len(index), F32)
+    streams = np.empty((len(index), draws.samples, 3), U32)
     for i in range(len(index)):
         row = index[i]
         at = draws.temperature[row], draws.seed[row], draws.position[row]

@@ -21,7 +21,7 @@ from tpsample.backends.numba_.kernels.compiling import (
     U64,
     jit,
 )
-from tpsample.backends.numba_.kernels.primitives import bits_as, empty, larger, smaller
+from tpsample.backends.numba_.kernels.primitives import bits_as, larger, smaller
 from tpsample.core.score import POWER_OF_2
 from tpsample.core.word import KEY_MINUS_INF, TOKEN_BITS, TOKEN_MASK
 
@@ -246,7 +246,7 @@ def expanded_dot(weight, first, hidden):
 
     Its partial sums do not overlap; the largest is the last.
     """
-    partials, count = empty(LIMBS, F64), I64(0)
+    partials, count = np.empty(LIMBS, F64), I64(0)
     for d in range(len(hidden)):
         x, kept = F64(as_fp32(weight[first + d])) * F64(hidden[d]), 0
         for i in range(count):

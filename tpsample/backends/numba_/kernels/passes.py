@@ -13,11 +13,11 @@ from tpsample.backends.numba_.kernels.inputs import BLOCK
 from tpsample.backends.numba_.kernels.masses import mass_row, weigh_block, weigh_moments
 from tpsample.backends.numba_.kernels.noise import exact_score, noise_of, stream_of
 from tpsample.backends.numba_.kernels.numbers import key_of, pack, value_of
-from tpsample.backends.numba_.kernels.primitives import empty, larger, smaller
+from tpsample.backends.numba_.kernels.primitives import larger, smaller
 from tpsample.backends.numba_.kernels.threads import share
 from tpsample.core import spread as twin
 from tpsample.core.order import DIGIT_BITS, DIGITS
-from tpsample.core.word import KEY_NAN, TOKEN_BITS, TOKEN_MASK
+from tpsample.core.word import EPOCH_SHIFT, KEY_NAN, TOKEN_BITS, TOKEN_MASK
 
 FARTHEST, UNITS, INTEGERS_FROM = F32(twin.FARTHEST), F32(twin.UNITS), F32(twin.INTEGERS_FROM)
 HALF_BITS, LOW_HALF = twin.HALF_BITS, I64((1 << twin.HALF_BITS) - 1)
@@ -49,7 +49,7 @@ def first_words(start, stop, parts, threads, arguments):
 def first_words_of_rows(start, stop, part, arguments):
     """Find the first order words of rows, int64 [F, count], the last of them first."""
     stored, out = arguments
-    num_ids, words = stored.logits.shape[1], empty(BLOCK, I64)
+    num_ids, words = stored.logits.shape[1], np.empty(BLOCK, I64)
     for row in stored.rows[start:stop]:
         logits, heap = stored.logits[row], out[row]
         for base in range(0, num_ids, BLOCK):
@@ -59,6 +59,33 @@ def first_words_of_rows(start, stop, part, arguments):
             for j in range(len(part)):
                 if words[j] > heap[0]:
                     push(heap, len(heap), words[j])
+
+
+@jit(entry=True)
+def words_from(start, stop, parts, threads, arguments):
+    """Do `words_from_of_rows` for each part of the rows; see `backends.numba_.kernels.threads`."""
+    share(words_from_of_rows, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def words_from_of_rows(start, stop, part, arguments):
+    """Find the order words of rows that reach cuts, int64 [F], in the order of their ids.
+
+    Args:
+        out: int64 [F, count], zeros; as many words of a row as there is room for.
+    """
+    stored, cut, out = arguments
+    num_ids, room, words = stored.logits.shape[1], out.shape[1], np.empty(BLOCK, I64)
+    for row in stored.rows[start:stop]:
+        logits, least, number = stored.logits[row], cut[row], I64(0)
+        for base in range(0, num_ids, BLOCK):
+            part = logits[base : base + BLOCK]
+            if words_of_block(part, stored.first_id + base, words) < least:
+                continue
+            for j in range(len(part)):
+                if words[j] >= least and number < room:
+                    out[row, number] = words[j]
+                    number += 1
 
 
 @jit()
@@ -89,7 +116,7 @@ def weigh_of_rows(start, stop, part, arguments):
     """
     stored, top, marks, totals, sums = arguments
     num_ids, num_marks = stored.logits.shape[1], marks.shape[1]
-    power, mass, words = empty(BLOCK, F32), empty(BLOCK, I64), empty(BLOCK, I64)
+    power, mass, words = np.empty(BLOCK, F32), np.empty(BLOCK, I64), np.empty(BLOCK, I64)
     for row in stored.rows[start:stop]:
         logits, of_row, total = stored.logits[row], sums[row], I64(0)
         its = mass_row(top[row], stored.temperature[row])
@@ -127,8 +154,8 @@ def mass_from_of_rows(start, stop, part, arguments):
     """Sum the masses and moments of what reaches a cut, int64 [F]; sums: int64 [F, 2], zeros."""
     stored, top, cut, sums = arguments
     num_ids = stored.logits.shape[1]
-    mass, moment, words = empty(BLOCK, I64), empty(BLOCK, I64), empty(BLOCK, I64)
-    parts, whole = empty((2, BLOCK), F32), empty(BLOCK, I32)
+    mass, moment, words = np.empty(BLOCK, I64), np.empty(BLOCK, I64), np.empty(BLOCK, I64)
+    parts, whole = np.empty((2, BLOCK), F32), np.empty(BLOCK, I32)
     for row in stored.rows[start:stop]:
         logits, of_row, least = stored.logits[row], sums[row], cut[row]
         its = mass_row(top[row], stored.temperature[row])
@@ -158,7 +185,7 @@ def least_of_mass_of_rows(start, stop, part, arguments):
     """Lower words, int64 [F], to the least order word of a mass that reaches limits, int64 [F]."""
     stored, top, limits, least = arguments
     num_ids = stored.logits.shape[1]
-    power, mass = empty(BLOCK, F32), empty(BLOCK, I64)
+    power, mass = np.empty(BLOCK, F32), np.empty(BLOCK, I64)
     for row in stored.rows[start:stop]:
         logits, limit, found = stored.logits[row], limits[row], least[row]
         its = mass_row(top[row], stored.temperature[row])
@@ -210,13 +237,18 @@ def count_from_of_rows(start, stop, part, arguments):
     """Count the order words that are >= each of marks, int64 [F, C]; counts the same, zeros."""
     stored, marks, counts = arguments
     num_ids, num_marks = stored.logits.shape[1], marks.shape[1]
+    words = np.empty(BLOCK, I64)
     for row in stored.rows[start:stop]:
         logits, least = stored.logits[row], marks[row].min()
-        for v in range(num_ids):
-            word = pack(logits[v], stored.first_id + v)
-            if word >= least:
-                for c in range(num_marks):
-                    counts[row, c] += word >= marks[row, c]
+        for base in range(0, num_ids, BLOCK):
+            part = logits[base : base + BLOCK]
+            if words_of_block(part, stored.first_id + base, words) < least:
+                continue
+            for c in range(num_marks):
+                mark, number = marks[row, c], I64(0)
+                for j in range(len(part)):
+                    number += words[j] >= mark
+                counts[row, c] += number
 
 
 @jit(entry=True)
@@ -238,8 +270,8 @@ def best_of_first_rows(start, stop, part, arguments):
     first, temperature, limits, draws, out = arguments
     num_rows, count = first.shape
     most, shares, least, least_of_total = limits
-    noise, logits = noise_of(draws, np.arange(num_rows)), empty(count, F32)
-    power, mass = empty(count, F32), empty(count, I64)
+    noise, logits = noise_of(draws, np.arange(num_rows)), np.empty(count, F32)
+    power, mass = np.empty(count, F32), np.empty(count, I64)
     for i in range(start, stop):
         for j in range(count):
             logits[j] = value_of(first[i, j])
@@ -262,6 +294,14 @@ def best_of_first_rows(start, stop, part, arguments):
             out[i] = I64(KEY_NAN) << I64(TOKEN_BITS)
 
 
+@jit()
+def values_of_prefix(prefix, shift):
+    """Return the least and the largest fp32 number of words that begin with a prefix."""
+    if shift >= EPOCH_SHIFT:
+        return F32(-np.inf), F32(np.inf)
+    return value_of(prefix << I64(shift)), value_of(((prefix + I64(1)) << I64(shift)) - I64(1))
+
+
 @jit(entry=True)
 def digits(start, stop, parts, threads, arguments):
     """Do `digits_of_rows` for each part of the rows; see `backends.numba_.kernels.threads`."""
@@ -278,12 +318,17 @@ def digits_of_rows(start, stop, part, arguments):
     """
     stored, top, prefix, shift, weighs, bins = arguments
     num_ids = stored.logits.shape[1]
-    power, mass, words = empty(BLOCK, F32), empty(BLOCK, I64), empty(BLOCK, I64)
+    power, mass, words = np.empty(BLOCK, F32), np.empty(BLOCK, I64), np.empty(BLOCK, I64)
     mass[:] = 1
     for row in stored.rows[start:stop]:
         logits, its = stored.logits[row], mass_row(top[row], stored.temperature[row])
+        lowest, highest = values_of_prefix(prefix[row], shift + DIGIT_BITS)
         for base in range(0, num_ids, BLOCK):
-            part, found = logits[base : base + BLOCK], 0
+            part, near, found = logits[base : base + BLOCK], I32(0), 0
+            for j in range(len(part)):  # a NaN is near every number
+                near += I32(not (part[j] < lowest or part[j] > highest))
+            if not near:
+                continue
             words_of_block(part, stored.first_id + base, words)
             for j in range(len(part)):
                 counts = part[j] > F32(-np.inf)

@@ -1,6 +1,6 @@
 """Operations that are a few instructions of LLVM, and no kernels of their own.
 
-Numba's own `view`, `min`, `max` and `np.empty` are each a kernel for every set of types, which took
+Numba's own `view`, `min` and `max` are each a kernel for every set of types, which took
 a tenth of a first step to compile.
 """
 
@@ -10,7 +10,6 @@ from typing import Any
 
 from numba.core import types
 from numba.extending import intrinsic
-from numba.np.arrayobj import _empty_nd_impl
 
 
 @intrinsic
@@ -55,16 +54,3 @@ def smaller(typing, a, b):  # type: ignore[no-untyped-def]
 def larger(typing, a, b):  # type: ignore[no-untyped-def]
     """Return the larger of two numbers, and `a` where either is no number."""
     return _second_if(">")(typing, a, b)
-
-
-@intrinsic
-def empty(typing, shape, dtype):  # type: ignore[no-untyped-def]
-    """Return a new array of a shape, an integer or a tuple of some, none of them negative."""
-    axes = len(shape) if isinstance(shape, types.BaseTuple) else 0
-    array = types.Array(dtype.dtype, max(1, axes), "C")
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        sizes = [builder.extract_value(values[0], i) for i in range(axes)] or values[:1]
-        return _empty_nd_impl(context, builder, array, sizes)._getvalue()
-
-    return array(types.UniTuple(types.intp, axes) if axes else types.intp, dtype), generate

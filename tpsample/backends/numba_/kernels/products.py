@@ -21,7 +21,7 @@ from tpsample.backends.numba_.kernels.numbers import (
     no_overflow,
     quantum_of,
 )
-from tpsample.backends.numba_.kernels.primitives import empty, larger, smaller
+from tpsample.backends.numba_.kernels.primitives import larger, smaller
 from tpsample.backends.numba_.kernels.vectors import (
     HAS_BF16,
     IDS,
@@ -78,19 +78,19 @@ class Products(NamedTuple):
 def products_of(rows, dtype):
     """Return the memory of products of some rows in fp32 or float64."""
     several, num_rows, size = len(rows.hidden) > 1, len(rows.norms), rows.hidden.shape[1]
-    hidden = empty((len(rows.hidden), padded(size) if several else size), dtype)
+    hidden = np.empty((len(rows.hidden), padded(size) if several else size), dtype)
     for i in range(len(hidden)):
         for d in range(hidden.shape[1]):
             hidden[i, d] = rows.hidden[i, d] if d < size else 0
     return Products(
-        empty((len(hidden), BLOCK), dtype),
-        empty(num_rows, F32),
-        empty(num_rows, np.bool_),
-        empty(BLOCK, dtype),
+        np.empty((len(hidden), BLOCK), dtype),
+        np.empty(num_rows, F32),
+        np.empty(num_rows, np.bool_),
+        np.empty(BLOCK, dtype),
         size,
         hidden,
         rows.bf16,
-        empty(BLOCK * COLUMNS if several else 0, dtype),
+        np.empty(BLOCK * COLUMNS if several else 0, dtype),
     )
 
 

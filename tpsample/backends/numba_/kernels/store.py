@@ -34,7 +34,7 @@ from tpsample.backends.numba_.kernels.numbers import (
     pack,
     value_of,
 )
-from tpsample.backends.numba_.kernels.primitives import empty, larger
+from tpsample.backends.numba_.kernels.primitives import larger
 from tpsample.backends.numba_.kernels.products import (
     float64_products,
     fp32_products,
@@ -85,7 +85,7 @@ def store_range(start, stop, part, arguments):
     """Store all logits of a range; arguments are those of `draw.draw_range`."""
     weight, hidden, index, head, memory = arguments
     weight = part_of(weight, start, stop)
-    rows, logits = take_rows(hidden, index), empty(BLOCK, F32)
+    rows, logits = take_rows(hidden, index), np.empty(BLOCK, F32)
     products, plain = products_of(rows, F64), is_plain(head)
     for n in range(blocks_of(weight)):
         block = block_at(weight, n)
@@ -104,7 +104,7 @@ def store_given_range(start, stop, part, arguments):
     """Store logits that are there; arguments are those of `draw.draw_logits`."""
     given, index, sources, head, memory = arguments
     given = part_of(given, start, stop)
-    logits = empty(BLOCK, F32)
+    logits = np.empty(BLOCK, F32)
     for i in range(len(index)):
         for n in range(blocks_of(given)):
             block = block_at(given, n)
@@ -156,11 +156,11 @@ def list_range(start, stop, part, arguments):
     weight, first, computed = part_of(weight, start, stop), firsts[part], computed_of[part]
     num_rows, rows = len(index), take_rows(hidden, index)
     products, sums = products_of(rows, F32), products_of(rows, F64)
-    upper, logits = empty((num_rows, BLOCK), F32), empty(BLOCK, F32)
-    tops, reaching = empty(num_rows, F32), empty(num_rows, U64)
-    bounds = empty(first.shape, F32)[:num_rows]
-    ids, uppers = empty((num_rows, WAITING), I64), empty((num_rows, WAITING), F32)
-    numbers = empty(num_rows, I64)
+    upper, logits = np.empty((num_rows, BLOCK), F32), np.empty(BLOCK, F32)
+    tops, reaching = np.empty(num_rows, F32), np.empty(num_rows, U64)
+    bounds = np.empty(first.shape, F32)[:num_rows]
+    ids, uppers = np.empty((num_rows, WAITING), I64), np.empty((num_rows, WAITING), F32)
+    numbers = np.empty(num_rows, I64)
     for i in range(num_rows):
         place = memory.places[i]
         tops[i], numbers[i] = -np.inf, 0
@@ -169,7 +169,7 @@ def list_range(start, stop, part, arguments):
             memory.processed[place, weight.start : weight.stop] = -np.inf
         for k in range(top_k[i]):
             bounds[i, k] = value_of(first[place, k])
-    waiting = bounds, ids, uppers, numbers, empty(num_rows, np.bool_)
+    waiting = bounds, ids, uppers, numbers, np.empty(num_rows, np.bool_)
     its = weight, rows, index, products, sums, head, memory, upper, logits, tops, reaching
     list_blocks(its, waiting, top_k, step, first, computed)
     for i in range(num_rows):
