@@ -1,7 +1,7 @@
 """Operations that are a few instructions of LLVM, and no kernels of their own.
 
-Numba's own `view`, `min`, `max` and `np.empty` are each a kernel for every set of types, which took
-a tenth of a first step to compile.
+Numba's own `view`, `min`, `max` and `np.empty` are each a kernel for every set of types. The last
+three took 7 % of the processor time of a first step.
 """
 
 from __future__ import annotations
