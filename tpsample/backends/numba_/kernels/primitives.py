@@ -1,7 +1,6 @@
 """Operations that are a few instructions of LLVM, and no kernels of their own.
 
-Numba's own `view`, `min` and `max` are each a kernel for every set of types, which took
-a tenth of a first step to compile.
+Numba's own `view`, `min` and `max` are each a kernel for every set of types.
 """
 
 from __future__ import annotations
