@@ -2,12 +2,14 @@
 
 By default Numba optimises such a kernel and makes it machine code, and then does both again in each
 kernel that calls it. That was half of the time of a first step. Here only an entry does both, once.
+An entry links each kernel once, however many of the others call it.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from llvmlite.binding import Linkage
 from numba._dynfunc import make_function
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
@@ -16,17 +18,38 @@ from numba.core.typed_passes import NativeLowering, NopythonRewrites
 
 
 class InnerLibrary(JITCodeLibrary):
-    """The code of a kernel and of the kernels that it calls, before LLVM optimises it."""
+    """The code of a kernel, before LLVM optimises it."""
 
     def _optimize_functions(self, module: Any) -> None:
         """Leave the functions as they are: the entry that takes them in optimises them."""
         module.data_layout = self._codegen._data_layout
 
     def finalize(self) -> None:
-        for library in dict.fromkeys(self._linking_libraries):
-            self._final_module.link_in(library._get_module_for_linking(), preserve=True)
+        for function in self.get_defined_functions():
+            if function.linkage == Linkage.external:
+                function.linkage = Linkage.linkonce_odr
         self._finalize_dynamic_globals()
         self._finalized = True
+
+    def _get_module_for_linking(self) -> Any:
+        """Return the code of the kernel and of all kernels that it calls, each of them once."""
+        if self._shared_module is None:
+            self._shared_module = self._final_module.clone()
+            for library in self._called():
+                inner = isinstance(library, InnerLibrary)
+                code = library._final_module if inner else library._get_module_for_linking()
+                self._shared_module.link_in(code, preserve=True)
+        return self._shared_module
+
+    def _called(self) -> list[Any]:
+        """Return the libraries of the kernels that this one calls, and that those call."""
+        found, callers = dict[Any, None](), [self]
+        while callers:
+            called = dict.fromkeys(callers.pop()._linking_libraries)
+            new = [library for library in called if library not in found]
+            found.update(dict.fromkeys(new))
+            callers += [library for library in new if isinstance(library, InnerLibrary)]
+        return list(found)
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
