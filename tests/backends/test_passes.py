@@ -206,6 +206,8 @@ def test_sums_down_to_a_word(twins):
         assert _equal(_unmasked(rows.best_kept(some)), _unmasked(plain.best_kept(some)))
         assert _equal(rows.mass_from(cut)[numbers], sums[numbers])
         assert _equal(rows.count_from(marks), plain.count_from(marks))
+        most = int(plain.count_from(cut.unsqueeze(1)).max())
+        assert _equal(rows.words_from(cut, most), plain.words_from(cut, most))
 
 
 @pytest.mark.parametrize("mass", [False, True])

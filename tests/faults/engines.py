@@ -126,12 +126,34 @@ tpsample/integrations/engine_rows.py
     - [place[name] for name in names],
     + sorted(place[name] for name in names),
     > test_every_token_is_the_oracles_however_the_batch_moves
+tpsample/integrations/vllm_self_test.py
+    a first step of vLLM that differs is served
+    - if found != expected:
+    + if False:
+    > test_a_wrong_token_is_refused_with_both
+    rows of a first step of vLLM count as they come
+    - its = torch.cdist(hidden_states.float(), alone).argmin(dim=1)
+    + its = torch.arange(rows, device=hidden_states.device)
+    > test_rows_in_another_order_than_their_names_are_refused
+    the definition of a first step of vLLM knows one rank's rows
+    - sampler.ranks.sum_tensor(logits).cpu()
+    + logits.cpu()
+    > test_two_ranks_compare_with_logits_of_both_shards
+tpsample/integrations/vllm_head.py
+    an adapter of LoRA may change the LM head
+    - if any(isinstance(getattr(module, "base_layer", None), kind) for module in model.modules()):
+    + if False:
+    > test_a_model_has_one_logits_processor
 tpsample/integrations/vllm_modes.py
     a mode of vLLM that would be wrong is not refused
     - for name, (asked, why) in REFUSED.items() if asked(runner)]
     + for name, (asked, why) in [*REFUSED.items()][:2] if asked(runner)]
     > test_a_mode_that_is_not_honoured_is_refused_by_name
 tpsample/integrations/sglang.py
+    deterministic inference of SGLang drops the sampler that was asked for
+    - if view.sampling_backend not in self.backends:
+    + if True:
+    > test_deterministic_inference_keeps_the_sampler_that_was_asked_for
     a mask of SGLang has ids of the row behind it
     - index = torch.where(there, starts.unsqueeze(1) + place, len(kept.token_ids))
     + index = torch.where(there, starts.unsqueeze(1) + place + 1, len(kept.token_ids))
@@ -237,6 +259,10 @@ tpsample/core/machine.py
     - * (not Path(path).exists())
     + * False
 tpsample/integrations/__init__.py
+    a later version of an engine without a self-test is taken
+    - if engine in SELF_TESTED and _numbers
+    + if _numbers
+    > test_other_versions_are_refused_with_the_way_out
     on a Python without an engine an adapter advises what pip cannot do
     - if sys.version_info < _OLDEST_PYTHON:
     + if False:
@@ -249,7 +275,7 @@ tpsample/cli/doctor.py
     doctor says nothing of a version that an adapter refuses
     - hints.append(str(error))
     + pass
-    > test_a_version_that_an_adapter_refuses_has_a_hint
+    > test_a_version_that_an_adapter_refuses_or_warns_of_has_a_hint
     the step that compiles is the slowest
     - {max(took[1:]) * 1e3:.1f}
     + {max(took) * 1e3:.1f}

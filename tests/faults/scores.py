@@ -416,9 +416,17 @@ tpsample/backends/numba_/kernels/passes.py
     + if largest < least:
     > test_rows_that_are_done_are_left_out
     native: a mark is not counted
-    - counts[row, c] += word >= marks[row, c]
-    + counts[row, c] += word > marks[row, c]
+    - number += words[j] >= mark
+    + number += words[j] > mark
     > test_sums_down_to_a_word
+    native: a kept set ends before its last token
+    - if words[j] >= least and number < room:
+    + if words[j] > least and number < room:
+    > test_sums_down_to_a_word
+    native: a search passes by the least logit of a prefix
+    - near += I32(not (part[j] < lowest or part[j] > highest))
+    + near += I32(not (part[j] <= lowest or part[j] > highest))
+    > test_digits
     native: few tokens of every sample have the noise of the first
     - stream_of(noise, i, s))
     + stream_of(noise, i, 0))
