@@ -206,8 +206,9 @@ def test_sums_down_to_a_word(twins):
         assert _equal(_unmasked(rows.best_kept(some)), _unmasked(plain.best_kept(some)))
         assert _equal(rows.mass_from(cut)[numbers], sums[numbers])
         assert _equal(rows.count_from(marks), plain.count_from(marks))
-        most = int(plain.count_from(cut.unsqueeze(1)).max())
-        assert _equal(rows.words_from(cut, most), plain.words_from(cut, most))
+        for ends in (cut, some):
+            most = int(plain.count_from(ends.unsqueeze(1)).max())
+            assert _equal(rows.words_from(ends, most), plain.words_from(ends, most))
 
 
 @pytest.mark.parametrize("mass", [False, True])
@@ -217,8 +218,10 @@ def test_digits(twins, mass):
     if mass:
         limit = plain.mass_from(torch.zeros_like(twins.cut))[:, 0] // 2 + 1
     search = Search(torch.zeros_like(limit), torch.zeros_like(limit), limit)
-    for shift in range(word.EPOCH_SHIFT // DIGIT_BITS * DIGIT_BITS, -1, -4 * DIGIT_BITS):
+    for shift in range(word.EPOCH_SHIFT // DIGIT_BITS * DIGIT_BITS, -1, -DIGIT_BITS):
         bins = plain.digits(search.prefix, shift, mass=mass)
+        found = bins[numbers].sum(dim=1) > 0
+        assert (found == (plain.logits.shape[1] > 0)).all(), "each prefix begins some word"
         following = plain.next_digit(search, bins)
         for each in twins.kernels:
             assert _equal(each.digits(search.prefix, shift, mass=mass)[numbers], bins[numbers])
