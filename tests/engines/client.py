@@ -168,11 +168,13 @@ async def masks(client: AsyncOpenAI, *, first: bool = False) -> dict[str, Answer
 
 
 async def adapter(client: AsyncOpenAI) -> dict[str, dict[str, Answer]]:
-    """Ask the same with an adapter of LoRA and without, all at once."""
+    """Ask the same without an adapter of LoRA, then with it.
+
+    On a CPU vLLM's own server gives all requests of a step the adapter of one of them.
+    """
     asked = {name: KINDS[name] for name in ("greedy", "temperature", "top_p", "three penalties")}
     tuned = {name: {**each, "model": ADAPTER} for name, each in asked.items()}
-    without, with_it = await asyncio.gather(together(client, asked), together(client, tuned))
-    return {"without": without, "with": with_it}
+    return {"without": await together(client, asked), "with": await together(client, tuned)}
 
 
 async def lost(client: AsyncOpenAI) -> dict[str, Answer]:

@@ -180,9 +180,9 @@ def texts(answers: Answers) -> dict[str, dict[str, str]]:
     """Return the text of some requests by engine, where they are of one seed."""
     found: dict[str, dict[str, str]] = {}
     for name in ("temperature", "top_p"):
-        for kind in PARTS:
-            if watched(kind) and kind.name in answers and kind.arguments != WITH_MASKS:
-                part = "drafted" if kind.arguments else "kinds"
+        for kind, parts in PARTS.items():
+            part = next((each for each in ("kinds", "drafted") if each in parts), None)
+            if watched(kind) and kind.name in answers and part is not None:
                 text = answers[kind.name][part][name].get("text", "an error")
                 found.setdefault(name, {})[f"vLLM {kind.name}"] = text
         own = answers.get(V1_TP2.name, {}).get("kinds", {}).get(name, {})

@@ -55,5 +55,10 @@ class ServerOnHosts(Server):
         super().__exit__(*error)
         self._hosts.__exit__(*error)
 
+    def log(self) -> str:
+        """Return the output of all hosts."""
+        logs = sorted(self.folder.glob("server*.log"))
+        return "".join(path.read_text(errors="replace") for path in logs)
+
     def _answers(self) -> bool:
         return "Application startup complete" in self.log()

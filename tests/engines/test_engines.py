@@ -326,6 +326,20 @@ def test_a_server_over_hosts_says_why_it_was_not_run(monkeypatch, tmp_path):
     assert verdict.held is None and verdict.found == "it needs root"
 
 
+def test_texts_are_those_of_servers_that_were_asked_for_them():
+    def answered(part: str) -> dict:
+        return {part: {name: {"text": part} for name in ("temperature", "top_p")}}
+
+    answers = {
+        comparison.V1_TP1.name: answered("kinds"),
+        comparison.DRAFTS_TP1.name: answered("drafted"),
+        comparison.LORA_TP2.name: {"adapter": {}},
+        comparison.PLUG_IN_V2.name: answered("kinds"),
+    }
+    found = {"vLLM V1, 1 rank": "kinds", "vLLM V1 with drafts, 1 rank": "drafted"}
+    assert comparison.texts(answers) == {"temperature": found, "top_p": found}
+
+
 def test_arguments_go_where_the_client_takes_them():
     extra = {name for asked in KINDS.values() for name in asked} - {*OPENAI, "prompt"}
     assert extra == {

@@ -105,7 +105,11 @@ class Watcher:
             self.unequal += int((~same).sum())
             if out.kept is not None:
                 self.sets += len(kept)
-                self.unequal_sets += unequal_sets(out.kept, reference.kept_mask(logits, batch))
+                mask = reference.kept_mask(logits, batch)
+                greedy = (batch.temperature == 0).nonzero().flatten()  # which keep what they drew
+                mask[greedy] = False
+                mask[greedy, out.token_ids[greedy]] = True
+                self.unequal_sets += unequal_sets(out.kept, mask)
         write(
             self.rank,
             steps=self.steps,
