@@ -12,9 +12,11 @@ from typing import Any
 
 from benchmarks.static.builds import package_kernels
 from tests.compiled.emulator.gpu import EmulatedGpu
+from tests.compiled.emulator.report import FAILED, HELD, RAN
 
 PACKAGE = {name.split(":")[1] for name in package_kernels()}
 """The kernels of the package."""
+OUTCOMES = {"runs": RAN, "holds": HELD, "fails": FAILED}
 Covered = dict[str, dict[str, Any]]
 """Of a kernel: by PTX text the instructions and those that ran, and counts of outcomes."""
 
@@ -22,21 +24,18 @@ Covered = dict[str, dict[str, Any]]
 def of_report(gpu: EmulatedGpu) -> dict[str, Covered]:
     """Return the coverage of each kernel, over all texts that it was compiled to."""
     found: dict[str, Covered] = {}
-    for digest, covered in gpu.report.coverage.items():
+    for digest, seen in gpu.report.coverage.items():
         kernel = gpu.translation(digest).kernel
         if kernel.name not in PACKAGE:
             continue
         own = found.setdefault(kernel.name, {"texts": {}, "outcomes": Counter()})
-        own["texts"][digest] = [len(kernel.instructions), int(covered.ran.sum())]
+        own["texts"][digest] = [len(kernel.instructions), int((seen & RAN > 0).sum())]
         moved = (i.operands for i in kernel.instructions if i.name == "mov.pred")
         constant = {to for to, of in moved if of.lstrip("-").isdigit()}
-        for at, i in enumerate(kernel.instructions):
-            own["outcomes"][f"{i.source}, {i.name}, runs"] += int(covered.ran[at])
-            for bit, outcome in (
-                ((1, "holds"), (2, "fails")) if i.guard and i.guard[0] not in constant else ()
-            ):
-                came = int(bool(covered.ways[at] & bit))
-                own["outcomes"][f"{i.source}, {i.name}, {outcome}"] += came
+        for i, bits in zip(kernel.instructions, seen.tolist(), strict=True):
+            depends = i.guard and i.guard[0] not in constant
+            for outcome, bit in OUTCOMES.items() if depends else [("runs", RAN)]:
+                own["outcomes"][f"{i.source}, {i.name}, {outcome}"] += bool(bits & bit)
     return found
 
 

@@ -1,9 +1,7 @@
-"""Runs one part on one emulated GPU, and prints what came of it: one line of JSON, the last."""
+"""Runs one part on one emulated GPU."""
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 import traceback
 from dataclasses import asdict
@@ -16,8 +14,9 @@ from tests.compiled.emulator.gpu import EmulatedGpu
 from tests.compiled.parts import PARTS
 
 
-def run_part(arch: int, name: str, seconds: float) -> dict[str, Any]:
+def run_part(work: tuple[int, str, float]) -> dict[str, Any]:
     """Run a part; what ends it is told, not raised."""
+    arch, name, seconds = work
     torch.set_num_threads(1)
     gpu = EmulatedGpu.install(arch)
     try:
@@ -31,11 +30,7 @@ def run_part(arch: int, name: str, seconds: float) -> dict[str, Any]:
         **found,
         "doubts": {text: n for report in reports for text, n in report.doubts.items()},
         "launches": dict(gpu.report.launches),
-        "instructions": sum(sum(report.executed.values()) for report in reports),
+        "instructions": sum(report.instructions for report in reports),
         "coverage": of_report(gpu),
         "processor_s": time.process_time(),
     }
-
-
-if __name__ == "__main__":
-    print(json.dumps(run_part(int(sys.argv[1]), sys.argv[2], float(sys.argv[3]))))

@@ -60,7 +60,7 @@ class Matrices(SharedMemory):
         return found
 
     def load_matrix(
-        self, where: Where, registers: list, address: np.ndarray, trans: bool, at: int
+        self, where: Where, registers: list, address: np.ndarray, trans: str | None, at: int
     ) -> None:
         rows = self.warps(where, at)
         address = self.each(where, address).reshape(rows.shape)
@@ -72,7 +72,7 @@ class Matrices(SharedMemory):
             register[rows] = tile.view(np.uint32).reshape(rows.shape)
 
     def store_matrix(
-        self, where: Where, registers: list, address: np.ndarray, trans: bool, at: int
+        self, where: Where, registers: list, address: np.ndarray, trans: str | None, at: int
     ) -> None:
         rows = self.warps(where, at)
         address = self.each(where, address).reshape(rows.shape)
@@ -84,11 +84,11 @@ class Matrices(SharedMemory):
             self.store_shared(rows[:, eight].ravel(), address[:, eight].ravel(), 4, words, at)
 
     def mma(
-        self, where: Where, shape: str, kind: str, d: list, a: list, b: list, c: list, at: int
+        self, where: Where, depth: int, kind: str, d: list, a: list, b: list, c: list, at: int
     ) -> None:
         """D = A · B + C of m16n8, by fragments of 32 lanes."""
         lanes = self.warps(where, at)
-        assert int(shape.split("k")[1]) == 16 // SIZES[kind] * len(b), shape
+        assert depth == 16 // SIZES[kind] * len(b)
         product = _left_fragment(a, lanes, kind) @ _right_fragment(b, lanes, kind)
         places = [(_ROW + 8 * (k >> 1), 2 * _PAIR + (k & 1)) for k in range(4)]
         found = [
@@ -99,16 +99,16 @@ class Matrices(SharedMemory):
             register[lanes] = value
 
     def wgmma(
-        self, where: Where, shape: str, kind: str, d: list, a: Any, b: np.ndarray, keep: Any,
+        self, where: Where, columns: int, kind: str, d: list, a: Any, b: np.ndarray, keep: Any,
         rest: list[int], at: int,
     ) -> None:  # fmt: skip
         """Issue a product, which reads registers and memory until it is waited for."""
         index, size = self.warps(where, at).ravel(), SIZES[kind]
         if len(index) % 128 or (index[::128] % 128).any():
             self.fault(where, at, "a part of a warp group")
-        groups, columns = index.reshape(-1, 128), int(shape.split("n")[1].split("k")[0])
+        groups = index.reshape(-1, 128)
         signs, trans = ([1, 1], []) if size == 1 else (rest[:2], rest[2:])
-        assert signs == [1, 1] and len(d) * 2 == columns, (shape, rest)
+        assert signs == [1, 1] and len(d) * 2 == columns, (columns, rest)
         descriptors = [each[groups] for each in (a, b) if not isinstance(each, list)]
         if any((each != each[:, :1]).any() for each in descriptors):
             self.fault(where, at, "a descriptor differs within a warp group")

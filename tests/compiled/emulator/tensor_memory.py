@@ -99,7 +99,7 @@ class TensorMemory(Matrices):
             for register, value in zip(registers, values.T, strict=True):
                 register[index[own]] = value
 
-        self.later("tensor loads", index, effect)
+        self.later("tensor ld", index, effect)
 
     def store_tensor(
         self, where: Where, registers: list, address: Any, half: int | None, at: int
@@ -110,7 +110,7 @@ class TensorMemory(Matrices):
         def effect(own: np.ndarray) -> None:
             self._tensor[cells[own]], self._filled[cells[own]] = values[own], True
 
-        self.later("tensor stores", index, effect)
+        self.later("tensor st", index, effect)
 
     def settle(self, where: Where, kind: str, at: int) -> None:
         """Wait for all loads or stores of these threads."""

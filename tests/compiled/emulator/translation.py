@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tests.compiled.emulator import arithmetic
-from tests.compiled.emulator.memory_opcodes import MemoryOpcodes
+from tests.compiled.emulator.instructions import Instructions
 from tests.compiled.emulator.operands import TYPES
 from tests.compiled.emulator.ptx import REGISTER_BITS, Instruction, Kernel
 
@@ -23,12 +23,11 @@ _ENDS = ("bra", "ret", "exit", "bar", "barrier")
 """Opcodes behind which a block ends."""
 
 
-class Translation(MemoryOpcodes):
+class Translation(Instructions):
     """The Python source of a kernel, compiled.
 
     Attributes:
         blocks: by first instruction, the one behind the last.
-        opcodes: by first instruction, how often a block has each opcode.
         grain: bytes of shared memory that races are looked for in together.
         unused: places of atomics whose result nothing reads, which the assembler makes reductions.
     """
@@ -40,10 +39,6 @@ class Translation(MemoryOpcodes):
         leaders |= {at + 1 for at, i in enumerate(instructions) if i.opcode[0] in _ENDS}
         starts = sorted(each for each in leaders if each < len(instructions))
         self.blocks = dict(zip(starts, [*starts[1:], len(instructions)], strict=True))
-        self.opcodes = {
-            start: Counter(i.name for i in instructions[start:stop])
-            for start, stop in self.blocks.items()
-        }
         shared = (i.opcode[-1] for i in instructions if "shared" in i.opcode)
         self.grain = 1 if any(re.fullmatch(r"\w(8|16)", t) for t in shared) else 4
         source = [line for block in self.blocks.items() for line in self._block(*block)]
