@@ -25,7 +25,7 @@ def of_report(gpu: EmulatedGpu) -> dict[str, Covered]:
     """Return the coverage of each kernel, over all texts that it was compiled to."""
     found: dict[str, Covered] = {}
     for digest, seen in gpu.report.coverage.items():
-        kernel = gpu.translation(digest).kernel
+        kernel = gpu.translations[digest].kernel
         if kernel.name not in PACKAGE:
             continue
         own = found.setdefault(kernel.name, {"texts": {}, "outcomes": Counter()})

@@ -3,7 +3,7 @@
     gpu = EmulatedGpu.install(90)       # before anything is launched; TRITON_INTERPRET is unset
     sampler = LMHeadSampler(weight, backend="triton")
     sampler(hidden_states, batch, positions)
-    gpu.report.require_no_doubt()
+    assert not gpu.report.doubts
 
 Kernels are compiled for the architecture with the specialisation that a launch on a GPU would have,
 up to PTX. The package's own Python code runs unchanged above them. All threads of some programs

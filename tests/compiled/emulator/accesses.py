@@ -86,8 +86,8 @@ class Accesses(Threads):
         stores = self._stores(where, address, self.each(where, value).astype(dtype), size, name)
         if self.buffers is not None and order in ("release", "acq_rel"):
             self.buffers.release(stores)
-        unused = at in self.launch.translation.unused
-        if self.buffers is not None and order == "relaxed" and unused:
+        reduces = at in self.launch.translation.reductions
+        if self.buffers is not None and order == "relaxed" and reduces:
             self.buffers.hold(stores)
             return np.zeros(len(stores), dtype)
         turn = np.arange(len(stores))

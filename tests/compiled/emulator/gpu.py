@@ -43,20 +43,17 @@ class EmulatedGpu:
 
     Attributes:
         options: how the next launches are executed.
-        report: what launches did since the last `reset`.
-        earlier: the reports before.
-        ptx: the texts of kernels by their digests.
+        report: what launches did.
+        translations: of PTX texts, by their digests.
         edit, change: planted defects: another text of a kernel, another value of an argument by its
             name.
     """
 
     def __init__(self, arch: int) -> None:
         self.arch, self.options, self.report = arch, Options(), Report()
-        self.ptx: dict[str, str] = {}
-        self.earlier: list[Report] = []
         self.edit: Callable[[str], str] = lambda text: text
         self.change: Callable[[str, Any], Any] = lambda name, value: value
-        self._translations: dict[str, Translation] = {}
+        self.translations: dict[str, Translation] = {}
         self._running: list[tuple[str, GlobalMemory]] = []
         self._serial = 0
         properties = {"max_shared_mem": GPUS[arch].program_bytes, "warpSize": 32}
@@ -81,17 +78,6 @@ class EmulatedGpu:
         names["kernels_overlap"] = lambda device: arch >= OVERLAP_ARCH
         return gpu
 
-    def reset(self, **options: Any) -> Report:
-        """Begin a new report, with new options; return the old one. Launches and coverage go on."""
-        old, self.options = self.report, Options(**options)
-        self.report = Report(launches=old.launches, coverage=old.coverage)
-        self.earlier.append(old)
-        return old
-
-    def translation(self, digest: str) -> Translation:
-        """Return the translation of a PTX text by its digest."""
-        return self._translations[digest]
-
     def launcher_cls(self, source: Any, metadata: Any) -> Any:
         """Return what Triton calls for a launch."""
         kinds = list(source.signature.items())
@@ -107,15 +93,12 @@ class EmulatedGpu:
     def _load(self, name: str, ptx: bytes, shared: int, device: int) -> tuple[Any, ...]:
         return 1, SimpleNamespace(ptx=ptx.decode(), shared=shared), 32, 0, 1024
 
-    def _translated(self, text: str) -> tuple[str, Translation]:
-        text = self.edit(text)
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        if digest not in self._translations:
-            self.ptx[digest], self._translations[digest] = text, Translation(parse(text))
-        return digest, self._translations[digest]
-
     def _launch(self, grid: tuple[int, int, int], function: Any, named: list, early: bool) -> None:
-        digest, translation = self._translated(function.ptx)
+        text = self.edit(function.ptx)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        if digest not in self.translations:
+            self.translations[digest] = Translation(parse(text))
+        translation = self.translations[digest]
         kernel, options, report = translation.kernel, self.options, self.report
         memory, values = GlobalMemory(), list[bytes]()
         for name, kind, value in named:
@@ -133,7 +116,7 @@ class EmulatedGpu:
         programs, seed = np.arange(np.prod(grid)), (options.order or 0, self._serial)
         if options.order is not None:
             programs = np.random.default_rng(seed).permutation(programs)
-        buffers = StoreBuffers(hash(seed) & 0xFFFFFFFF) if options.weak else None
+        buffers = StoreBuffers(seed) if options.weak else None
         launch = Launch(
             translation, params, grid, function.shared, memory, buffers, options, report, coverage,
             early,

@@ -44,7 +44,7 @@ RESULTS = {
     "mul.wide": "{a}.astype({WIDE}) * {b}.astype({WIDE})",
     "mad.wide": "{a}.astype({WIDE}) * {b}.astype({WIDE}) + {c:{wide}}",
     "div s": "N.divided({a}, {b})",
-    "div.full": "M.approximate.div({a}, {b})",
+    **{f"div.{how}": "M.approximate.div({a}, {b})" for how in ("full", "approx")},
     "rem": "np.fmod({a}, {b})",
     "min": "np.minimum({a}, {b})",
     "max": "np.maximum({a}, {b})",
@@ -76,11 +76,14 @@ RESULTS = {
         for order in ("relaxed", "acq_rel", "release", "acquire")
         for name in ("add", "max", "min", "or", "and")
     },
-    "mbarrier.try_wait.parity.shared_cta": "M.try_wait({I}, {a:address}, {b:u32}, {at})",
+    "mbarrier.try_wait.parity.shared": "M.try_wait({I}, {a:address}, {b:u32}, {at})",
 }
 CALLS = {
     r"st\.(global|shared)(?:\.wt)?(?:\.v[24])?\.[bfsu](\d+)": (
         "store_{1}({I}, {d:address}, {2} // 8, {a:list{2}}, {at})"
+    ),
+    r"red\.global\.(cta|gpu|sys)\.(relaxed|release)\.(add|max|min|or|and)\.([bsu]\d+)": (
+        "atomic({I}, '{3}', '{2}', '{1}', {d:address}, {T}, {a:{4}}, {at})"
     ),
     r"cp\.async\.c[ag]\.shared\.global": (
         "copy({I}, {d:address}, {a:address}, {b:integer}, {c:u32}, {at})"
@@ -102,15 +105,15 @@ CALLS = {
     r"wgmma\.commit_group\.sync\.aligned": "commit({I}, 'products')",
     r"wgmma\.wait_group\.sync\.aligned": "wait_for({I}, 'products', {d:integer}, {at})",
     r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k\d+\.([fs])32\.(\w+)\.\3": (
-        "wgmma({I}, {1}, {3!r}, {d:arrays{2}}, {a:arraysb}, {b:whole}, {c:pred}, {rest}, {at})"
+        "wgmma({I}, {1}, {3!r}, {d:arrays{2}}, {a:whole}, {b:whole}, {c:pred}, {rest}, {at})"
     ),
     # Orders shared memory for products, which read it when they are waited for, after all of it.
-    r"fence\.proxy\.async\.shared_cta": "fence_proxy({I})",
+    r"fence\.proxy\.async\.shared": "fence_proxy({I})",
     r"griddepcontrol\.wait": "wait_for_launch({I})",
     r"griddepcontrol\.launch_dependents": "let_next_start({I})",
-    r"mbarrier\.init\.shared_cta\.b64": "init_barrier({I}, {d:address}, {a:integer}, {at})",
-    r"mbarrier\.inval\.shared_cta\.b64": "forget_barrier({I}, {d:address}, {at})",
-    r"tcgen05\.alloc\.cta_group_1\.sync\.aligned\.shared_cta\.b32": (
+    r"mbarrier\.init\.shared\.b64": "init_barrier({I}, {d:address}, {a:integer}, {at})",
+    r"mbarrier\.inval\.shared\.b64": "forget_barrier({I}, {d:address}, {at})",
+    r"tcgen05\.alloc\.cta_group_1\.sync\.aligned\.shared\.b32": (
         "allocate({I}, {d:address}, {a:integer}, {at})"
     ),
     r"tcgen05\.relinquish_alloc_permit\.cta_group_1\.sync\.aligned": "warps({I}, {at})",
@@ -118,7 +121,7 @@ CALLS = {
     r"tcgen05\.mma\.cta_group_1\.kind_f16": (
         "tensor_product({I}, {d:address}, {a:u64}, {b:u64}, {c:u32}, {e:pred}, {at})"
     ),
-    r"tcgen05\.commit\.cta_group_1\.mbarrier_arrive_one\.shared_cluster\.b64": (
+    r"tcgen05\.commit\.cta_group_1\.mbarrier_arrive_one(?:\.shared_cluster)?\.b64": (
         "arrive_after_products({I}, {d:address}, {at})"
     ),
     r"tcgen05\.wait_(ld|st)\.sync\.aligned": "settle({I}, 'tensor {1}', {at})",
@@ -152,9 +155,9 @@ class _Operand:
             return str(int(operand, 0))
         if spec.startswith("list"):
             return f"[{', '.join(of.source(each, f'u{spec[4:]}') for each in several)}]"
-        if spec.startswith("arrays") and isinstance(operand, list):
+        if spec.startswith("arrays"):
             return f"[{', '.join(of.view(each, spec[6:]) for each in several)}]"
-        if spec == "whole" or spec.startswith("arrays"):
+        if spec == "whole":
             return of.view(operand, "b")
         found = of.source(operand, spec or self._t)
         return f"flushed({found})" if self._flush and not spec else found

@@ -65,7 +65,3 @@ class Report:
     reads: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     prefetched: int = 0
     coverage: dict[str, np.ndarray] = field(default_factory=dict)
-
-    def require_no_doubt(self) -> None:
-        """Raise AssertionError if there is a doubt."""
-        assert not self.doubts, "\n".join(f"{n} times: {text}" for text, n in self.doubts.items())

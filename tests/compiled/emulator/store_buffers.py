@@ -61,7 +61,7 @@ def perform(stores: np.ndarray) -> np.ndarray:
 class StoreBuffers:
     """The stores of a launch that only their own program is sure to see."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: tuple[int, int]) -> None:
         self._random, self._waiting = np.random.default_rng(seed), np.empty(0, STORES)
 
     def hold(self, stores: np.ndarray) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from tests.compiled.emulator.gpu import EmulatedGpu
+from tests.compiled.emulator.report import Options
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, reference
 
 V, D = 2048, 512
@@ -32,16 +33,16 @@ def counted_step(gpu: EmulatedGpu, name: str) -> list[str]:
     sampler = LMHeadSampler(weight, backend="triton", max_rows=64, **options)
     requests = [SamplingParams(seed=row, **params) for row in range(rows)]
     batch = SamplingBatch.from_params(requests, vocab_size=V)
-    gpu.reset(count=True)
+    gpu.options, before = Options(count=True), gpu.report.prefetched
     out = sampler(hidden, batch, torch.arange(rows))
     wanted = reference.sample(reference.logits(hidden, weight), batch, torch.arange(rows))
-    report = gpu.report
+    report, prefetched = gpu.report, gpu.report.prefetched - before
     cycles = {f"{kernel}, {op}": n.tolist() for (kernel, op), n in report.conflicts.items()}
     conflicts = {of: (parts, took) for of, (parts, took) in cycles.items() if took > parts}
     read = report.reads["lm_head_kernel", "weight_ptr"]
     found = {
         "wrong tokens": (out.token_ids != wanted.token_ids).any(),
-        f"{report.prefetched} bytes are prefetched": report.prefetched > weight.nbytes,
+        f"{prefetched} bytes are prefetched": prefetched > weight.nbytes,
         f"weights are read {read} times": not options and read != (1, 1),
         f"conflicts of banks {conflicts}": gpu.arch <= 90
         and name.startswith("plain")
