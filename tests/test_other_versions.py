@@ -44,8 +44,8 @@ SUITES = (
 
 
 PYTEST = ("pytest", "-q", "-p", "no:cacheprovider", "-rfEs", "-n", 2)
-COMPILED = ("tests.compiled", "--only", "few_goldens", "one_push")
-"""Steps through the compiled kernels of that Triton, on emulated GPUs."""
+COMPILED = ("tests.compiled", "--arch", 80, 90, "--only", "few_goldens", "one_push")
+"""Steps through the compiled kernels of that Triton; 3.9 uses tensor memory of sm_100 too early."""
 
 
 def _environment(folder: Path, interpreter: str, torch: str, *packages: str) -> Path:

@@ -19,14 +19,13 @@ import torch
 
 from benchmarks.lab.machine import describe
 from benchmarks.static.aot import GPUS
-from tests.compiled.coverage import PACKAGE
-from tests.compiled.never_ran import unexplained
-from tests.compiled.one_part import run_part
+from tests.compiled.coverage import PACKAGE, unexplained
 from tests.compiled.page import write_page
+from tests.compiled.steps.parts import run_part
 
 NORMAL = (
-    *("goldens", "peers", "one_push", "plain", "tiles", "stories", "masks", "planted", "counts"),
-    "emulator",
+    *("goldens", "peers", "one_id", "one_push", "plain", "tiles", "stories", "masks", "planted"),
+    *("counts", "emulator"),
 )
 LIMIT_S = 1800
 """A part that takes so long hangs."""
@@ -76,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Every part has a process of its own, which compiles kernels and does not interpret them.
     os.environ |= {"TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.compiled.one_part"])
+    context.set_forkserver_preload(["tests.compiled.steps.parts"])
     with context.Pool(options.processes, maxtasksperchild=1) as pool:
         outcomes = pool.imap(run_part, work)
         for _ in work:

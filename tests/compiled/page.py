@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lab import text
-from tests.compiled.coverage import Covered, merged
-from tests.compiled.never_ran import by_reason
+from tests.compiled.coverage import Covered, by_reason, merged
 
 
 def write_page(folder: Path, parts: Sequence[dict[str, Any]], facts: dict[str, Any]) -> None:

@@ -6,6 +6,8 @@ import dataclasses
 import itertools
 import json
 import random
+import time
+import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -13,13 +15,14 @@ from typing import Any
 import torch
 
 from benchmarks.static.aot import GPUS
+from tests.compiled.coverage import of_report
 from tests.compiled.emulator.gpu import EmulatedGpu
 from tests.compiled.emulator.report import Options, Report
-from tests.compiled.planted import PLANTS, check_planted
 from tests.compiled.steps.counts import STEPS, counted_step
 from tests.compiled.steps.plain_steps import Compared, plain_step
+from tests.compiled.steps.planted import PLANTS, check_planted
 from tests.compiled.steps.pushed_steps import ROWS, lost, pushed, weak_pushes
-from tests.compiled.tiny_kernels import check_emulator
+from tests.compiled.steps.tiny_kernels import check_emulator
 from tests.support import golden, random_heads
 from tests.support.cases import uneven_shards
 from tests.support.golden_parts import PARTS as GOLDEN_PARTS
@@ -57,16 +60,16 @@ def peers(
     gpu: EmulatedGpu,
     seeds: int,
     parts: Sequence[str] = ("heads", "changes", "verified"),
-    worlds: Sequence[int] = (2, 3),
+    worlds: Sequence[list[VocabShard]] = (uneven_shards(V, 2), uneven_shards(V, 3)),
 ) -> Compared:
     """Committed tokens on virtual ranks, whose kernels push words into each other's memory.
 
     Programs run in a random order, a few at a time, and their stores wait as long as they may.
     """
     outcome = Compared()
-    for world_size in worlds:
-        gpu.options = Options(order=world_size, programs=3 if world_size == 2 else 12, weak=True)
-        world = VirtualWorld(uneven_shards(V, world_size))
+    for shards in worlds:
+        gpu.options = Options(order=len(shards), programs=3 if len(shards) == 2 else 12, weak=True)
+        world = VirtualWorld(shards)
         options = {"exchange": "peer", "backend": "triton", "chunks": 2}
         makers = [
             _meeting(golden.maker(shard, group=ranks, **options), ranks)
@@ -77,6 +80,11 @@ def peers(
     if found := weak_pushes(gpu):
         outcome.differ(found)
     return outcome
+
+
+def one_id(gpu: EmulatedGpu, seeds: int) -> Compared:
+    """Two virtual ranks, and the second has a single id."""
+    return peers(gpu, seeds, ["heads"], [[VocabShard(0, V - 1), VocabShard(V - 1, V)]])
 
 
 def _meeting(make: Make, ranks: VirtualRanks) -> Make:
@@ -220,5 +228,27 @@ _PARTS = (
     *(emulator, few_goldens, one_push, goldens, peers, plain, tiles, stories, masks, counts),
     planted,
     few_planted,
+    one_id,
 )
-PARTS: dict[str, Callable[[EmulatedGpu, float], Compared]] = {of.__name__: of for of in _PARTS}
+PARTS: dict[str, Callable[[EmulatedGpu, int], Compared]] = {of.__name__: of for of in _PARTS}
+
+
+def run_part(work: tuple[int, str, int]) -> dict[str, Any]:
+    """Run a part; what ends it is told, not raised."""
+    arch, name, seeds = work
+    torch.set_num_threads(1)
+    gpu = EmulatedGpu.install(arch)
+    try:
+        found = dataclasses.asdict(PARTS[name](gpu, seeds))
+    except Exception:
+        found = {"fault": traceback.format_exc()}
+    return {
+        "arch": arch,
+        "part": name,
+        **found,
+        "doubts": dict(gpu.report.doubts),
+        "launches": dict(gpu.report.launches),
+        "instructions": gpu.report.instructions,
+        "coverage": of_report(gpu),
+        "processor_s": time.process_time(),
+    }

@@ -18,12 +18,12 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from tests.compiled import tiny_kernels
 from tests.compiled.emulator import arithmetic
 from tests.compiled.emulator.approximations import Approximations
 from tests.compiled.emulator.gpu import EmulatedGpu
 from tests.compiled.emulator.machine import Machine
 from tests.compiled.emulator.report import Fault, Options, Report
+from tests.compiled.steps import tiny_kernels
 from tests.compiled.steps.plain_steps import plain_step
 from tests.compiled.steps.pushed_steps import WRONG, pushed
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, reference
