@@ -43,6 +43,11 @@ SUITES = (
 )
 
 
+PYTEST = ("pytest", "-q", "-p", "no:cacheprovider", "-rfEs", "-n", 2)
+COMPILED = ("tests.compiled", "--arch", 80, 90, "--only", "few_goldens", "one_push")
+"""Steps through the compiled kernels of that Triton; 3.9 uses tensor memory of sm_100 too early."""
+
+
 def _environment(folder: Path, interpreter: str, torch: str, *packages: str) -> Path:
     """Make an environment with this torch and these packages, and return its Python."""
     assert run_command(interpreter, "-m", "venv", folder, timeout_s=120).returncode == 0
@@ -57,12 +62,11 @@ def _environment(folder: Path, interpreter: str, torch: str, *packages: str) -> 
     return python
 
 
-def _run(python: Path, *suites: str) -> str:
-    """Return what pytest printed in an environment, after all of its tests passed."""
-    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-rfEs", "-n", 2, *suites)
+def _run(python: Path, *words: object) -> str:
+    """Return what a module printed in an environment, after it ended well."""
     (libraries,) = python.parents[1].glob("lib/python3*/site-packages/torch/lib")
     env = {"PYTHONPATH": str(ROOT), "LD_LIBRARY_PATH": str(libraries)}
-    done = run_command(python, *words, env=env, timeout_s=5000)
+    done = run_command(python, "-m", *words, env=env, timeout_s=5000)
     assert done.returncode == 0, done.stdout[-4000:]
     return done.stdout
 
@@ -70,7 +74,9 @@ def _run(python: Path, *suites: str) -> str:
 @pytest.mark.parametrize(("torch", "triton"), VERSIONS)
 def test_the_suites_pass_with_other_versions(torch, triton, tmp_path):
     needs = ("-c", "constraints/tools.txt", f"triton=={triton}", *NEEDS)
-    _run(_environment(tmp_path / "env", sys.executable, torch, *needs), *SUITES)
+    python = _environment(tmp_path / "env", sys.executable, torch, *needs)
+    _run(python, *PYTEST, *SUITES)
+    _run(python, *COMPILED)
 
 
 def test_all_passes_on_a_machine_that_comes_with_pytorch(tmp_path):
@@ -80,4 +86,5 @@ def test_all_passes_on_a_machine_that_comes_with_pytorch(tmp_path):
         pytest.skip("needs Python 3.12, on the path or of pyenv")
     own = set(re.findall(r"^(\w+)==", MACHINE.read_text(), re.MULTILINE)) - {"torch"}
     needs = ("-c", str(MACHINE), *own, *(each for each in NEEDS if each != "openmpi"))
-    print(_run(_environment(tmp_path / "env", interpreter, "2.11.0", *needs, *BESIDE)))
+    python = _environment(tmp_path / "env", interpreter, "2.11.0", *needs, *BESIDE)
+    print(_run(python, *PYTEST))

@@ -1,6 +1,6 @@
 """Runs the compiled kernels on emulated GPUs.
 
-    python -m tests.compiled [--arch 80 90] [--only PART …] [--seconds 60] [--page FOLDER]
+    python -m tests.compiled [--arch 80 90] [--only PART …] [--seeds 24] [--page FOLDER]
 
 Prints a line per part, and exits with 1 if a token is wrong or a kernel did what it may not.
 """
@@ -8,12 +8,10 @@ Prints a line per part, and exits with 1 if a token is wrong or a kernel did wha
 from __future__ import annotations
 
 import argparse
-import json
+import multiprocessing
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,31 +19,16 @@ import torch
 
 from benchmarks.lab.machine import describe
 from benchmarks.static.aot import GPUS
-from tests.compiled.coverage import PACKAGE
-from tests.compiled.never_ran import unexplained
+from tests.compiled.coverage import PACKAGE, unexplained
 from tests.compiled.page import write_page
+from tests.compiled.steps.parts import run_part
 
-QUICK = ("few_goldens", "one_push", "planted")
-"""The parts that `make test` runs, on sm_90."""
 NORMAL = (
-    *("goldens", "peers", "one_push", "plain", "tiles", "stories", "masks", "planted", "counts"),
-    "emulator",
+    *("goldens", "peers", "one_id", "one_push", "plain", "tiles", "stories", "masks", "planted"),
+    *("counts", "emulator"),
 )
-LEFT_OUT = ((100, "peers"),)
-"""Parts that are not run on an architecture unless they are named."""
 LIMIT_S = 1800
 """A part that takes so long hangs."""
-
-
-def run(work: tuple[int, str, float]) -> dict[str, Any]:
-    """Run a part in a process of its own, which compiles kernels and does not interpret them."""
-    command = (sys.executable, "-m", "tests.compiled.one_part", *map(str, work))
-    env = os.environ | {"TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT_S)
-    if done.returncode:
-        arch, name, _ = work
-        raise ChildProcessError(f"sm_{arch} {name} ended by {done.returncode}: {done.stderr}")
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def line_of(found: dict[str, Any]) -> str:
@@ -83,16 +66,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tests.compiled", description=__doc__.split("\n")[0])
     parser.add_argument("--arch", type=int, nargs="+", choices=GPUS, default=[90, 80, 100])
     parser.add_argument("--only", metavar="PART", nargs="+", default=NORMAL)
-    parser.add_argument("--seconds", type=float, default=60, help="of random steps in each part")
+    parser.add_argument("--seeds", type=int, default=24, help="of random steps in each part")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--page", type=Path, metavar="FOLDER", help="write a page there")
     options = parser.parse_args(arguments)
-    every_part = ((arch, name) for name in options.only for arch in options.arch)
-    left_out = LEFT_OUT if options.only is NORMAL else ()
-    work = [(*part, options.seconds) for part in every_part if part not in left_out]
+    work = [(arch, name, options.seeds) for name in options.only for arch in options.arch]
     failed, every, facts = False, list[dict[str, Any]](), describe(torch.device("cpu"))
-    with ThreadPoolExecutor(options.processes) as pool:
-        for found in pool.map(run, work):
+    # Every part has a process of its own, which compiles kernels and does not interpret them.
+    os.environ |= {"TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.compiled.steps.parts"])
+    with context.Pool(options.processes, maxtasksperchild=1) as pool:
+        outcomes = pool.imap(run_part, work)
+        for _ in work:
+            found = outcomes.next(LIMIT_S)
             every.append(found)
             print(line_of(found), flush=True)
             problems = problems_of(found)

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lab import text
-from tests.compiled.counts import KINDS, D, V
-from tests.compiled.coverage import Covered, merged
-from tests.compiled.never_ran import by_reason
+from tests.compiled.coverage import Covered, by_reason, merged
 
 
 def write_page(folder: Path, parts: Sequence[dict[str, Any]], facts: dict[str, Any]) -> None:
@@ -24,8 +22,7 @@ def write_page(folder: Path, parts: Sequence[dict[str, Any]], facts: dict[str, A
     ]
     for arch in sorted({part["arch"] for part in parts}):
         of_arch = [part for part in parts if part["arch"] == arch]
-        tables = [table for part in of_arch for table in part.get("tables", ())]
-        sections += [*_counts(arch, tables), *_coverage(arch, of_arch)]
+        sections += _coverage(arch, of_arch)
     cells = [(name, text.cell(value)) for name, value in facts.items() if value is not None]
     sections += ["## Machine", text.table(("name", "value"), cells, right=2)]
     folder.mkdir(parents=True, exist_ok=True)
@@ -48,43 +45,6 @@ def _verdicts(parts: Sequence[dict[str, Any]]) -> str:
         work = text.three(part.get("instructions", 0)), round(part["processor_s"])
         rows.append((name, *counts, error, len(part["doubts"]), *launches, *work))
     return text.table(header, rows, right=1)
-
-
-def _counts(arch: int, tables: Sequence[dict[str, Any]]) -> list[str]:
-    if not tables:
-        return []
-    kinds = [*KINDS, "other"]
-    per_logit = []
-    for table in tables:
-        for kernel, of in table["per_logit"].items():
-            numbers = [f"{of.get(kind, 0):.2f}" for kind in kinds]
-            per_logit.append((table["step"], kernel, *numbers, f"{sum(of.values()):.1f}"))
-    reads = [
-        (table["step"], tensor, f"{least} to {most}")
-        for table in tables
-        for tensor, (least, most) in table["reads"].items()
-    ]
-    accesses = [(table["step"], *each) for table in tables[2:] for each in table["accesses"]]
-    conflicts = [
-        (table["step"], of, parts, cycles)
-        for table in tables
-        for of, (parts, cycles) in table["conflicts"].items()
-    ]
-    return [
-        f"## Counts on sm_{arch}",
-        f"Thread instructions per logit of the padded rows, bf16, V = {V}, D = {D}:",
-        text.table(("step", "kernel", *kinds, "all"), per_logit, right=2),
-        "How often each 4 bytes of the weights were read:",
-        text.table(("step", "tensor", "times"), reads, right=2),
-        "Accesses of global memory:",
-        text.table(
-            ("step", "access", "tensor", "bytes", "bytes a thread", "bytes of sectors per byte"),
-            accesses,
-            right=3,
-        ),
-        "Accesses of shared memory with bank conflicts, in parts of 128 bytes, are these, or none:",
-        text.table(("step", "access", "parts", "cycles"), conflicts, right=2),
-    ]
 
 
 def _coverage(arch: int, parts: Sequence[dict[str, Any]]) -> list[str]:

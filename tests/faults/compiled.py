@@ -20,12 +20,12 @@ tpsample/backends/triton_/kernels/inbox.py
     compiled: an arrival neither releases nor acquires
     - if tl.atomic_add(arrive, 1, sem="acq_rel", scope="gpu") == num_arrivals - 1:
     + if tl.atomic_add(arrive, 1, sem="relaxed", scope="gpu") == num_arrivals - 1:
-    > compiled/test_compiled_kernels.py::test_what_compiled_kernels_of_sm_90_do[one_push]
+    > compiled/test_compiled_kernels.py::test_what_compiled_kernels_of_sm_90_do
 tpsample/backends/triton_/kernels/head.py
     compiled: maxima that other programs need not see
     - scope="gpu",
     + scope="cta",
-    > compiled/test_compiled_kernels.py::test_what_compiled_kernels_of_sm_90_do[one_push]
+    > compiled/test_compiled_kernels.py::test_what_compiled_kernels_of_sm_90_do
 tpsample/compiled.py
     graph: filters and penalties are forgotten
     - batch._handle if batch._reads_tables else PLAIN),

@@ -87,7 +87,7 @@ def test_an_mi300_is_no_hopper_though_it_reports_9_4(monkeypatch):
 
 
 def test_the_noise_in_triton_is_that_in_assembly():
-    done = run_command(sys.executable, "-m", "tests.compiled.portable_noise")
+    done = run_command(sys.executable, "-m", "tests.compiled.steps.portable_noise")
     assert done.returncode == 0, done.stderr
 
 

@@ -3,17 +3,17 @@
     gpu = EmulatedGpu.install(90)       # before anything is launched; TRITON_INTERPRET is unset
     sampler = LMHeadSampler(weight, backend="triton")
     sampler(hidden_states, batch, positions)
-    gpu.report.require_no_doubt()
+    assert not gpu.report.doubts
 
 Kernels are compiled for the architecture with the specialisation that a launch on a GPU would have,
 up to PTX. The package's own Python code runs unchanged above them. All threads of some programs
 run together as arrays, one basic block at a time:
 
     ptx            the text of a kernel as instructions
-    translation    a basic block as a Python function on registers; `opcodes`, `memory_opcodes`
+    translation    a basic block as a Python function on registers, by tables of `instructions`
     machine        the threads of some programs, from block to block
     threads        barriers, warps, and how a fault is told
-    accesses       global memory: the storages of tensors (`regions`), and stores that wait
+    accesses       `global_memory`, the storages of tensors, and stores that wait
     pending        asynchronous work, which takes effect as late as it may
     shared_memory  bounds, unwritten bytes, races; asynchronous copies
     matrices       products of warps and warp groups

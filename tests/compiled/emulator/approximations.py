@@ -2,7 +2,7 @@
 
 An error depends on the operand's bits and a seed, because a GPU returns the same result for the
 same operand. The documented bounds are those of `lg2.approx.f32` (2^-22 absolute on [1/2, 2], 2 ulp
-elsewhere), `ex2.approx.f32` (2^-22 relative) and `div.full.f32` (2 ulp).
+elsewhere), `ex2.approx.f32` (2^-22 relative), `div.full.f32` and `div.approx.f32` (2 ulp).
 """
 
 from __future__ import annotations

@@ -5,21 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import types, vectorize
+from numba import vectorize
 from numba.extending import intrinsic
 
 
-def _fused(kind: Any) -> Any:
-    """Return a function of arrays, a · b + c with one rounding."""
-
-    def built(context, a, b, c):
-        return kind(kind, kind, kind), lambda context, builder, of, given: builder.fma(*given)
-
-    fma: Any = intrinsic(built)
-    return vectorize([kind(kind, kind, kind)])(lambda a, b, c: fma(a, b, c))
+@intrinsic
+def _fused(context, a, b, c):
+    return a(a, b, c), lambda context, builder, signature, given: builder.fma(*given)
 
 
-fma32, fma64 = _fused(types.float32), _fused(types.float64)
+@vectorize(["f4(f4, f4, f4)", "f8(f8, f8, f8)"], cache=True)
+def fma(a, b, c):
+    """Return a · b + c with one rounding."""
+    return _fused(a, b, c)
 
 
 def divided(a: np.ndarray, b: np.ndarray) -> np.ndarray:

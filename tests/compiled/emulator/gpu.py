@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import struct
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -16,11 +15,10 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime import driver
 
 from benchmarks.static.aot import GPUS
-from tests.compiled.emulator.early_launches import EarlyLaunches
+from tests.compiled.emulator.global_memory import GlobalMemory
 from tests.compiled.emulator.machine import Machine
 from tests.compiled.emulator.ptx import parse
-from tests.compiled.emulator.regions import GlobalMemory
-from tests.compiled.emulator.report import Coverage, Options, Report
+from tests.compiled.emulator.report import Options, Report
 from tests.compiled.emulator.store_buffers import StoreBuffers
 from tests.compiled.emulator.threads import Launch
 from tests.compiled.emulator.translation import Translation
@@ -28,12 +26,16 @@ from tpsample.agreement import construction
 from tpsample.backends.triton_ import tile_table
 from tpsample.core.machine import OVERLAP_ARCH
 
-_FORMATS = {
-    "i1": "B", "i8": "B", "i16": "H", "i32": "I", "i64": "Q", "fp32": "f", "fp64": "d",
-    "u1": "B", "u8": "B", "u16": "H", "u32": "I", "u64": "Q", "f32": "f", "f64": "d",
-}  # fmt: skip
 _AT_ONCE = 16384
 """Threads that run together, if no number of programs is given."""
+
+
+def _packed(kind: str, value: Any) -> bytes:
+    """Return an argument of a launch as a GPU has it."""
+    bits = max(8, int(kind.lstrip("iufp")))
+    if kind[0] == "f":
+        return np.array(value, f"f{bits // 8}").tobytes()
+    return (int(value) & ((1 << bits) - 1)).to_bytes(bits // 8, "little")
 
 
 class EmulatedGpu:
@@ -41,21 +43,19 @@ class EmulatedGpu:
 
     Attributes:
         options: how the next launches are executed.
-        report: what launches did since the last `reset`.
-        earlier: the reports before.
-        ptx: the texts of kernels by their digests.
+        report: what launches did.
+        translations: of PTX texts, by their digests.
         edit, change: planted defects: another text of a kernel, another value of an argument by its
             name.
     """
 
     def __init__(self, arch: int) -> None:
         self.arch, self.options, self.report = arch, Options(), Report()
-        self.ptx: dict[str, str] = {}
-        self.earlier: list[Report] = []
         self.edit: Callable[[str], str] = lambda text: text
         self.change: Callable[[str, Any], Any] = lambda name, value: value
-        self._translations: dict[str, Translation] = {}
-        self._early, self._serial = EarlyLaunches(), 0
+        self.translations: dict[str, Translation] = {}
+        self._running: list[tuple[str, GlobalMemory]] = []
+        self._serial = 0
         properties = {"max_shared_mem": GPUS[arch].program_bytes, "warpSize": 32}
         self.utils = SimpleNamespace(
             load_binary=self._load, get_device_properties=lambda device: properties
@@ -78,17 +78,6 @@ class EmulatedGpu:
         names["kernels_overlap"] = lambda device: arch >= OVERLAP_ARCH
         return gpu
 
-    def reset(self, **options: Any) -> Report:
-        """Begin a new report, with new options; return the old one. Launches and coverage go on."""
-        old, self.options = self.report, Options(**options)
-        self.report = Report(launches=old.launches, coverage=old.coverage)
-        self.earlier.append(old)
-        return old
-
-    def translation(self, digest: str) -> Translation:
-        """Return the translation of a PTX text by its digest."""
-        return self._translations[digest]
-
     def launcher_cls(self, source: Any, metadata: Any) -> Any:
         """Return what Triton calls for a launch."""
         kinds = list(source.signature.items())
@@ -104,39 +93,30 @@ class EmulatedGpu:
     def _load(self, name: str, ptx: bytes, shared: int, device: int) -> tuple[Any, ...]:
         return 1, SimpleNamespace(ptx=ptx.decode(), shared=shared), 32, 0, 1024
 
-    def _translated(self, text: str) -> tuple[str, Translation]:
-        text = self.edit(text)
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        if digest not in self._translations:
-            self.ptx[digest], self._translations[digest] = text, Translation(parse(text))
-        return digest, self._translations[digest]
-
     def _launch(self, grid: tuple[int, int, int], function: Any, named: list, early: bool) -> None:
-        digest, translation = self._translated(function.ptx)
+        text = self.edit(function.ptx)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        if digest not in self.translations:
+            self.translations[digest] = Translation(parse(text))
+        translation = self.translations[digest]
         kernel, options, report = translation.kernel, self.options, self.report
         memory, values = GlobalMemory(), list[bytes]()
         for name, kind, value in named:
             if kind.startswith("*"):
                 memory.add(value, name)
-                values.append(struct.pack("Q", value.data_ptr()))
+                values.append(_packed("u64", value.data_ptr()))
             elif kind != "constexpr":
-                value = self.change(name, value)
-                code = _FORMATS[kind]
-                mask = (1 << 8 * struct.calcsize(code)) - 1
-                values.append(struct.pack(code, value if code in "fd" else int(value) & mask))
-        values += [struct.pack("Q", 0)] * 2  # addresses of scratch memory that there is not
+                values.append(_packed(kind, self.change(name, value)))
+        values += [bytes(8)] * 2  # addresses of scratch memory that there is not
         names = zip(kernel.params, values, strict=True)
         params = {name: value.ljust(size, b"\0") for (name, size), value in names}
-        count = len(kernel.instructions)
-        coverage = report.coverage.setdefault(
-            digest, Coverage(np.zeros(count, bool), np.zeros(count, np.uint8))
-        )
+        coverage = report.coverage.setdefault(digest, np.zeros(len(kernel.instructions), np.uint8))
         report.launches[kernel.name] += 1
         self._serial += 1
         programs, seed = np.arange(np.prod(grid)), (options.order or 0, self._serial)
         if options.order is not None:
             programs = np.random.default_rng(seed).permutation(programs)
-        buffers = StoreBuffers(hash(seed) & 0xFFFFFFFF) if options.weak else None
+        buffers = StoreBuffers(seed) if options.weak else None
         launch = Launch(
             translation, params, grid, function.shared, memory, buffers, options, report, coverage,
             early,
@@ -146,12 +126,26 @@ class EmulatedGpu:
             Machine(launch, programs[first : first + at_once]).run()
         if buffers is not None:
             buffers.show_all()
-        for region in memory.regions:
-            if "reads" in vars(region):
-                most = int(region.reads.min()), int(region.reads.max())
-                report.reads[kernel.name, region.name] = most
+        for region in memory.regions if options.count else ():
+            times = memory.reads[memory.cells_of(region)]
+            report.reads[kernel.name, region.name] = int(times.min()), int(times.max())
         if self.arch >= OVERLAP_ARCH:
-            self._early.compare(kernel.name, memory, early, launch.next_started, report.doubts)
+            self._compare(kernel.name, memory, early, launch.next_started)
+
+    def _compare(self, name: str, memory: GlobalMemory, early: bool, chained: bool) -> None:
+        """Look for what a launch touched although one before it may still run.
+
+        Args:
+            early: whether it may begin before the launch before it has ended.
+            chained: whether a launch behind it may begin although those before it still run.
+        """
+        for other, before in self._running if early else ():
+            for tensor in memory.overlaps(before):
+                text = f"overlap: {name} touches {tensor} before it waits for {other}"
+                self.report.doubts[text] += 1
+        if not (early and chained):
+            self._running.clear()
+        self._running.append((name, memory))
 
     def get_current_device(self) -> int:
         return self.arch

@@ -7,13 +7,12 @@ lowest instruction go first, so branches meet again where the compiler meant the
 from __future__ import annotations
 
 import time
-from collections import Counter
 from typing import Any
 
 import numpy as np
 
 from tests.compiled.emulator.approximations import Approximations
-from tests.compiled.emulator.report import Fault
+from tests.compiled.emulator.report import RAN, Fault
 from tests.compiled.emulator.tensor_memory import TensorMemory
 from tests.compiled.emulator.threads import ALL, Launch, Where
 
@@ -35,14 +34,16 @@ class Machine(TensorMemory):
             Fault: a kernel did what no GPU allows.
         """
         translation, queue, turns = self.launch.translation, self.queue, 0
-        space, ran = translation.space(self.total), Counter[int]()
+        space, coverage = translation.space(self.total), self.launch.coverage
         with np.errstate(all="ignore"):
             while queue:
                 turns += len(queue) > 1
                 patient = len(queue) == 1 or turns % _PATIENCE
                 at = min(queue) if patient else max(queue)
                 where = self._joined(queue.pop(at))
-                ran[at] += self.size(where)
+                stop = translation.blocks[at]
+                coverage[at:stop] |= RAN
+                self.report.instructions += (stop - at) * self.size(where)
                 for target, threads in space[f"b{at}"](self, where):
                     if threads is not None and target == -1:
                         self.end(threads)
@@ -54,10 +55,6 @@ class Machine(TensorMemory):
             raise Fault(f"{self.name}: threads wait at a barrier that the others never reach")
         self.require_free()
         self.launch.next_started |= bool(self.early.any())
-        for at, times in ran.items():
-            self.launch.coverage.ran[at : translation.blocks[at]] = True
-            for opcode, count in translation.opcodes[at].items():
-                self.report.executed[self.name, opcode] += count * times
 
     def _joined(self, parts: list[Where]) -> Where:
         if len(parts) == 1:

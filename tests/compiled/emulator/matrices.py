@@ -60,7 +60,7 @@ class Matrices(SharedMemory):
         return found
 
     def load_matrix(
-        self, where: Where, registers: list, address: np.ndarray, trans: bool, at: int
+        self, where: Where, registers: list, address: np.ndarray, trans: str | None, at: int
     ) -> None:
         rows = self.warps(where, at)
         address = self.each(where, address).reshape(rows.shape)
@@ -72,7 +72,7 @@ class Matrices(SharedMemory):
             register[rows] = tile.view(np.uint32).reshape(rows.shape)
 
     def store_matrix(
-        self, where: Where, registers: list, address: np.ndarray, trans: bool, at: int
+        self, where: Where, registers: list, address: np.ndarray, trans: str | None, at: int
     ) -> None:
         rows = self.warps(where, at)
         address = self.each(where, address).reshape(rows.shape)
@@ -84,11 +84,11 @@ class Matrices(SharedMemory):
             self.store_shared(rows[:, eight].ravel(), address[:, eight].ravel(), 4, words, at)
 
     def mma(
-        self, where: Where, shape: str, kind: str, d: list, a: list, b: list, c: list, at: int
+        self, where: Where, depth: int, kind: str, d: list, a: list, b: list, c: list, at: int
     ) -> None:
         """D = A · B + C of m16n8, by fragments of 32 lanes."""
         lanes = self.warps(where, at)
-        assert int(shape.split("k")[1]) == 16 // SIZES[kind] * len(b), shape
+        assert depth == 16 // SIZES[kind] * len(b)
         product = _left_fragment(a, lanes, kind) @ _right_fragment(b, lanes, kind)
         places = [(_ROW + 8 * (k >> 1), 2 * _PAIR + (k & 1)) for k in range(4)]
         found = [
@@ -99,39 +99,34 @@ class Matrices(SharedMemory):
             register[lanes] = value
 
     def wgmma(
-        self, where: Where, shape: str, kind: str, d: list, a: Any, b: np.ndarray, keep: Any,
-        rest: list[int], at: int,
+        self, where: Where, columns: int, kind: str, d: list, a: np.ndarray, b: np.ndarray,
+        keep: Any, rest: list[int], at: int,
     ) -> None:  # fmt: skip
         """Issue a product, which reads registers and memory until it is waited for."""
-        index, size = self.warps(where, at).ravel(), SIZES[kind]
+        index = self.warps(where, at).ravel()
         if len(index) % 128 or (index[::128] % 128).any():
             self.fault(where, at, "a part of a warp group")
-        groups, columns = index.reshape(-1, 128), int(shape.split("n")[1].split("k")[0])
-        signs, trans = ([1, 1], []) if size == 1 else (rest[:2], rest[2:])
-        assert signs == [1, 1] and len(d) * 2 == columns, (shape, rest)
-        descriptors = [each[groups] for each in (a, b) if not isinstance(each, list)]
-        if any((each != each[:, :1]).any() for each in descriptors):
+        groups = index.reshape(-1, 128)
+        if rest != ([1, 1, 0, 0] if SIZES[kind] == 2 else []):
+            raise NotImplementedError(f"a product of {rest}")
+        assert len(d) * 2 == columns
+        left, right = (each[groups] for each in (a, b))
+        if ((left != left[:, :1]) | (right != right[:, :1])).any():
             self.fault(where, at, "a descriptor differs within a warp group")
-        firsts = [each[:, 0] for each in descriptors]
         kept = self.each(where, keep).reshape(groups.shape)[:, :1, None]
 
         def effect(own: np.ndarray) -> None:
             if len(own) < len(index):
                 self.fault(where, at, "warp groups that multiplied together wait apart")
             readers = groups[:, 0]
-            if isinstance(a, list):
-                left = _left_fragment(a, index.reshape(-1, 32), kind)
-                left = left.reshape(len(groups), 64, -1)
-            else:
-                swapped = bool(trans and trans[0])
-                left = self.operand(readers, firsts[0], 64, kind, swapped, at)
-            right = self.operand(readers, firsts[-1], columns, kind, bool(trans and trans[-1]), at)
+            rows = self.operand(readers, left[:, 0], 64, kind, at)
+            others = self.operand(readers, right[:, 0], columns, kind, at)
             # Registers: [column / 8, row / 8 % 2, column % 2], lanes: [group, warp, row % 8, rest].
             values = np.stack([register[index] for register in d])
             split = values.reshape(columns // 8, 2, 2, len(groups), 4, 8, 4)
             c = split.transpose(3, 4, 1, 5, 0, 6, 2).reshape(len(groups), 64, columns)
             c = np.where(kept, c.astype(np.float64), 0.0)
-            found = self.sum_of(c, left @ right.transpose(0, 2, 1), values.dtype)
+            found = self.sum_of(c, rows @ others.transpose(0, 2, 1), values.dtype)
             back = found.reshape(len(groups), 4, 2, 8, columns // 8, 4, 2)
             back = back.transpose(4, 2, 6, 0, 1, 3, 5).reshape(columns // 2, -1)
             for register, value in zip(d, back, strict=True):
@@ -140,8 +135,8 @@ class Matrices(SharedMemory):
         self.later("products", index, effect)
 
     def operand(
-        self, readers: np.ndarray, descriptor: np.ndarray, rows: int, kind: str, trans: bool,
-        at: int, marks: bool = True,
+        self, readers: np.ndarray, descriptor: np.ndarray, rows: int, kind: str, at: int,
+        marks: bool = True,
     ) -> np.ndarray:  # fmt: skip
         """Return a [products, rows, 32 / size] operand in shared memory, by its descriptor."""
 
@@ -149,21 +144,11 @@ class Matrices(SharedMemory):
             found = (descriptor >> np.uint64(low)) & np.uint64((1 << bits) - 1)
             return found.astype(np.int64)[:, None, None]
 
-        start, leading, stride = (16 * field(low, 14) for low in (0, 16, 32))
-        mode, size = int(field(62, 2)[0, 0, 0]), SIZES[kind]
-        if field(49, 3).any() or (field(62, 2) != mode).any() or (trans and mode == 0):
+        start, stride, mode, size = field(0, 14), field(32, 14), field(62, 2)[0, 0, 0], SIZES[kind]
+        if field(49, 3).any() or (field(62, 2) != mode).any() or mode == 0:
             raise NotImplementedError("this descriptor of shared memory")
-        pitch = {0: 16, 1: 128, 2: 64, 3: 32}[mode]
-        r, k = np.arange(rows)[:, None], np.arange(32 // size)[None, :]
-        byte, wide = k * size, pitch // size
-        if trans:
-            column = (r % wide) * size
-            inside = (r // wide) * leading + (k // 8) * stride + (k % 8) * pitch + column
-        elif mode == 0:
-            inside = (r // 8) * stride + (r % 8) * 16 + (byte // 16) * leading + byte % 16
-        else:
-            inside = (r // 8) * stride + (r % 8) * pitch + byte
-        address = start + inside
-        if mode:
-            address ^= ((address >> 7) & {1: 7, 2: 3, 3: 1}[mode]) << 4
+        r, byte = np.arange(rows)[:, None], np.arange(0, 32, size)[None, :]
+        pitch, bits = {1: (128, 7), 2: (64, 3), 3: (32, 1)}[int(mode)]
+        address = 16 * start + (r // 8) * 16 * stride + (r % 8) * pitch + byte
+        address ^= ((address >> 7) & bits) << 4
         return _decoded(self.operand_bits(readers, address, size, at, marks), kind)

@@ -86,18 +86,14 @@ class Operands:
             kind = "s" if kind == "s" else "b"
         return [f"{self.view(register, kind)}[{self.where}] = {text}"]
 
-    def address(self, operand: str, bits: int) -> str:
+    def address(self, operand: str) -> str:
         base, _, offset = (part.strip() for part in operand.strip("[] ").partition("+"))
         more = int(offset or "0", 0)
         if base not in self.python:
-            return f"np.full(M.size({self.where}), {self.source(base, f'u{bits}')} + {more})"
+            return f"np.full(M.size({self.where}), {self.source(base, 'u32')} + {more})"
         width = REGISTER_BITS[self.kernel.registers[base]]
         text = self.source(base, f"u{width}")
         return f"({text} + U{width}({more % (1 << width)}))" if more else text
-
-    def registers(self, operand: str | list[str], kind: str) -> str:
-        names = operand if isinstance(operand, list) else [operand]
-        return f"[{', '.join(self.view(name, kind) for name in names)}]"
 
 
 def dtype_of(t: str) -> str:

@@ -128,7 +128,7 @@ def _instruction(text: str, line: int, source: str) -> Instruction:
     # At the commas outside of braces and brackets.
     parts = re.findall(r"\s*(\{[^}]*\}|\[[^\]]*\]|[^,{\[\s][^,{\[]*)", rest)
     return Instruction(
-        opcode.replace("::", "_").split("."),
+        opcode.replace("shared::cta", "shared").replace("::", "_").split("."),
         [re.findall(r"[^\s{},]+", part) if part[0] == "{" else part.strip() for part in parts],
         (guard[2], bool(guard[1])) if guard else None,
         line,

@@ -37,18 +37,8 @@ class Options:
     sign: int = 0
 
 
-@dataclass
-class Coverage:
-    """The parts of one PTX text that ran.
-
-    Attributes:
-        ran: by place of an instruction, whether a thread executed it.
-        ways: by place of an instruction that depends on a predicate, the sum of 1 for threads whose
-            predicate held and 2 for threads whose predicate did not.
-    """
-
-    ran: np.ndarray
-    ways: np.ndarray
+RAN, HELD, FAILED = 1, 2, 4
+"""Bits of what came of an instruction: a thread executed it, and a predicate before it."""
 
 
 @dataclass
@@ -57,25 +47,21 @@ class Report:
 
     Attributes:
         launches: by kernel.
-        executed: instructions × threads, by kernel and opcode.
+        instructions: instructions × threads.
         doubts: what is wrong without ending a launch, such as a race, by its text.
-        accesses: by kernel, opcode and tensor: threads, bytes, sectors of 32 bytes of warps.
         conflicts: by kernel and opcode, accesses of shared memory in parts of 128 bytes, and their
             cycles.
         far_stores: stores into tensors that are no argument, by kernel and opcode.
         reads: the least and the most times that 4 bytes were read, by kernel and tensor.
-        coverage: by PTX text.
+        prefetched: bytes.
+        coverage: by PTX text, bits of each instruction.
     """
 
     launches: Counter[str] = field(default_factory=Counter)
-    executed: Counter[tuple[str, str]] = field(default_factory=Counter)
+    instructions: int = 0
     doubts: Counter[str] = field(default_factory=Counter)
-    accesses: dict = field(default_factory=lambda: defaultdict(lambda: np.zeros(3, np.int64)))
     conflicts: dict = field(default_factory=lambda: defaultdict(lambda: np.zeros(2, np.int64)))
     far_stores: Counter[tuple[str, str]] = field(default_factory=Counter)
     reads: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
-    coverage: dict[str, Coverage] = field(default_factory=dict)
-
-    def require_no_doubt(self) -> None:
-        """Raise AssertionError if there is a doubt."""
-        assert not self.doubts, "\n".join(f"{n} times: {text}" for text, n in self.doubts.items())
+    prefetched: int = 0
+    coverage: dict[str, np.ndarray] = field(default_factory=dict)

@@ -10,118 +10,102 @@ Not modelled: loads that return older values than memory has, which a missing ac
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-
 import numpy as np
 from numba import njit
 
-from tests.compiled.emulator.regions import Region
+from tests.compiled.emulator.global_memory import START, process_memory
 
 ATOMICS = ("store", "add", "max", "min", "or", "and")
+STORES = np.dtype(
+    [
+        *((name, "i8") for name in ("program", "thread", "epoch", "address", "value")),
+        *((name, "i1") for name in ("size", "signed", "how")),
+    ]
+)
+"""Stores and atomics: the place in ATOMICS is `how`, and `epoch` counts barriers before it."""
 _CHANCE = 0.05
 """How often stores become visible without a reason, per basic block."""
 
 
 @njit(cache=True)
-def perform(memory, places, values, how):
-    """Change memory by one atomic after another; return what was there before each."""
-    old = np.empty(len(places), memory.dtype)
-    for k in range(len(places)):
-        place, value = places[k], values[k]
-        before = old[k] = memory[place]
-        if how == 0:
-            memory[place] = value
-        elif how == 1:
-            memory[place] = before + value
+def _performed(memory, stores):
+    old = np.empty(len(stores), np.int64)
+    for k in range(len(stores)):
+        store, before = stores[k], np.int64(0)
+        first, value, how = store.address - START, store.value, store.how
+        for byte in range(store.size):
+            before |= np.int64(memory[first + byte]) << (8 * byte)
+        if store.signed:
+            before = before << (64 - 8 * store.size) >> (64 - 8 * store.size)
+        if how == 1:
+            value = before + value
         elif how == 2:
-            memory[place] = max(before, value)
+            value = max(before, value)
         elif how == 3:
-            memory[place] = min(before, value)
+            value = min(before, value)
         elif how == 4:
-            memory[place] = before | value
-        else:
-            memory[place] = before & value
+            value = before | value
+        elif how == 5:
+            value = before & value
+        for byte in range(store.size):
+            memory[first + byte] = (value >> (8 * byte)) & 255
+        old[k] = before
     return old
 
 
-@dataclass
-class Waiting:
-    """One instruction's stores: of each its program, thread, epoch of barriers, place and value."""
-
-    region: Region
-    memory: np.ndarray
-    how: str
-    program: np.ndarray
-    thread: np.ndarray
-    epoch: np.ndarray
-    place: np.ndarray
-    value: np.ndarray
-
-    def part(self, chosen: np.ndarray) -> Waiting:
-        names = ("program", "thread", "epoch", "place", "value")
-        return replace(self, **{name: getattr(self, name)[chosen] for name in names})
-
-    @property
-    def cell(self) -> np.ndarray:
-        """The address of each store, in units of 8 bytes."""
-        return (self.region.start + self.place * self.memory.itemsize) >> 3
+def perform(stores: np.ndarray) -> np.ndarray:
+    """Change memory by one store after another; return what was there before each."""
+    return _performed(process_memory(1), stores)
 
 
 class StoreBuffers:
     """The stores of a launch that only their own program is sure to see."""
 
-    def __init__(self, seed: int) -> None:
-        self._random, self.waiting = np.random.default_rng(seed), list[Waiting]()
+    def __init__(self, seed: tuple[int, int]) -> None:
+        self._random, self._waiting = np.random.default_rng(seed), np.empty(0, STORES)
 
-    def show(self, choose: Callable[[Waiting], np.ndarray]) -> None:
+    def hold(self, stores: np.ndarray) -> None:
+        self._waiting = np.concatenate([self._waiting, stores])
+
+    def _show(self, chosen: np.ndarray) -> None:
         """Make stores visible, in their order within a program, programs in any order."""
-        if not self.waiting:
-            return
-        chosen = [choose(each) for each in self.waiting]
-        parts = zip(self.waiting, chosen, strict=True)
-        shown = [each.part(own) for each, own in parts if own.any()]
-        parts = zip(self.waiting, chosen, strict=True)
-        self.waiting = [
-            each.part(~own) if own.any() else each for each, own in parts if not own.all()
-        ]
-        programs = np.unique(np.concatenate([each.program for each in shown] or [[]]))
-        for program in self._random.permutation(programs):
-            for each in shown:
-                own = each.program == program
-                perform(each.memory, each.place[own], each.value[own], ATOMICS.index(each.how))
+        shown = self._waiting[chosen]
+        if len(shown):
+            self._waiting = self._waiting[~chosen]
+            programs, of = np.unique(shown["program"], return_inverse=True)
+            turn = self._random.permutation(len(programs))[of]
+            perform(shown[np.argsort(turn, kind="stable")])
 
-    def release(self, programs: np.ndarray, threads: np.ndarray, epochs: np.ndarray) -> None:
+    def release(self, own: np.ndarray) -> None:
         """Show what these threads stored, and their programs before the last barrier."""
-        now = np.full(int(programs.max()) + 1, -1)
-        now[programs] = epochs
-
-        def choose(each: Waiting) -> np.ndarray:
-            inside = each.program < len(now)
-            before = each.epoch < now[np.where(inside, each.program, 0)]
-            return (inside & before) | np.isin(each.thread, threads)
-
-        self.show(choose)
+        epochs = np.full(
+            1 + max(each["program"].max(initial=0) for each in (own, self._waiting)), -1
+        )
+        epochs[own["program"]] = own["epoch"]
+        before = self._waiting["epoch"] < epochs[self._waiting["program"]]
+        self._show(before | np.isin(self._waiting["thread"], own["thread"]))
 
     def show_own(self, programs: np.ndarray, address: np.ndarray, width: int) -> None:
         """Show what programs stored near addresses that they access now."""
-        if self.waiting:
-            cells = np.concatenate([address >> 3, (address + width - 1) >> 3]).astype(np.int64)
-            keys, low, high = cells * 4096 + np.tile(programs, 2) % 4096, cells.min(), cells.max()
+        if len(self._waiting):
+            first, last = (self._keys(programs, address + more) for more in (0, width - 1))
+            self._show(
+                np.isin(
+                    self._keys(self._waiting["program"], self._waiting["address"]),
+                    np.append(first, last),
+                )
+            )
 
-            def choose(each: Waiting) -> np.ndarray:
-                if each.cell.max() < low or high < each.cell.min():
-                    return np.zeros(len(each.place), bool)
-                return np.isin(each.cell * 4096 + each.program % 4096, keys)
-
-            self.show(choose)
+    @staticmethod
+    def _keys(programs: np.ndarray, address: np.ndarray) -> np.ndarray:
+        return (address >> 3 << 16) + programs
 
     def pass_time(self) -> None:
         """Show some stores now and then."""
-        if self.waiting and self._random.random() < _CHANCE:
-            salt = int(self._random.integers(1, 1 << 30)) | 1
-            self.show(lambda each: (each.cell * salt >> 7) % 3 == 0)
+        if len(self._waiting) and self._random.random() < _CHANCE:
+            salt = int(self._random.integers(1, 1 << 16)) | 1
+            self._show(((self._waiting["address"] >> 3) * salt >> 7) % 3 == 0)
 
     def show_all(self) -> None:
         """The launch has ended."""
-        self.show(lambda each: np.ones(len(each.place), bool))
+        self._show(np.ones(len(self._waiting), bool))

@@ -99,7 +99,7 @@ class TensorMemory(Matrices):
             for register, value in zip(registers, values.T, strict=True):
                 register[index[own]] = value
 
-        self.later("tensor loads", index, effect)
+        self.later("tensor ld", index, effect)
 
     def store_tensor(
         self, where: Where, registers: list, address: Any, half: int | None, at: int
@@ -110,7 +110,7 @@ class TensorMemory(Matrices):
         def effect(own: np.ndarray) -> None:
             self._tensor[cells[own]], self._filled[cells[own]] = values[own], True
 
-        self.later("tensor stores", index, effect)
+        self.later("tensor st", index, effect)
 
     def settle(self, where: Where, kind: str, at: int) -> None:
         """Wait for all loads or stores of these threads."""
@@ -125,7 +125,7 @@ class TensorMemory(Matrices):
         """D = A · B + D, with D in tensor memory, and the others described in shared memory."""
         index, bits = self.index(where), int(self.each(where, form)[0])
         self._one_each(index, at)
-        kind, out, others = ("f16", "bf16")[bits >> 7 & 7], bits >> 4 & 3, bits & 0xE000600F
+        kind, out, others = ("f16", "bf16")[bits >> 7 & 7], bits >> 4 & 3, bits & 0xE001E00F
         if np.any(form != bits) or out != 1 or others or bits >> 10 & 7 != bits >> 7 & 7:
             raise NotImplementedError(f"a product of form {bits:#x}")
         height, width = (bits >> 24 & 31) * 16, (bits >> 17 & 63) * 8
@@ -136,8 +136,8 @@ class TensorMemory(Matrices):
         cells, kept = self._cells(index, lanes, columns, at), self.each(where, keep)[:, None, None]
 
         def effect(own: np.ndarray) -> None:
-            left = self.operand(index[own], a[own], height, kind, bool(bits >> 15 & 1), at, False)
-            right = self.operand(index[own], b[own], width, kind, bool(bits >> 16 & 1), at, False)
+            left = self.operand(index[own], a[own], height, kind, at, marks=False)
+            right = self.operand(index[own], b[own], width, kind, at, marks=False)
             c = np.zeros(cells[own].shape)
             if kept[own].any():
                 before = self._taken_words(cells[own], at).view(np.float32).astype(np.float64)

@@ -9,8 +9,8 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 from numba import njit
 
-from tests.compiled.emulator.regions import GlobalMemory
-from tests.compiled.emulator.report import Coverage, Fault, Options, Report
+from tests.compiled.emulator.global_memory import GlobalMemory
+from tests.compiled.emulator.report import FAILED, HELD, Fault, Options, Report
 from tests.compiled.emulator.store_buffers import StoreBuffers
 from tests.compiled.emulator.translation import Translation
 
@@ -27,8 +27,8 @@ _MODES = ("bfly", "idx", "up")
 def _shuffled(register, index, b, c, mode):
     found = np.empty(len(index), register.dtype)
     for k in range(len(index)):
-        lane, amount = index[k] % 32, np.int64(b[k]) & 31
-        clamp, segment = np.int64(c[k]) & 31, (np.int64(c[k]) >> 8) & 31
+        lane, amount, last = index[k] % 32, np.int64(b[k % len(b)]) & 31, np.int64(c[k % len(c)])
+        clamp, segment = last & 31, (last >> 8) & 31
         high = (lane & segment) | (clamp & ~segment)
         source = (lane & segment) | (amount & ~segment)
         if mode != 1:
@@ -56,7 +56,7 @@ class Launch:
     buffers: StoreBuffers | None
     options: Options
     report: Report
-    coverage: Coverage
+    coverage: np.ndarray
     early: bool
     next_started: bool = False
 
@@ -108,8 +108,8 @@ class Threads:
     def those(self, where: Where, predicate: np.ndarray, negated: bool, at: int) -> tuple:
         """Return the threads whose predicate holds, and the others; None in place of no thread."""
         chosen = predicate[where] != negated
-        count, ways = np.count_nonzero(chosen), self.launch.coverage.ways
-        ways[at] |= (count > 0) + 2 * (count < len(chosen))
+        count = np.count_nonzero(chosen)
+        self.launch.coverage[at] |= HELD * (count > 0) | FAILED * (count < len(chosen))
         if count in (0, len(chosen)):
             return (where, None) if count else (None, where)
         index = self.index(where)
@@ -202,7 +202,7 @@ class Threads:
     ) -> np.ndarray:
         """Take a register of another lane; b and c are as `shfl.sync` has them."""
         index = self._whole(where, mask, at).ravel()
-        return _shuffled(a, index, self.each(where, b), self.each(where, c), _MODES.index(mode))
+        return _shuffled(a, index, np.atleast_1d(b), np.atleast_1d(c), _MODES.index(mode))
 
     def redux(self, where: Where, mode: str, a: np.ndarray, mask: Any, at: int) -> np.ndarray:
         rows = self.each(where, a).reshape(self._whole(where, mask, at).shape)

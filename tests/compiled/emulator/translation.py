@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tests.compiled.emulator import arithmetic
-from tests.compiled.emulator.memory_opcodes import MemoryOpcodes
+from tests.compiled.emulator.instructions import Instructions
 from tests.compiled.emulator.operands import TYPES
 from tests.compiled.emulator.ptx import REGISTER_BITS, Instruction, Kernel
 
@@ -23,14 +23,13 @@ _ENDS = ("bra", "ret", "exit", "bar", "barrier")
 """Opcodes behind which a block ends."""
 
 
-class Translation(MemoryOpcodes):
+class Translation(Instructions):
     """The Python source of a kernel, compiled.
 
     Attributes:
         blocks: by first instruction, the one behind the last.
-        opcodes: by first instruction, how often a block has each opcode.
         grain: bytes of shared memory that races are looked for in together.
-        unused: places of atomics whose result nothing reads, which the assembler makes reductions.
+        reductions: places of atomics whose result nothing reads.
     """
 
     def __init__(self, kernel: Kernel) -> None:
@@ -40,14 +39,10 @@ class Translation(MemoryOpcodes):
         leaders |= {at + 1 for at, i in enumerate(instructions) if i.opcode[0] in _ENDS}
         starts = sorted(each for each in leaders if each < len(instructions))
         self.blocks = dict(zip(starts, [*starts[1:], len(instructions)], strict=True))
-        self.opcodes = {
-            start: Counter(i.name for i in instructions[start:stop])
-            for start, stop in self.blocks.items()
-        }
         shared = (i.opcode[-1] for i in instructions if "shared" in i.opcode)
         self.grain = 1 if any(re.fullmatch(r"\w(8|16)", t) for t in shared) else 4
         source = [line for block in self.blocks.items() for line in self._block(*block)]
-        self.unused = self._unused_atomics()
+        self.reductions = self._reductions()
         self._spaces: dict[int, tuple[dict[str, Any], list[np.ndarray]]] = {}
         self._code = compile("\n".join(source), f"<PTX of {kernel.name}>", "exec")
 
@@ -79,7 +74,7 @@ class Translation(MemoryOpcodes):
         exec(self._code, space)
         return space, blocks
 
-    def _unused_atomics(self) -> frozenset[int]:
+    def _reductions(self) -> frozenset[int]:
         """Return the atomics whose result is read nowhere; a move of zero goes before each."""
         read: Counter[str] = Counter()
         for i in self.kernel.instructions:
@@ -87,8 +82,11 @@ class Translation(MemoryOpcodes):
             for operand in i.operands[written:]:
                 text = " ".join(operand) if isinstance(operand, list) else operand
                 read.update(re.findall(r"%\w+", text))
-        atomics = (at for at, i in enumerate(self.kernel.instructions) if i.opcode[0] == "atom")
-        return frozenset(at for at in atomics if not read[self.kernel.instructions[at].operands[0]])
+        return frozenset(
+            at
+            for at, i in enumerate(self.kernel.instructions)
+            if i.opcode[0] == "red" or (i.opcode[0] == "atom" and not read[i.operands[0]])
+        )
 
     def _block(self, start: int, stop: int) -> list[str]:
         lines = [f"def b{start}(M, I):"]

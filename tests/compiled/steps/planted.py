@@ -18,14 +18,14 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from tests.compiled import tiny_kernels
 from tests.compiled.emulator import arithmetic
 from tests.compiled.emulator.approximations import Approximations
 from tests.compiled.emulator.gpu import EmulatedGpu
 from tests.compiled.emulator.machine import Machine
-from tests.compiled.emulator.report import Fault
-from tests.compiled.plain_steps import plain_step
-from tests.compiled.pushed_steps import WRONG, pushed
+from tests.compiled.emulator.report import Fault, Options, Report
+from tests.compiled.steps import tiny_kernels
+from tests.compiled.steps.plain_steps import plain_step
+from tests.compiled.steps.pushed_steps import WRONG, pushed
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, reference
 
 Step: TypeAlias = Callable[[EmulatedGpu], str]
@@ -174,7 +174,8 @@ PLANTS = (
 
 def noticed(gpu: EmulatedGpu, step: Step, within: AbstractContextManager[Any]) -> str:
     """Return what a step says with a defect, or without one."""
-    gpu.reset(weak=step is pushed, order=2 if step is pushed else None)
+    gpu.report = Report()
+    gpu.options = Options(weak=step is pushed, order=2 if step is pushed else None)
     with within:
         try:
             found = step(gpu)

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
 from benchmarks.static.aot import GPUS
-from tests.compiled.counts import STEPS, counted_step
+from tests.compiled.coverage import of_report
 from tests.compiled.emulator.gpu import EmulatedGpu
 from tests.compiled.emulator.report import Options, Report
-from tests.compiled.plain_steps import Compared, plain_step
-from tests.compiled.planted import PLANTS, check_planted
-from tests.compiled.pushed_steps import ROWS, lost, pushed, weak_pushes
-from tests.compiled.tiny_kernels import check_emulator
+from tests.compiled.steps.counts import STEPS, counted_step
+from tests.compiled.steps.plain_steps import Compared, plain_step
+from tests.compiled.steps.planted import PLANTS, check_planted
+from tests.compiled.steps.pushed_steps import ROWS, lost, pushed, weak_pushes
+from tests.compiled.steps.tiny_kernels import check_emulator
 from tests.support import golden, random_heads
 from tests.support.cases import uneven_shards
 from tests.support.golden_parts import PARTS as GOLDEN_PARTS
@@ -45,7 +48,7 @@ def _golden(found: dict[str, Any], parts: Sequence[str]) -> Tally:
     return Tally(len(expected), len(differ), notes=differ)
 
 
-def goldens(gpu: EmulatedGpu, seconds: float, parts: Sequence[str] = EXACT) -> Compared:
+def goldens(gpu: EmulatedGpu, seeds: int, parts: Sequence[str] = EXACT) -> Compared:
     """The committed tokens, on one rank."""
     make = golden.maker(VocabShard(0, V), backend="triton")
     outcome = Compared()
@@ -55,18 +58,18 @@ def goldens(gpu: EmulatedGpu, seconds: float, parts: Sequence[str] = EXACT) -> C
 
 def peers(
     gpu: EmulatedGpu,
-    seconds: float,
+    seeds: int,
     parts: Sequence[str] = ("heads", "changes", "verified"),
-    worlds: Sequence[int] = (2, 3),
+    worlds: Sequence[list[VocabShard]] = (uneven_shards(V, 2), uneven_shards(V, 3)),
 ) -> Compared:
     """Committed tokens on virtual ranks, whose kernels push words into each other's memory.
 
     Programs run in a random order, a few at a time, and their stores wait as long as they may.
     """
     outcome = Compared()
-    for world_size in worlds:
-        gpu.options = Options(order=world_size, programs=3 if world_size == 2 else 12, weak=True)
-        world = VirtualWorld(uneven_shards(V, world_size))
+    for shards in worlds:
+        gpu.options = Options(order=len(shards), programs=3 if len(shards) == 2 else 12, weak=True)
+        world = VirtualWorld(shards)
         options = {"exchange": "peer", "backend": "triton", "chunks": 2}
         makers = [
             _meeting(golden.maker(shard, group=ranks, **options), ranks)
@@ -77,6 +80,11 @@ def peers(
     if found := weak_pushes(gpu):
         outcome.differ(found)
     return outcome
+
+
+def one_id(gpu: EmulatedGpu, seeds: int) -> Compared:
+    """Two virtual ranks, and the second has a single id."""
+    return peers(gpu, seeds, ["heads"], [[VocabShard(0, V - 1), VocabShard(V - 1, V)]])
 
 
 def _meeting(make: Make, ranks: VirtualRanks) -> Make:
@@ -99,16 +107,16 @@ ORDERS: tuple[dict[str, Any], ...] = (
 )
 
 
-def plain(gpu: EmulatedGpu, seconds: float) -> Compared:
+def plain(gpu: EmulatedGpu, seeds: int) -> Compared:
     """Random plain steps with real numbers, and every third one screened."""
     outcome = Compared()
-    for seed in _seeds(seconds):
+    for seed in range(seeds):
         gpu.options = Options(**NOISES[seed % len(NOISES)], **ORDERS[seed % len(ORDERS)])
         outcome += plain_step(seed, screened=seed % 3 == 2)
     return outcome
 
 
-def tiles(gpu: EmulatedGpu, seconds: float) -> Compared:
+def tiles(gpu: EmulatedGpu, seeds: int) -> Compared:
     """A plain step with every tile of the table that fits, and with bf16 and fp16."""
     outcome, of = Compared(), Gpu("", gpu.arch, 132, GPUS[gpu.arch].program_bytes)
     for seed, (tile, dtype) in enumerate(all_tiles()):
@@ -117,11 +125,11 @@ def tiles(gpu: EmulatedGpu, seconds: float) -> Compared:
     return outcome
 
 
-def stories(gpu: EmulatedGpu, seconds: float) -> Compared:
+def stories(gpu: EmulatedGpu, seeds: int) -> Compared:
     """Random requests of every kind, on 1 to 3 virtual ranks, in batches that change."""
     outcome = Compared()
     random_heads.small_tiles = lambda sampler: sampler  # the table's tiles, as on a GPU
-    for seed in _seeds(seconds):
+    for seed in range(seeds):
         pick = random.Random(seed)
         theme, world_size = THEMES[pick.choice(list(THEMES))], pick.choice([1, 2, 3])
         max_rows = pick.choice([4, 4, 20, 40])
@@ -146,7 +154,7 @@ def stories(gpu: EmulatedGpu, seconds: float) -> Compared:
     return outcome
 
 
-def masks(gpu: EmulatedGpu, seconds: float) -> Compared:
+def masks(gpu: EmulatedGpu, seeds: int) -> Compared:
     """Requests whose masks, stop ids and bad words take more than one block of the kernel."""
     generator, v = torch.Generator().manual_seed(1), 2 * 8192 + 40
     weight = torch.randn(v, 16, generator=generator).round().bfloat16()
@@ -158,9 +166,13 @@ def masks(gpu: EmulatedGpu, seconds: float) -> Compared:
         {"bad_words": [[token] for token in ids], "allowed_token_ids": [*ids, 8191, 8192]},
     )
     outcome = Compared()
-    for chosen in (kinds[:1], kinds):  # without a table of allowed ids, and with it
+    # Without a table of allowed ids, and with it; without a grammar, and with one.
+    for chosen, has_grammar in itertools.product((kinds[:1], kinds), (False, True)):
         params = [SamplingParams(seed=row, **kind) for row, kind in enumerate(chosen)]
         batch = SamplingBatch.from_params(params, vocab_size=v)
+        if has_grammar:
+            bits = torch.full((len(params), -(-v // 32)), -2, dtype=torch.int32)
+            batch.grammar_bitmask = bits
         hidden = torch.randn(len(params), 16, generator=generator).round().bfloat16()
         out = LMHeadSampler(weight, backend="triton", max_rows=4)(hidden, batch, 3)
         expected = reference.sample(reference.logits(hidden, weight), batch, 3).token_ids
@@ -169,15 +181,7 @@ def masks(gpu: EmulatedGpu, seconds: float) -> Compared:
     return outcome
 
 
-def _seeds(seconds: float) -> Iterator[int]:
-    """Yield 0, 1, … while processor time is left, three at least."""
-    seed, began = 0, time.process_time()
-    while seed < 3 or time.process_time() - began < seconds:
-        yield seed
-        seed += 1
-
-
-def emulator(gpu: EmulatedGpu, seconds: float) -> Compared:
+def emulator(gpu: EmulatedGpu, seeds: int) -> Compared:
     """The emulator beside PyTorch, on tiny kernels; and a plain and a screened step."""
     check_emulator(gpu)
     outcome = Compared()
@@ -187,12 +191,12 @@ def emulator(gpu: EmulatedGpu, seconds: float) -> Compared:
     return outcome
 
 
-def few_goldens(gpu: EmulatedGpu, seconds: float) -> Compared:
+def few_goldens(gpu: EmulatedGpu, seeds: int) -> Compared:
     """Golden tokens of heads and of given logits, with every kind of request."""
-    return goldens(gpu, seconds, ["heads", "logits"])
+    return goldens(gpu, seeds, ["heads", "logits"])
 
 
-def one_push(gpu: EmulatedGpu, seconds: float) -> Compared:
+def one_push(gpu: EmulatedGpu, seeds: int) -> Compared:
     """Two ranks that push and lose each other, with stores that wait as long as they may."""
     gpu.options = Options(weak=True, order=2)
     outcome = Compared(rows=12 * ROWS)
@@ -201,24 +205,50 @@ def one_push(gpu: EmulatedGpu, seconds: float) -> Compared:
     return outcome
 
 
-def counts(gpu: EmulatedGpu, seconds: float) -> Compared:
-    """Steps whose instructions and accesses are counted."""
-    rows = sum(rows for rows, *_ in STEPS.values())
-    return Compared(rows=rows, tables=[counted_step(gpu, name) for name in STEPS])
+def counts(gpu: EmulatedGpu, seeds: int) -> Compared:
+    """Steps whose accesses are counted."""
+    notes = [note for name in STEPS for note in counted_step(gpu, name)]
+    return Compared(sum(rows for rows, *_ in STEPS.values()), len(notes), notes=notes)
 
 
-def planted(gpu: EmulatedGpu, seconds: float) -> Compared:
-    """Planted defects, and whether each is noticed as it should be; a few if there is no time."""
-    plants = [plant for plant in PLANTS if plant.fits(gpu)][:: 1 if seconds else 4]
+def planted(gpu: EmulatedGpu, seeds: int, every: int = 1) -> Compared:
+    """Planted defects, and whether each is noticed as it should be."""
+    plants = [plant for plant in PLANTS if plant.fits(gpu)][::every]
     wrong = check_planted(gpu, plants)
-    gpu.earlier.clear()  # whose doubts are those that were planted
-    gpu.report = Report()
+    gpu.report = Report()  # without the doubts that were planted
     notes = [f"{name}: {told[:300]}" for name, told in wrong]
     return Compared(len(plants), len(wrong), notes=notes)
+
+
+def few_planted(gpu: EmulatedGpu, seeds: int) -> Compared:
+    return planted(gpu, seeds, every=4)
 
 
 _PARTS = (
     *(emulator, few_goldens, one_push, goldens, peers, plain, tiles, stories, masks, counts),
     planted,
+    few_planted,
+    one_id,
 )
-PARTS: dict[str, Callable[[EmulatedGpu, float], Compared]] = {of.__name__: of for of in _PARTS}
+PARTS: dict[str, Callable[[EmulatedGpu, int], Compared]] = {of.__name__: of for of in _PARTS}
+
+
+def run_part(work: tuple[int, str, int]) -> dict[str, Any]:
+    """Run a part; what ends it is told, not raised."""
+    arch, name, seeds = work
+    torch.set_num_threads(1)
+    gpu = EmulatedGpu.install(arch)
+    try:
+        found = dataclasses.asdict(PARTS[name](gpu, seeds))
+    except Exception:
+        found = {"fault": traceback.format_exc()}
+    return {
+        "arch": arch,
+        "part": name,
+        **found,
+        "doubts": dict(gpu.report.doubts),
+        "launches": dict(gpu.report.launches),
+        "instructions": gpu.report.instructions,
+        "coverage": of_report(gpu),
+        "processor_s": time.process_time(),
+    }

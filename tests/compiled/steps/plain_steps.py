@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -27,12 +26,10 @@ class Compared(Tally):
 
     Attributes:
         error, of_bound: the largest error of a score, and that in parts of `near_tie`.
-        tables: counts, for the page.
     """
 
     error: float = 0.0
     of_bound: float = 0.0
-    tables: list[dict[str, Any]] = field(default_factory=list)
 
     def __iadd__(self, other: Tally) -> Compared:
         super().__iadd__(other)

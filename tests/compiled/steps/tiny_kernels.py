@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from tests.compiled.emulator.gpu import EmulatedGpu
+from tests.compiled.emulator.report import Options
 
 
 @triton.jit
@@ -81,7 +82,7 @@ def approximations(gpu: EmulatedGpu) -> None:
     ulp = torch.nextafter(exact.float().abs(), torch.tensor(torch.inf)) - exact.float().abs()
     bound = torch.where((x >= 0.5) & (x <= 2), 2.0**-22, 2.0 * ulp)
     for sign in (0, 1, -1):
-        gpu.reset(noise=3, sign=sign)
+        gpu.options = Options(noise=3, sign=sign)
         logarithm_kernel[(1,)](x, out, BLOCK=4096)
         error = (out[0].double() - exact) / (bound + ulp / 2)
         assert error.abs().max() <= 1, (
@@ -89,15 +90,14 @@ def approximations(gpu: EmulatedGpu) -> None:
         )
         assert error.max() > 0.8 or sign < 0, error.max()
         assert error.min() < -0.8 or sign > 0, error.min()
-    gpu.reset()
+    gpu.options = Options()
 
 
 def check_emulator(gpu: EmulatedGpu) -> None:
     """Run all of them, asynchronous copies and products early and late."""
     torch.manual_seed(0)
     for late in (True, False):
-        gpu.reset(late=late)
+        gpu.options = Options(late=late)
         dots()
         arithmetic()
-        gpu.report.require_no_doubt()
     approximations(gpu)

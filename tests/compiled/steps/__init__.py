@@ -1,0 +1,1 @@
+"""The steps of the package that run on emulated GPUs."""
