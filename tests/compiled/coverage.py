@@ -31,13 +31,11 @@ _BEHIND = "it stands behind a loop that is never empty"
 _FINITE = "the logarithm of a mantissa is that of no infinity"
 _REASONS = (
     (r"range\(.* \| (bra, holds|bra.uni, runs|mov|setp)", "a loop is never empty"),
-    (r"tl.store\((status|words|decided)_ptr \+ .* \| (cvt|and|or|mov)", _BEHIND),
+    (r"tl.store\((status|words|decided|own)_ptr \+ .* \| (cvt|and|or|mov)", _BEHIND),
     (r"status = tl.where.* \| mov", _BEHIND),
     (r"tl.load\((temperature|seed|position)_ptr.* fails", "rows of the screen have a program each"),
-    (r"mask=offs_block < blocks", "no run has over 2048 ids where logits are stored"),
     (r"if first_row \+ HALF <", "up to 256 rows fill over half of a tile that is split"),
     (r"tl.dot\(.* \| bra.uni, holds", "products are over once their mbarrier is asked"),
-    (r"temperature = tl.where\(tl.load\(processed_ptr.* \| (cvt|mov)", _BEHIND),
     (r"log2\(mantissa\).* \| bra, fails", _FINITE),
     (r"laws.py:0 .* \| fma.rn.ftz", _FINITE),
 )

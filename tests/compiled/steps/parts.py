@@ -155,12 +155,12 @@ def stories(gpu: EmulatedGpu, seeds: int) -> Compared:
 
 
 def masks(gpu: EmulatedGpu, seeds: int) -> Compared:
-    """Requests whose masks, stop ids and bad words take more than one block of the kernel."""
+    """Requests whose masks, stop ids, bad words and logits take more than one block of a kernel."""
     generator, v = torch.Generator().manual_seed(1), 2 * 8192 + 40
     weight = torch.randn(v, 16, generator=generator).round().bfloat16()
     ids = list(range(0, 80, 2))
     kinds = (
-        {"min_tokens": 5, "stop_token_ids": ids},
+        {"min_tokens": 5, "stop_token_ids": ids, "top_p": 0.9},
         {"min_tokens": 5, "stop_token_ids": ids, "allowed_token_ids": [*ids[:3], v - 1]},
         {"min_tokens": 5, "stop_token_ids": ids, "allowed_token_ids": ids},
         {"bad_words": [[token] for token in ids], "allowed_token_ids": [*ids, 8191, 8192]},
