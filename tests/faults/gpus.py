@@ -9,8 +9,8 @@ tpsample/backends/triton_/tile_table.py
     +
     > test_every_batch_tile_is_warmed_up
 tpsample/request/kinds.py
-    steps over slots are not warmed up
-    - if not readable(device):
+    steps in fixed rounds, which steps over slots are, are not warmed up
+    - if batch.plan.filters is not None:
     + if False:
     > test_steps_over_slots_are_warm
     sets that the LM head tells apart are not warmed up

@@ -10,12 +10,10 @@ import torch
 
 from tpsample.core.checks import check_int, describe
 from tpsample.core.rules import ENDING
-from tpsample.core.tensors import readable
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.controls.tables import num_words
 from tpsample.request.params import SamplingParams
 from tpsample.request.plan import BatchView
-from tpsample.request.selection import Selection
 from tpsample.request.step_batch import StepBatch
 
 Kind = str
@@ -92,8 +90,9 @@ def batches_of(
     """Yield batches whose steps launch all that steps of these kinds launch, in any mix.
 
     They are of each kind by itself and of all together. Filtered ones are also in fixed rounds,
-    and on a GPU over slots. Rows of one filter alone may all be decided by their best scores, and
-    others need a search. So a kind that is searched whatever its logits are comes with each filter.
+    which steps over slots are on a GPU. Rows of one filter alone may all be decided by their best
+    scores, and others need a search. So a kind that is searched whatever its logits are comes with
+    each filter.
 
     Args:
         num_rows: of each batch; more where the filters of a mix need more.
@@ -110,8 +109,6 @@ def batches_of(
         yield batch
         if batch.plan.filters is not None:
             yield _batch_of(mix, num_rows, fixed_rounds=True, **how)
-        if not readable(device):
-            yield _over_slots(mix, num_rows, **how)
     if not compiled:
         return
     for mix in dict.fromkeys((*_sets_of(kinds, _OF_THE_HEAD), *_sets_of(kinds, _OF_THE_MASK))):
@@ -186,9 +183,3 @@ def _batch_of(
     if "forced" in mix:
         batch.forced_token_ids = torch.full((masked_rows,), -1, device=device)
     return batch
-
-
-def _over_slots(mix: Sequence[Kind], num_rows: int, **how: Any) -> Selection:
-    """Return all rows of a batch of a mix, as slots that the host does not read."""
-    batch = _batch_of(mix, num_rows, **how)
-    return batch.select(torch.arange(batch.rows, device=batch.device))
