@@ -85,20 +85,20 @@ class VllmHead(Sealed):
 
     @contextmanager
     def given(self, replace: Callable[[Tensor], Tensor]) -> Iterator[None]:
-        """Let the head be given what this makes of hidden states, for a self-test."""
+        """Replace the hidden states that the head is given, while a self-test lasts."""
         stand_in = self._processor.forward
 
-        def given(lm_head: Any, hidden_states: Tensor, *args: Any, **named: Any) -> Any:
+        def replaced(lm_head: Any, hidden_states: Tensor, *args: Any, **named: Any) -> Any:
             return stand_in(lm_head, replace(hidden_states), *args, **named)
 
-        self._processor.forward = given
+        self._processor.forward = replaced
         try:
             yield
         finally:
             self._processor.forward = stand_in
 
     def logits_of_identity(self, rows: int) -> Tensor:
-        """Return fp32 [rows, V_local], this rank's logits of the identity, by the definition."""
+        """Return fp32 [rows, V_local]: the definition's logits of the identity, this rank's ids."""
         kept, its = self.kept, self._processor
         count, weight = len(kept.sampler.shard), kept.sampler.weight
         if self.fused:

@@ -26,13 +26,15 @@ from tpsample.request.params import SamplingParams
 logger = logging.getLogger(f"vllm.{__name__}")  # vLLM shows the lines of its own loggers
 
 LENGTH = 2
-"""Of a prompt; that of request r is r · LENGTH and the ids after it."""
+"""The number of tokens of a prompt. That of request r begins with the id r · LENGTH."""
 REQUESTS: dict[str, dict[str, Any]] = {
     "_tpsample_0_": {"temperature": 0.8, "seed": 11, "top_k": 7, "top_p": 0.9},
     "_tpsample_1_": {"temperature": 0.0, "repetition_penalty": 1.3},
     "_tpsample_2_": {"temperature": 1.2, "seed": 12, "min_p": 0.02, "logit_bias": {3: 1.5}},
 }
 """Requests by name: fields that have one name in vLLM and here."""
+_WRONG = f"self-test: a step of vLLM {__version__} with tpsample"
+_WAY_OUT = "take a version that was tried, or start the server without tpsample"
 
 
 def check_first_step(worker: Any, head: VllmHead | None) -> None:
@@ -65,16 +67,11 @@ def check_first_step(worker: Any, head: VllmHead | None) -> None:
             found = _step(worker, names)
         expected = _definition(head, names)
     except Exception as error:
-        raise RuntimeError(
-            f"self-test: a step of vLLM {__version__} with tpsample failed: "
-            f"{type(error).__name__}: {error}; take a version that was tried, or remove tpsample's "
-            "option"
-        ) from error
+        told = f"{type(error).__name__}: {error}"
+        raise RuntimeError(f"{_WRONG} failed: {told}; {_WAY_OUT}") from error
     if found != expected:
         raise RuntimeError(
-            f"self-test: a step of vLLM {__version__} with tpsample returned the tokens {found}, "
-            f"the definition has {expected}; take a version that was tried, or remove tpsample's "
-            "option"
+            f"{_WRONG} returned the tokens {found}, the definition has {expected}; {_WAY_OUT}"
         )
     logger.info(
         "tpsample: a first step of %d requests returned the definition's tokens", len(names)
@@ -82,6 +79,7 @@ def check_first_step(worker: Any, head: VllmHead | None) -> None:
 
 
 def _noted(hidden_states: Tensor, notes: list[Tensor]) -> Tensor:
+    """Note the hidden states of a request that is alone in its step, and return them."""
     notes.append(hidden_states[:1].float())
     return hidden_states
 
@@ -101,6 +99,7 @@ def _identity(hidden_states: Tensor, alone: Tensor) -> Tensor:
 
 
 def _prompt(name: str) -> list[int]:
+    """Return the prompt of a request, which no other request has."""
     start = LENGTH * list(REQUESTS).index(name)
     return list(range(start, start + LENGTH))
 

@@ -231,7 +231,7 @@ class ShardLogits:
         """Return the order words of each row that are >= `cut` int64 [F], descending.
 
         Args:
-            count: at least how many words any row has so.
+            count: no row has more such words.
 
         Returns:
             int64 [F, count], 0 where a row has no more.
