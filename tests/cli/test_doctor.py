@@ -3,8 +3,10 @@
 import importlib.metadata
 import itertools
 import re
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 pytest.importorskip("rich", reason="needs typer and rich")
 
@@ -71,6 +73,14 @@ def test_a_version_that_an_adapter_refuses_or_warns_of_has_a_hint(monkeypatch):
     assert "hint: tpsample.integrations.sglang" not in shown
     (hint,) = re.findall(r"hint: tpsample\.integrations\.\S+: [^;]*; pip install '[^']*'", shown)
     assert hint.endswith("5.20.2 is installed; pip install 'transformers==5.23.*'")
+
+
+def test_a_compiler_that_is_known_to_be_wrong_for_the_gpu_has_a_hint(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
+    job = SimpleNamespace(device=torch.device("cuda"), world_size=2)
+    for triton, hints in (("3.9.0", 1), ("3.7.1", 0)):
+        found = tpsample.cli.doctor._hints(job, [{"versions": {"triton": triton}}])
+        assert len(found) == hints and all("sm_100" in hint for hint in found)
 
 
 def test_the_first_step_is_not_timed_because_it_may_compile(monkeypatch):

@@ -129,3 +129,23 @@ def test_versions(version, old, monkeypatch):
         patched.setattr(importlib, "import_module", lambda _: found)
         assert (numba_missing() is not None) is old
     numba_missing.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("arch", "triton", "expected"),
+    [
+        (90, "3.6.0", "without the fence"),
+        (100, "3.7.0+git12", "without the fence"),
+        (100, "3.9.0", "before it waits"),
+        (103, "3.10", "before it waits"),
+        (90, "3.9.0", None),
+        (100, "3.7.1", None),
+        (80, "3.6.0", None),
+        (120, "3.6.0", None),
+        (0, "3.6.0", None),
+    ],
+)
+def test_what_is_known_against_a_compiler_is_said(arch, triton, expected):
+    doubt = machine.compiler_doubt(arch, triton)
+    assert (doubt is None) == (expected is None)
+    assert doubt is None or (expected in doubt and f"sm_{arch}" in doubt)

@@ -19,7 +19,7 @@ from tpsample.agreement.arguments import BackendName
 from tpsample.agreement.construction import default_backend
 from tpsample.backends.screening.int8_copy import NUMBERS
 from tpsample.cli import report
-from tpsample.core.machine import how_to_install, numba_missing
+from tpsample.core.machine import amd, compiler_doubt, how_to_install, numba_missing
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.distributed import Job, join
 from tpsample.exchange.choice import choose_exchange, explain_auto, reach
@@ -236,6 +236,10 @@ def _hints(job: Job, records: list[dict[str, Any]]) -> list[str]:
                     hints.append(str(error))
     if "triton" in lacks:
         hints.append("triton missing: GPUs and the interpreter need it: pip install triton")
+    elif job.device.type == "cuda" and not amd():
+        major, minor = torch.cuda.get_device_capability(job.device)
+        if doubt := compiler_doubt(10 * major + minor, records[0]["versions"]["triton"]):
+            hints.append(doubt)
     if job.device.type == "cpu":
         hints.append(
             "no GPU is visible: everything runs on the CPU; if there is one, see nvidia-smi, "

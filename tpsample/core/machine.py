@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -52,6 +53,42 @@ def kernels_overlap(device: torch.device) -> bool:
         return False
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor >= OVERLAP_ARCH
+
+
+ASYNC_ARCHS = range(90, 120)
+"""GPUs whose products read shared memory by a way of their own; those of sm_120 do not."""
+TENSOR_MEMORY_ARCHS = range(100, 120)
+"""GPUs whose products go to a memory of their own."""
+FENCED = (3, 7, 1)
+"""The first Triton that orders copies before such products."""
+EARLY_READS = (3, 9)
+"""The first Triton whose code reads tensor memory too early; none is known to be repaired."""
+
+
+def compiler_doubt(arch: int, triton: str) -> str | None:
+    """Return what is known against code that a Triton compiles for a GPU, or None if nothing is.
+
+    It was read in the code and seen by executing that on a CPU (`tests.compiled`), not on a GPU.
+
+    Args:
+        arch: compute capability × 10 of a GPU of NVIDIA.
+        triton: version, such as "3.7.1".
+    """
+    parts = (re.match(r"\d*", part) for part in triton.split(".")[:3])
+    version = tuple(int(part[0] or 0) for part in parts if part)
+    fixed = ".".join(map(str, FENCED))
+    way_out = f"take Triton {fixed}, which torch 2.13 installs, or compare steps with `doctor`"
+    if arch in ASYNC_ARCHS and version < FENCED:
+        return (
+            f"triton: {triton} compiles products for sm_{arch} without the fence that PTX asks for "
+            f"behind their copies, so a token may be wrong, though none was seen; {way_out}"
+        )
+    if arch in TENSOR_MEMORY_ARCHS and version >= EARLY_READS:
+        return (
+            f"triton: {triton} compiles for sm_{arch} code that reads products before it waits for "
+            f"them, and an emulated GPU drew wrong tokens with it; {way_out}"
+        )
+    return None
 
 
 OLDEST = (0, 61)
