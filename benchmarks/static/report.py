@@ -56,8 +56,8 @@ DTYPE_NAMES = {dtype: name for name, dtype in {**DTYPES, "i8": torch.int8}.items
 MAX_EPILOGUE = 31.0
 MAX_FLOAT64 = 16
 """The numbers of a row take some, once per program: on many GPUs float64 is 64 times as slow."""
-MAX_FLOAT64_OF_ROWS = {"accept_kernel": 80, "told_logprobs_kernel": 40}
-"""Of kernels that have one program of one warp per row of a step."""
+MAX_FLOAT64_OF_ROWS = {"accept_kernel": 80, "told_logprobs_kernel": 40, "listed_sets_kernel": 40}
+"""Of kernels that have one program of one warp per row, or that look at listed tokens alone."""
 FLOAT64 = ("DFMA", "DMUL", "DADD", "DSETP")
 FLASHSAMPLING_EPILOGUE = 104.8
 """The epilogue of FlashSampling (arXiv 2603.15854: `tl.rand` and two software logarithms) copied

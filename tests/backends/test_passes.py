@@ -14,7 +14,7 @@ from tpsample.backends.numba_.passes import NativeShardLogits
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.backends.triton_.passes import TritonShardLogits
 from tpsample.core import word
-from tpsample.core.order import ABOVE_ALL, DIGIT_BITS, Search, mass_limit
+from tpsample.core.order import ABOVE_ALL, BINS, DIGIT_BITS, Search, mass_limit
 from tpsample.core.row_noise import RowNoise
 from tpsample.core.spread import spread_of
 from tpsample.filters.thresholds import thresholds_of
@@ -292,3 +292,64 @@ def test_an_empty_shard_has_no_group_that_nobody_writes(first):
     assert twins.triton.count_of(1024) == twins.triton.count_of(4) == 0
     assert torch.equal(twins.triton.best_scores(COUNT), twins.plain.best_scores(COUNT))
     assert torch.equal(twins.triton.first_words(COUNT), twins.plain.first_words(COUNT))
+
+
+@pytest.mark.parametrize("mass", [False, True])
+def test_bins_and_their_words(twins, mass):
+    """Histograms by their twins, and the words of some bins, of which too many are cut short."""
+    plain, numbers = twins.plain, twins.numbers
+    bins = plain.bins(mass=mass)
+    if not mass:
+        unmasked = (plain.logits > -torch.inf).sum(dim=1)
+        assert torch.equal(bins.sum(dim=1)[numbers], unmasked[numbers])
+    fullest = plain.bins(mass=False).argmax(dim=1)
+    for wanted in (fullest, torch.zeros_like(fullest), torch.full_like(fullest, BINS - 1)):
+        every = plain.words_of_bin(wanted, max(1, plain.logits.shape[1]))
+        for rows in twins.kernels:
+            assert _equal(rows.bins(mass=mass)[numbers], bins[numbers])
+            found = rows.words_of_bin(wanted, every.shape[1] - 1)
+            assert torch.equal(found.sort(dim=1).values[numbers], every.sort(dim=1).values[numbers])
+            few = rows.words_of_bin(wanted, 3)[numbers]
+            assert torch.equal(few[:, 0], every[numbers, 0])
+            assert ((few[:, 1:] > 0).sum(dim=1) == few[:, 0].clamp(max=3)).all()
+            assert all(
+                set(its) <= {0, *of}
+                for its, of in zip(few[:, 1:].tolist(), every[numbers].tolist(), strict=True)
+            )
+
+
+@pytest.mark.parametrize("mass", [False, True])
+def test_the_first_word_at_which_a_sum_reaches_its_limit(twins, mass):
+    """Of a row's first 70 words, at each tenth of their weight and beyond it."""
+    plain, numbers = twins.plain, twins.numbers
+    words = plain.first_words(70)
+    words = words.roll(3, dims=1) * (words >= word.LOWEST_DRAWABLE)
+    weight = plain.masses(word.value_of(words)) * (words > 0) if mass else words > 0
+    reached = torch.full_like(twins.cut, 5)
+    for tenths in range(12):
+        limit = 1 + reached + weight.sum(dim=1) * tenths // 10
+        search = Search(torch.zeros_like(limit), reached, limit)
+        cut = plain.cut_of(search, words, mass=mass)
+        down_to = (weight * (words >= cut.unsqueeze(1))).sum(dim=1)
+        before = (weight * (words > cut.unsqueeze(1))).sum(dim=1)
+        assert ((reached + before < limit) | (cut == words.amax(dim=1)))[numbers].all()
+        assert ((reached + down_to >= limit) | (cut == words.amin(dim=1)))[numbers].all()
+        for rows in twins.kernels:
+            assert _equal(rows.cut_of(search, words, mass=mass)[numbers], cut[numbers])
+
+
+def test_sets_one_behind_the_other(twins):
+    """With none in some rows, and room behind the last."""
+    plain, numbers = twins.plain, twins.numbers
+    words = plain.first_words(9) * (torch.arange(9) < torch.arange(len(twins.cut)).unsqueeze(1) % 8)
+    words *= numbers.unsqueeze(1)
+    sizes, mass = (words > 0).sum(dim=1), plain.mass_from(words.amin(dim=1))[:, 0]
+    offsets = torch.nn.functional.pad(sizes.cumsum(dim=0), (1, 0))
+    total = int(sizes.sum()) + 3
+    ids, log_masses = plain.listed_sets(words, mass, offsets, total)
+    assert ids[-3:].tolist() == [-1] * 3 and log_masses[-3:].isnan().all()
+    for rows in twins.kernels:
+        found = rows.listed_sets(words, mass, offsets, total)
+        assert _equal(found[0], ids)
+        assert found[1].view(torch.int64)[:-3].equal(log_masses.view(torch.int64)[:-3])
+        assert found[1][-3:].isnan().all()

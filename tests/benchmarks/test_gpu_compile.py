@@ -13,11 +13,12 @@ import torch
 
 from benchmarks.gpu import precompile, sections
 from benchmarks.lab.kernels import row_noise_kernel
-from benchmarks.lab.launches import Launch, Pointer, listed
+from benchmarks.lab.launches import Launch, Pointer, filled, listed, searched
 from benchmarks.lab.problem import Problem, make_sampler, make_weight
 from tests.support.commands import run_command
 from tests.support.limits import slowness
 from tests.support.tiers import long
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams
 
 CPU = torch.device("cpu")
 REHEARSALS = sections.rehearsals(True)
@@ -80,6 +81,15 @@ class TestLaunch:
         assert set(launches.values()) == {2}
         assert candidate.token_ids.tolist() == [-7] * 3
         candidate.check()  # kernels run again
+
+
+def test_steps_that_do_not_run_search_their_filtered_rows():
+    params = [SamplingParams(seed=row, top_p=0.9) for row in range(2)]
+    sampler = LMHeadSampler(torch.zeros(300, 8), backend="triton")
+    batch = SamplingBatch.from_params(params, vocab_size=300)
+    with listed() as launches, searched(), filled():
+        sampler(torch.zeros(2, 8), batch, 0)
+    assert "best_kept_kernel" in {launch.kernel.split(":")[1] for launch in launches}
 
 
 class TestRehearsal:

@@ -71,8 +71,8 @@ benchmarks/gpu/features.py
 benchmarks/lab/launches.py
     a list of launches leaves out the search of undecided rows
     - return words, torch.zeros_like(decided)
-    + return words, decided
-    > benchmarks/test_gpu_compile.py
+    + return words, torch.ones_like(decided)
+    > test_steps_that_do_not_run_search_their_filtered_rows
 benchmarks/gpu/precompile.py
     a benchmark is rehearsed without its own steps
     - times = self.time({name: each.step for name, each in candidates.items()})

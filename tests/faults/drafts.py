@@ -30,8 +30,8 @@ tpsample/speculative/acceptance.py
     + return (positions.unsqueeze(1) + 0 * index).flatten()
     > test_a_perfect_drafter_needs_a_step_per_k_plus_1_tokens
     a verification keeps what a filter cuts
-    - find_cut(rows, filters, ranks).maximum(cut)
-    + find_cut(rows, filters, ranks).minimum(cut)
+    - find_cut(rows, filters, ranks, may_read=reads).maximum(cut)
+    + find_cut(rows, filters, ranks, may_read=reads).minimum(cut)
     > test_special_rows[1]
 tpsample/core/acceptance.py
     a draft is accepted without its own law

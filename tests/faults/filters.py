@@ -68,7 +68,23 @@ tpsample/filters/kept_sets.py
     the threshold renormalises joint rows
     - before_top_p = top_k_cut.masked_fill(filters.column(behind(TOP_K.name)), 0)
     + before_top_p = top_k_cut
-    > test_sampling_by_an_explicit_threshold_is_the_same[zipf]
+    > test_sampling_by_an_explicit_threshold_is_the_same[zipf-False]
+    a bin with more words than ranks list is believed
+    - left = (listed[:, :, 0] > room)
+    + left = (listed[:, :, 0] > 2**40)
+    > test_sampling_by_an_explicit_threshold_is_the_same[all-equal-True]
+    a limit above all weights is looked for in a list
+    - cut = cut.masked_fill(keeps_all, word.LOWEST_DRAWABLE)
+    + pass
+    > test_sampling_by_an_explicit_threshold_is_the_same[all-equal-True]
+    masses are summed from the top and not from the cut of top_k
+    - torch.cat([bins, rows.mass_from(total_cut)[:, :1]], dim=1)
+    + torch.cat([bins, bins.sum(dim=1, keepdim=True)], dim=1)
+    > test_sampling_by_an_explicit_threshold_is_the_same[zipf-True]
+    masses of kept sets are of one rank
+    - mass = masses.sum(dim=0)
+    + mass = masses[0]
+    > test_sets_are_the_oracles_and_the_same_everywhere
     a kept set at its cap overflows
     - listed = (sizes <= cap) & ~whole
     + listed = (sizes < cap) & ~whole
@@ -259,4 +275,38 @@ tpsample/backends/triton_/kernels/logprobs.py
     a kernel takes the words of the last rank alone
     - own = tl.maximum(own, tl.load(words, mask=place < num_own, other=0))
     + own = tl.load(words, mask=place < num_own, other=0)
+tpsample/backends/triton_/kernels/sums.py
+    a kernel takes the bin of the top for the last one
+    - steps = tl.where(logits == top, 0.0, steps)
+    + steps = tl.where(logits == top, LAST_BIN, steps)
+    > test_bins_and_their_words
+    a kernel lists one word fewer than there is room for
+    - mask=inside & (place <= count))
+    + mask=inside & (place < count))
+    > test_bins_and_their_words
+    a kernel's list ends one word late
+    - before = (upto < tl.load(limit_ptr + row)) & (offs < count)
+    + before = (upto <= tl.load(limit_ptr + row)) & (offs < count)
+    > test_the_first_word_at_which_a_sum_reaches_its_limit
+    a kernel writes kept sets behind the row before
+    - place = tl.load(offset_ptr + row) + offs
+    + place = tl.load(offset_ptr) + offs
+    > test_sets_one_behind_the_other
+tpsample/backends/numba_/kernels/passes.py
+    native bins count masked tokens
+    - bins[j] = found if logits[j] > F32(-np.inf) else I32(-1)
+    + bins[j] = found
+    > test_bins_and_their_words
+    a native list of a bin has what comes behind it
+    - if bins[j] == wanted[row]:
+    + if bins[j] >= wanted[row]:
+    > test_bins_and_their_words
+    a native list ends one word late
+    - while place < count - 1 and (place < 0 or upto < limit[row]):
+    + while place < count - 1 and (place < 0 or upto <= limit[row]):
+    > test_the_first_word_at_which_a_sum_reaches_its_limit
+    native log masses are of the top alone
+    - log_masses[first + j] = below - log_totals[row]
+    + log_masses[first + j] = below
+    > test_sets_one_behind_the_other
 """)

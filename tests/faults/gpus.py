@@ -120,8 +120,8 @@ tpsample/backends/numba_/kernels/compiling.py
     > test_only_what_python_calls_becomes_machine_code
 tpsample/speculative/acceptance.py
     filtered rows of a verification are picked by a list
-    - find_cut(rows.select(index), filters, ranks)
-    + find_cut(rows.select([*filters.row_list]), filters, ranks)
+    - find_cut(rows.select(index), filters, ranks, may_read=reads)
+    + find_cut(rows.select([*filters.row_list]), filters, ranks, may_read=reads)
     > test_a_verification_with_filters_in_some_rows_indexes_by_no_list
 tpsample/core/machine.py
     a compiler that is known to be wrong is trusted

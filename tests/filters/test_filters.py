@@ -175,8 +175,10 @@ def _boundary_cuts(rows: Rows, tiles: list[int]) -> list[torch.Tensor]:
     for elements in tiles:
         passes.tile_elements = lambda _, elements=elements: elements
         stored = replace(stored, top=rows.logits.amax(dim=1))
-        cut = threshold.find_cut(stored, batch.plan.filters, ranks_of(None))
-        cuts.append(word.token_of(cut))
+        for may_read in (True, False):
+            its = stored, batch.plan.filters, ranks_of(None)
+            cut = threshold.find_cut(*its, may_read=may_read)
+            cuts.append(word.token_of(cut))
     return cuts
 
 
@@ -200,7 +202,7 @@ def _cost(rows: Rows) -> tuple[int, int]:
     ("changes", "most_bytes"),
     [
         ({"top_p": 0.95}, 1600),
-        ({"top_k": 1000, "top_p": 0.95}, 14_000),
+        ({"top_k": 1000, "top_p": 0.95}, 25_000),
         ({"top_k": 50}, 2900),
     ],
     ids=str,

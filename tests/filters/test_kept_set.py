@@ -79,14 +79,15 @@ def _stored(rows: Rows) -> tuple[ShardLogits, SamplingBatch]:
     return ShardLogits.of(rows.logits[batch.plan.stored_index], view, row_noise), batch
 
 
+@pytest.mark.parametrize("may_read", [True, False])
 @pytest.mark.parametrize("name", KINDS)
-def test_sampling_by_an_explicit_threshold_is_the_same(name):
+def test_sampling_by_an_explicit_threshold_is_the_same(name, may_read):
     rows = Rows([KINDS[name]], grid())
     stored, batch = _stored(rows)
     filtered = batch.plan.filters.row_index
     top = stored.logits.amax(dim=1)
     stored = replace(stored, top=top)
-    cut = find_cut(stored, batch.plan.filters, Ranks())
+    cut = find_cut(stored, batch.plan.filters, Ranks(), may_read=may_read)
 
     mask = reference.kept_mask(rows.logits, batch)[filtered]
     order = word.pack(stored.logits, torch.arange(V))

@@ -12,7 +12,8 @@ from tests.support.memory import cost_of
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 from tpsample import KeptSets, LMHeadSampler, SamplingBatch, SamplingParams
-from tpsample.core.order import order_words
+from tpsample.core.order import BINS, order_words
+from tpsample.filters.kept_sets import LISTED
 
 KINDS = kinds_of_logits()
 SIZES = [[1, 3], *long([1, 2, 8])]
@@ -113,18 +114,18 @@ def _costs(rows: Rows, cap: int) -> tuple[int, int, KeptSets | None]:
 def test_bytes_and_memory_follow_the_sizes_that_fit():
     vocab_size, count, world_size, cap = 32768, 8, 4, 100
     logits = -1.1 * (1 + torch.arange(vocab_size)).double().log().float()
-    params = [SamplingParams(top_k=k, seed=k) for k in (5, 60, 100, 101, 5000, 7, 8, 9)]
+    params = [SamplingParams(top_k=k, seed=k) for k in (5, 60, 100, 101, 3000, 7, 8, 9)]
     rows = Rows([logits], params)
     shards = uneven_shards(vocab_size, world_size)
     # The first ids are the likeliest, so the first shard holds all of every set that fits.
     widest = 100
     for sent, elements, kept in run_ranks(world_size, _costs, rows, cap):
-        assert kept.overflow.tolist() == [k > cap for k in (5, 60, 100, 101, 5000, 7, 8, 9)]
+        assert kept.overflow.tolist() == [k > cap for k in (5, 60, 100, 101, 3000, 7, 8, 9)]
         # The sum of the masses is sent to every rank, as the words are.
         of_words = 8 * (world_size - 1) * (1 + 1 + 1 + widest) * count
-        searches = 9 * 64 * 4  # by numbers, in nine rounds of 64 bins
-        of_searches = 2 * (world_size - 1) * searches * count // world_size
-        assert sent == of_words + of_searches
+        of_sums = 2 * (world_size - 1) * 4 * BINS * count // world_size  # numbers of tokens
+        of_lists = 8 * (world_size - 1) * (1 + 2 * LISTED // (1 + world_size)) * count
+        assert sent == of_words + of_sums + of_lists
         assert elements <= 1.1 * count * max(map(len, shards))
 
 

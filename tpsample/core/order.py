@@ -37,6 +37,10 @@ from tpsample.core import word
 DIGIT_BITS = 6
 DIGITS = 1 << DIGIT_BITS
 """Of an order word, as a radix search takes them."""
+BIN_BITS = 9
+BINS = 1 << BIN_BITS
+BINS_PER_Y = BINS / 32
+"""Steps of y = (x - max x) / T that a search looks at before it looks at words."""
 
 LARGEST = torch.finfo(torch.float32).max
 ABOVE_ALL = 1 << word.EPOCH_SHIFT
@@ -74,6 +78,22 @@ def below_top(logits: Tensor, top: Tensor, temperature: Tensor) -> Tensor:
     """
     difference = (logits.double() - top.double()) / temperature.double()
     return torch.where(logits == top, 0.0, difference)
+
+
+def bins_of(logits: Tensor, top: Tensor, temperature: Tensor) -> Tensor:
+    """Return the bins of unmasked logits, int64 [F, n], which never fall along the total order.
+
+    Bin 0 has the largest logits, and the last one all from y = -32 on. Bins narrow a search and
+    decide nothing, so how they are rounded changes no result; all ranks round alike.
+
+    Args:
+        logits: fp32 [F, n].
+        top, temperature: fp32 [F].
+    """
+    per_logit = (BINS_PER_Y / temperature).clamp_(max=LARGEST).unsqueeze(1)
+    steps = (top.unsqueeze(1) - logits) * per_logit
+    steps = torch.where(logits == top.unsqueeze(1), 0.0, steps)
+    return torch.where(steps < BINS - 1, steps, BINS - 1).to(torch.int64)
 
 
 def least_logit(top: Tensor, temperature: Tensor, y: Tensor) -> Tensor:

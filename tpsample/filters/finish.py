@@ -59,14 +59,14 @@ def finish_logits(
     filters = batch.plan.filters
     if filters is not None:
         filtered = rows.select(slice(0, len(filters.row_list)))
-        may_read = _may_read(batch)
-        words = sample_filtered(filtered, filters, ranks, may_read=may_read, gathered=gathered)
+        reads = may_read(batch)
+        words = sample_filtered(filtered, filters, ranks, may_read=reads, gathered=gathered)
         filtered.write_tokens(words, filters.row_index, out)
     if batch.plan.logprobs is not None:
         out.logprobs = logprobs_of(rows, batch, ranks, out.token_ids)
 
 
-def _may_read(batch: BatchView) -> bool:
+def may_read(batch: BatchView) -> bool:
     """Return whether the host may read from the device what a step of these rows has found."""
     return not (batch.plan.fixed_rounds or capturing(batch.device))
 
@@ -87,7 +87,7 @@ def kept_sets_of(
     if batch.undrawn is not None:
         there = ~batch.undrawn.rows
         drawn = there if drawn is None else drawn & there
-    return find_kept_sets(rows, filters, cap, ranks, drawn=drawn, may_read=_may_read(batch))
+    return find_kept_sets(rows, filters, cap, ranks, drawn=drawn, may_read=may_read(batch))
 
 
 def logprobs_of(rows: ShardLogits, batch: BatchView, ranks: Ranks, token_ids: Tensor) -> Logprobs:
@@ -103,7 +103,7 @@ def logprobs_of(rows: ShardLogits, batch: BatchView, ranks: Ranks, token_ids: Te
     if asked.asks is not None:  # a row that asks for nothing is reported as one without a token
         sampled = sampled.where(asked.asks.unsqueeze(1), word.NO_TOKEN)
     shown = rows.select(asked.places).shown(asked.processed)
-    found = find_logprobs(shown, asked, sampled, ranks)
+    found = find_logprobs(shown, asked, sampled, ranks, may_read=may_read(batch))
     if lists_all(asked.row_list, batch.rows):
         return found
     whole = Logprobs.none(batch.rows, found.token_ids.shape[1], token_ids.device)
@@ -144,6 +144,6 @@ def prompt_logprobs(
         local.best_words(step, no_words)
         rows = shard_logits(step, settings.shard, settings.backend)
         sampled = came.unsqueeze(1)
-        its = find_logprobs(rows, batch.plan.logprobs, sampled, settings.ranks)
-        found.put(part, its)
+        its = rows, batch.plan.logprobs, sampled, settings.ranks
+        found.put(part, find_logprobs(*its, may_read=False))  # these rows have no filters
     return found

@@ -28,7 +28,9 @@ from tpsample.ranks.ranks import Ranks
 from tpsample.request.filters import LogprobRows
 
 
-def find_logprobs(rows: ShardLogits, asked: LogprobRows, sampled: Tensor, ranks: Ranks) -> Logprobs:
+def find_logprobs(
+    rows: ShardLogits, asked: LogprobRows, sampled: Tensor, ranks: Ranks, *, may_read: bool
+) -> Logprobs:
     """Return logprobs of the asking rows, equal on every rank. Collective.
 
     Args:
@@ -36,6 +38,7 @@ def find_logprobs(rows: ShardLogits, asked: LogprobRows, sampled: Tensor, ranks:
         asked: what they ask for.
         sampled: int64 [R, S], the tokens drawn, or those that came; -1 for none. A row without a
             token, with a NaN, or with nothing but masked tokens has ids -1, values NaN and ranks 0.
+        may_read: as `find_cut` takes it.
     """
     ids = torch.cat([sampled, asked.chosen], dim=1)
     own = torch.cat([rows.first_words(max(1, asked.top)), rows.words_of(ids)], dim=1)
@@ -44,7 +47,8 @@ def find_logprobs(rows: ShardLogits, asked: LogprobRows, sampled: Tensor, ranks:
 
     cut, marks = torch.zeros_like(ids[:, 0]), words.marks
     if asked.filters is not None and asked.filtered is not None:
-        cut[asked.filtered] = find_cut(rows.select(asked.filtered), asked.filters, ranks)
+        its = rows.select(asked.filtered), asked.filters, ranks
+        cut[asked.filtered] = find_cut(*its, may_read=may_read)
         cut = torch.where(asked.processed, cut, 0)  # where only some rows may be processed
         marks = marks.maximum(cut.unsqueeze(1))
 

@@ -11,10 +11,9 @@ rejection    takes the first token in descending score that is in the kept set. 
              Exchange 1 gathers each rank's 8 best scores. Exchange 2 sums number and mass over the
              shards, for the 8 best of all. If none of the 8 is kept, the row is undecided.
 threshold    decides the undecided rows. It searches for the last kept token
-             (`tpsample.filters.kept_sets`), then takes the best score down to it, in as many
-             exchanges whatever the logits. A top_p of what a top_k over 256 leaves, or one with
-             ties, is a share of a mass that only this search finds, so the rejection decides no
-             such row.
+             (`tpsample.filters.kept_sets`), then takes the best score down to it. A top_p of what
+             a top_k over 256 leaves, or one with ties, is a share of a mass that only this search
+             finds, so the rejection decides no such row.
 
 Where ranks meet on the host, the first exchange of both travels with the words.
 
@@ -145,7 +144,7 @@ def _by_rejection(
 
     if not may_read:
         left = _with_top(rows.without(decided), gathered)
-        best = _by_threshold(left, filters, ranks, thresholds, total)
+        best = _by_threshold(left, filters, ranks, thresholds, total, may_read=False)
         return torch.where(decided.unsqueeze(1), words, best)
     undecided = [row for row, done in enumerate(decided.tolist()) if not done]
     if not undecided:
@@ -158,7 +157,8 @@ def _by_rejection(
         ranks.counters.second_rounds += len(undecided)
         known = None if total is None else total[places]
         ends = its.thresholds(thresholds.least[places], thresholds.least_of_total[places])
-        found = _by_threshold(_with_top(left, gathered[:, places]), its, ranks, ends, known)
+        left = _with_top(left, gathered[:, places])
+        found = _by_threshold(left, its, ranks, ends, known, may_read=True)
     return _put(words, places, found)
 
 
@@ -168,13 +168,15 @@ def _by_threshold(
     ranks: Ranks,
     thresholds: Thresholds,
     total: Tensor | None,
+    *,
+    may_read: bool,
 ) -> Tensor:
     """Return words [F, num_samples], the best scores down to the last kept token. Collective.
 
     Args:
-        rows, thresholds, total: as `find_cut` takes them.
+        rows, thresholds, total, may_read: as `find_cut` takes them.
     """
-    cut = find_cut(rows, filters, ranks, thresholds=thresholds, total=total)
+    cut = find_cut(rows, filters, ranks, may_read=may_read, thresholds=thresholds, total=total)
     return ranks.gather_integers(rows.best_kept(cut)).amax(dim=0)
 
 

@@ -40,7 +40,7 @@ from torch import Tensor
 from tpsample.backends import room_of
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.backends.torch_.verification import Laws
-from tpsample.filters.finish import kept_sets_of, logprobs_of, shard_logits
+from tpsample.filters.finish import kept_sets_of, logprobs_of, may_read, shard_logits
 from tpsample.filters.kept_sets import find_cut
 from tpsample.output import SampleOutput, VerifyOutput, reached
 from tpsample.ranks.ranks import Ranks
@@ -104,7 +104,8 @@ def verify_by_ratio(
     )
     laws = its.laws(ranks.gather_integers(its.tops()))
     if batch.plan.filters is not None:
-        laws = replace(laws, cut=filtered_cut(stored, batch.plan.filters, laws, ranks))
+        cut = filtered_cut(stored, batch.plan.filters, laws, ranks, reads=may_read(batch))
+        laws = replace(laws, cut=cut)
     sums = ranks.sum_integers(its.sums(laws))
     laws, places = its.accept(laws, sums)
     if draft is not None and drawn_drafts(sampler).are_of_another_law(its, laws, sums):
@@ -118,13 +119,15 @@ def verify_by_ratio(
     return verified
 
 
-def filtered_cut(rows: ShardLogits, filters: RowFilters, laws: Laws, ranks: Ranks) -> Tensor:
+def filtered_cut(
+    rows: ShardLogits, filters: RowFilters, laws: Laws, ranks: Ranks, *, reads: bool
+) -> Tensor:
     """Return int64 [B, S], where the kept sets of all rows end. Collective, as `find_cut`."""
     rows, cut = replace(rows, top=laws.top.flatten()), laws.cut.flatten()
     if lists_all(filters.row_list, len(cut)):
-        cut = find_cut(rows, filters, ranks).maximum(cut)
+        cut = find_cut(rows, filters, ranks, may_read=reads).maximum(cut)
     else:
         index = filters.row_index
-        found = find_cut(rows.select(index), filters, ranks)
+        found = find_cut(rows.select(index), filters, ranks, may_read=reads)
         cut = cut.index_copy(0, index, found.maximum(cut[index]))
     return cut.view(laws.cut.shape)

@@ -20,7 +20,8 @@ from tpsample.backends.numba_.kernels.noise import draws_of
 from tpsample.backends.numba_.kernels.threads import in_ranges, threads_for
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core import word
-from tpsample.core.order import ABOVE_ALL, DIGITS, mass_limit
+from tpsample.core.masses import TOP_MASS
+from tpsample.core.order import ABOVE_ALL, BINS, DIGITS, Search, mass_limit
 from tpsample.request.filters import Thresholds
 
 NONE = np.empty(0, np.int64)
@@ -122,6 +123,26 @@ class NativeShardLogits(ShardLogits):
         self.run(passes.digits, *map(array_of, (top, prefix)), shift, mass, array_of(bins))
         return bins if mass else bins.to(torch.int32)
 
+    def bins(self, *, mass: bool) -> Tensor:
+        assert self.top is not None
+        found = torch.zeros(len(self.logits), BINS, dtype=torch.int64, device="cpu")
+        self.run(passes.bins, array_of(self.top.contiguous()), mass, array_of(found))
+        return found if mass else found.to(torch.int32)
+
+    def words_of_bin(self, bins: Tensor, count: int) -> Tensor:
+        assert self.top is not None
+        words = bins.new_zeros(len(bins), 1 + count)
+        self.run(passes.words_of_bin, *map(array_of, (self.top.contiguous(), bins, words)))
+        return words
+
+    def cut_of(self, search: Search, words: Tensor, *, mass: bool) -> Tensor:
+        assert self.top is not None
+        words, cut = _descending(array_of(words.clone())), torch.empty_like(search.limit)
+        given = words, self.temperature, self.top, search.reached, search.limit
+        its = *(array_of(tensor.contiguous()) for tensor in given), mass, array_of(cut)
+        in_ranges(passes.cut_of, 0, len(words), 1, *its)
+        return cut
+
     def best_kept(self, cut: Tensor) -> Tensor:
         return self._scores(array_of(cut.contiguous()), 1).squeeze(2)
 
@@ -144,6 +165,18 @@ class NativeShardLogits(ShardLogits):
         sums = torch.zeros(len(self.top), 4, dtype=torch.int64, device="cpu")
         self.run(passes.spread, *map(array_of, (self.top.contiguous(), sums)))
         return sums
+
+    def listed_sets(
+        self, words: Tensor, mass: Tensor, offsets: Tensor, total: int
+    ) -> tuple[Tensor, Tensor]:
+        assert self.top is not None
+        ids = words.new_full((total,), word.NO_TOKEN)
+        log_masses = torch.full_like(ids, torch.nan, dtype=torch.float64)
+        log_total = (mass.double() / TOP_MASS).log()
+        given = words, self.temperature, self.top, log_total, offsets, ids, log_masses
+        its = (array_of(tensor.contiguous()) for tensor in given)
+        in_ranges(passes.listed_sets, 0, len(words), 1, *its)
+        return ids, log_masses
 
     def count_from(self, marks: Tensor) -> Tensor:
         counts = torch.zeros_like(marks, memory_format=torch.contiguous_format)

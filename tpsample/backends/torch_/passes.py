@@ -16,12 +16,15 @@ from torch import Tensor
 
 from tpsample.backends.torch_.logprobs import ListedWords, listed_words, told_logprobs
 from tpsample.core import word
-from tpsample.core.masses import masses, masses_and_moments
+from tpsample.core.masses import TOP_MASS, masses, masses_and_moments
 from tpsample.core.order import (
     ABOVE_ALL,
+    BINS,
     DIGIT_BITS,
     DIGITS,
     Search,
+    below_top,
+    bins_of,
     least_word,
     mass_limit,
     order_words,
@@ -398,21 +401,76 @@ class ShardLogits:
         bins = weight.new_zeros(len(prefix), DIGITS)
         return self.of_undone(bins.scatter_add_(1, digit, weight * inside))
 
+    def bins(self, *, mass: bool) -> Tensor:
+        """Return the histogram [F, BINS] of the rows' bins, `tpsample.core.order.bins_of`.
+
+        Masked tokens are in none. In a row with a NaN it means nothing.
+
+        Args:
+            mass: as for `digits`.
+        """
+        assert self.top is not None
+        found = self.logits.new_zeros(
+            len(self.logits), BINS, dtype=torch.int64 if mass else torch.int32
+        )
+        for _, logits in self.tiles():
+            bins, counts = bins_of(logits, self.top, self.temperature), logits > -torch.inf
+            weight = self.masses(logits) * counts if mass else counts.to(torch.int32)
+            found.scatter_add_(1, bins, weight)
+        return found
+
+    def words_of_bin(self, bins: Tensor, count: int) -> Tensor:
+        """Return the order words of this rank that lie in a bin of each row.
+
+        Args:
+            bins: int64 [F].
+            count: how many are listed.
+
+        Returns:
+            int64 [F, 1 + count]: how many there are, then the words in any order, 0 where there are
+            no more. If there are more than `count`, any of them are listed.
+        """
+        assert self.top is not None
+        found = self.logits.new_zeros(len(self.logits), 1 + count, dtype=torch.int64)
+        for first_id, logits in self.tiles():
+            inside = bins_of(logits, self.top, self.temperature) == bins.unsqueeze(1)
+            inside &= logits > -torch.inf
+            words = torch.cat([found[:, 1:], order_words(logits, first_id) * inside], dim=1)
+            found[:, 0] += inside.sum(dim=1)
+            found[:, 1:] = words.topk(count, dim=1).values
+        return found
+
     def next_digit(self, search: Search, bins: Tensor) -> Search:
         """Return the search with one digit more, in which the running sum reaches the limit.
 
         Args:
-            bins: the `digits` of all ranks, summed.
+            bins: [F, 2^n], the `digits` or `bins` of all ranks, summed; the digit has n bits.
         """
-        bins = bins.to(torch.int64)
+        digits, bins = bins.shape[1], bins.to(torch.int64)
         upto = search.reached.unsqueeze(1) + bins.cumsum(dim=1)
         limit = search.limit.minimum(upto[:, -1])
         found = (upto < limit.unsqueeze(1)).sum(dim=1, keepdim=True)
         return Search(
-            prefix=(search.prefix << DIGIT_BITS) | (DIGITS - 1 - found.squeeze(1)),
+            prefix=search.prefix * digits + (digits - 1 - found.squeeze(1)),
             reached=(upto - bins).gather(1, found).squeeze(1),
             limit=limit,
         )
+
+    def cut_of(self, search: Search, words: Tensor, *, mass: bool) -> Tensor:
+        """Return int64 [F], the first of descending words at which a sum reaches its limit.
+
+        Args:
+            search: whose `reached` is the weight of all that comes before the words, and whose
+                `limit` is reached among them if they are all there are.
+            words: int64 [F, n], in any order; 0 where there is none.
+            mass: whether a token's weight is its mass, or one.
+        """
+        words = words.sort(dim=1, descending=True).values
+        there = words > 0
+        weight = self.masses(word.value_of(words)) * there if mass else there
+        upto = search.reached.unsqueeze(1) + weight.cumsum(dim=1)
+        place = (upto < search.limit.unsqueeze(1)).sum(dim=1, keepdim=True)
+        return words.gather(1, place.clamp_(max=words.shape[1] - 1)).squeeze(1)
 
     def best_kept(self, cut: Tensor) -> Tensor:
         """Return the best score words, int64 [F, num_samples], of tokens down to a cut.
@@ -467,6 +525,30 @@ class ShardLogits:
         for _, logits in self.tiles():
             sums += spread_sums(logits, self.top)
         return sums
+
+    def listed_sets(
+        self, words: Tensor, mass: Tensor, offsets: Tensor, total: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return the kept sets of rows one behind the other: their ids and log masses.
+
+        Args:
+            words: int64 [F, n], the order words of each set, descending, then 0.
+            mass: int64 [F], Σ q of each set.
+            offsets: int64 [F + 1], where the sets begin.
+            total: room for tokens of all sets. Behind the last are -1 and NaN.
+
+        Returns:
+            int64 [total], and float64 [total], (x - max x) / T - ln(Σ q / 2^40).
+        """
+        assert self.top is not None
+        its = word.value_of(words), self.top.unsqueeze(1), self.temperature.unsqueeze(1)
+        log_masses = below_top(*its) - (mass.double() / TOP_MASS).log().unsqueeze(1)
+        place = offsets[:-1, None] + torch.arange(words.shape[1], device=words.device)
+        place = place.where(words > 0, total).flatten()  # behind the last set where there is none
+        ids = words.new_full((total + 1,), word.NO_TOKEN)
+        found = log_masses.new_full((total + 1,), torch.nan)
+        ids.scatter_(0, place, word.token_of(words).flatten())
+        return ids[:-1], found.scatter_(0, place, log_masses.flatten())[:-1]
 
     def count_from(self, marks: Tensor) -> Tensor:
         """Return int64 [F, C], how many order words of this rank are >= each of `marks` [F, C]."""

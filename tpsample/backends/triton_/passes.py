@@ -26,17 +26,23 @@ from tpsample.backends.triton_.kernels.decode import write_tokens_kernel
 from tpsample.backends.triton_.kernels.order import group_first_kernel, group_words_kernel
 from tpsample.backends.triton_.kernels.sums import (
     best_kept_kernel,
+    bin_kernel,
     count_kernel,
+    cut_kernel,
     digit_kernel,
     least_of_mass_kernel,
     least_word_kernel,
+    listed_sets_kernel,
     mass_kernel,
     next_digit_kernel,
     spread_kernel,
     top_words_kernel,
+    words_kernel,
 )
 from tpsample.core.machine import interpreted
-from tpsample.core.order import ABOVE_ALL, DIGIT_BITS, DIGITS, Search
+from tpsample.core.masses import TOP_MASS
+from tpsample.core.order import ABOVE_ALL, BINS, DIGIT_BITS, DIGITS, Search
+from tpsample.core.word import NO_TOKEN
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.request.filters import LogprobRows, Thresholds
 from tpsample.request.row_filter import MAX_TOP_WORDS
@@ -44,6 +50,8 @@ from tpsample.request.row_filter import MAX_TOP_WORDS
 BLOCK = 1024 if interpreted() else 2048
 NUM_WARPS = 8
 """Logits and warps of a program: 8 logits a thread, so that words and float64 find registers."""
+SET_BLOCK = 256
+"""Listed tokens of a program."""
 
 
 class TritonShardLogits(ShardLogits):
@@ -227,6 +235,57 @@ class TritonShardLogits(ShardLogits):
         )
         return bins
 
+    def bins(self, *, mass: bool) -> Tensor:
+        dtype = torch.int64 if mass else torch.int32
+        bins = self.logits.new_zeros(len(self.logits), BINS, dtype=dtype)
+        self.launch(
+            bin_kernel,
+            temperature_ptr=self.temperature,
+            top_ptr=self.top,
+            bins_ptr=bins,
+            MASS=mass,
+        )
+        return bins
+
+    def words_of_bin(self, bins: Tensor, count: int) -> Tensor:
+        return self._listed(count, bin_ptr=bins, cut_ptr=None)
+
+    def words_from(self, cut: Tensor, count: int) -> Tensor:
+        words = self._listed(count, bin_ptr=None, cut_ptr=cut)[:, 1:]
+        return words.sort(dim=1, descending=True).values
+
+    def _listed(self, count: int, **which: Tensor | None) -> Tensor:
+        """Return what `words_of_bin` does, of a bin or of what reaches a cut."""
+        words = torch.zeros(
+            len(self.logits), 1 + count, dtype=torch.int64, device=self.logits.device
+        )
+        self.launch(
+            words_kernel,
+            temperature_ptr=self.temperature,
+            top_ptr=self.top,
+            **which,
+            words_ptr=words,
+            count=count,
+        )
+        return words
+
+    def cut_of(self, search: Search, words: Tensor, *, mass: bool) -> Tensor:
+        words = words.sort(dim=1, descending=True).values
+        cut = torch.empty_like(search.limit)
+        cut_kernel[(len(words),)](
+            words_ptr=words,
+            temperature_ptr=self.temperature,
+            top_ptr=self.top,
+            reached_ptr=search.reached,
+            limit_ptr=search.limit,
+            cut_ptr=cut,
+            count=words.shape[1],
+            MASS=mass,
+            BLOCK=triton.next_power_of_2(words.shape[1]),
+            enable_fp_fusion=False,
+        )
+        return cut
+
     def next_digit(self, search: Search, bins: Tensor) -> Search:
         found = Search(*(torch.empty_like(search.limit) for _ in range(3)))
         next_digit_kernel[(len(bins),)](
@@ -237,7 +296,7 @@ class TritonShardLogits(ShardLogits):
             next_prefix_ptr=found.prefix,
             next_reached_ptr=found.reached,
             next_limit_ptr=found.limit,
-            DIGIT_BITS=DIGIT_BITS,
+            DIGIT_BITS=bins.shape[1].bit_length() - 1,
         )
         return found
 
@@ -278,6 +337,28 @@ class TritonShardLogits(ShardLogits):
         sums = self.logits.new_zeros(len(self.logits), 4, dtype=torch.int64)
         self.launch(spread_kernel, top_ptr=self.top, sums_ptr=sums)
         return sums
+
+    def listed_sets(
+        self, words: Tensor, mass: Tensor, offsets: Tensor, total: int
+    ) -> tuple[Tensor, Tensor]:
+        rows, count = words.shape
+        ids = words.new_full((total,), NO_TOKEN)
+        log_masses = torch.full_like(ids, torch.nan, dtype=torch.float64)
+        if total:
+            listed_sets_kernel[(triton.cdiv(count, SET_BLOCK), rows)](
+                words_ptr=words,
+                stride_words=words.stride(0),
+                temperature_ptr=self.temperature,
+                top_ptr=self.top,
+                log_total_ptr=(mass.double() / TOP_MASS).log(),
+                offset_ptr=offsets,
+                token_ptr=ids,
+                log_mass_ptr=log_masses,
+                count=count,
+                BLOCK=SET_BLOCK,
+                enable_fp_fusion=False,
+            )
+        return ids, log_masses
 
     def count_from(self, marks: Tensor) -> Tensor:
         counts = torch.zeros_like(marks, memory_format=torch.contiguous_format)

@@ -15,11 +15,13 @@ from tpsample.backends.numba_.kernels.noise import exact_score, noise_of, stream
 from tpsample.backends.numba_.kernels.numbers import key_of, pack, value_of
 from tpsample.backends.numba_.kernels.primitives import larger, smaller
 from tpsample.backends.numba_.kernels.threads import share
+from tpsample.core import order
 from tpsample.core import spread as twin
 from tpsample.core.order import DIGIT_BITS, DIGITS
 from tpsample.core.word import EPOCH_SHIFT, KEY_NAN, TOKEN_BITS, TOKEN_MASK
 
 FARTHEST, UNITS, INTEGERS_FROM = F32(twin.FARTHEST), F32(twin.UNITS), F32(twin.INTEGERS_FROM)
+BINS_PER_Y, LARGEST, LAST_BIN = F32(order.BINS_PER_Y), F32(order.LARGEST), F32(order.BINS - 1)
 HALF_BITS, LOW_HALF = twin.HALF_BITS, I64((1 << twin.HALF_BITS) - 1)
 
 
@@ -342,3 +344,126 @@ def digits_of_rows(start, stop, part, arguments):
             for j in range(len(part)):
                 if words[j] > 0:
                     bins[row, ~(words[j] >> I64(shift)) & I64(DIGITS - 1)] += mass[j]
+
+
+@jit()
+def bins_of_block(logits, top, per_logit, bins):
+    """Find the bins of the logits of neighbouring ids; -1 where a token is masked."""
+    for j in range(len(logits)):
+        steps = F32(0) if logits[j] == top else F32(F32(top - logits[j]) * per_logit)
+        found = I32(steps if steps < LAST_BIN else LAST_BIN)
+        bins[j] = found if logits[j] > F32(-np.inf) else I32(-1)
+
+
+@jit()
+def bins_per_logit(temperature):
+    return smaller(F32(BINS_PER_Y / temperature), LARGEST)
+
+
+@jit(entry=True)
+def bins(start, stop, parts, threads, arguments):
+    """Do `bins_of_rows` for each part of the rows; see `backends.numba_.kernels.threads`."""
+    share(bins_of_rows, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def bins_of_rows(start, stop, part, arguments):
+    """Make the histogram of the bins; twin: `tpsample.backends.torch_.passes.ShardLogits.bins`.
+
+    Args:
+        weighs: whether a token counts with its mass, or as one.
+        out: int64 [F, BINS], zeros.
+    """
+    stored, top, weighs, out = arguments
+    num_ids = stored.logits.shape[1]
+    power, mass, bins = np.empty(BLOCK, F32), np.empty(BLOCK, I64), np.empty(BLOCK, I32)
+    mass[:] = 1
+    for row in stored.rows[start:stop]:
+        logits, its = stored.logits[row], mass_row(top[row], stored.temperature[row])
+        per_logit = bins_per_logit(stored.temperature[row])
+        for base in range(0, num_ids, BLOCK):
+            part = logits[base : base + BLOCK]
+            bins_of_block(part, top[row], per_logit, bins)
+            if weighs:
+                weigh_block(part, its, power, mass)
+            for j in range(len(part)):
+                if bins[j] >= 0:
+                    out[row, bins[j]] += mass[j]
+
+
+@jit(entry=True)
+def words_of_bin(start, stop, parts, threads, arguments):
+    """Do `words_of_bin_of_rows` for each part of the rows; see
+    `tpsample.backends.numba_.kernels.threads`."""
+    share(words_of_bin_of_rows, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def words_of_bin_of_rows(start, stop, part, arguments):
+    """List the order words in a bin of each row, int64 [F, 1 + count], zeros before."""
+    stored, top, wanted, out = arguments
+    num_ids, room, bins = stored.logits.shape[1], out.shape[1], np.empty(BLOCK, I32)
+    for row in stored.rows[start:stop]:
+        logits, number = stored.logits[row], I64(0)
+        per_logit = bins_per_logit(stored.temperature[row])
+        for base in range(0, num_ids, BLOCK):
+            part = logits[base : base + BLOCK]
+            bins_of_block(part, top[row], per_logit, bins)
+            for j in range(len(part)):
+                if bins[j] == wanted[row]:
+                    number += 1
+                    if number < room:
+                        out[row, number] = pack(part[j], stored.first_id + base + j)
+        out[row, 0] = number
+
+
+@jit(entry=True)
+def cut_of(start, stop, parts, threads, arguments):
+    """Do `cut_of_rows` for each part of the rows; see `backends.numba_.kernels.threads`."""
+    share(cut_of_rows, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def cut_of_rows(start, stop, part, arguments):
+    """Find the first of descending words, int64 [F, n], at which a sum reaches its limit."""
+    words, temperature, top, reached, limit, weighs, out = arguments
+    count = words.shape[1]
+    logits, power, mass = np.empty(count, F32), np.empty(count, F32), np.empty(count, I64)
+    mass[:] = 1
+    for row in range(start, stop):
+        for j in range(count):
+            logits[j] = value_of(words[row, j])
+        if weighs:
+            weigh_block(logits, mass_row(top[row], temperature[row]), power, mass)
+        upto, place = reached[row], -1
+        while place < count - 1 and (place < 0 or upto < limit[row]):
+            place += 1
+            upto += mass[place] if words[row, place] > 0 else I64(0)
+        out[row] = words[row, place]
+
+
+@jit(entry=True)
+def listed_sets(start, stop, parts, threads, arguments):
+    """Do `listed_sets_of_rows` for each part of the rows; see `backends.numba_.kernels.threads`."""
+    share(listed_sets_of_rows, start, stop, parts, threads, arguments)
+
+
+@jit()
+def listed_sets_of_rows(start, stop, part, arguments):
+    """List the ids and log masses of kept sets, int64 and float64 [total].
+
+    Args:
+        words: int64 [F, n], descending, then 0.
+        log_totals: float64 [F], ln(Σ q / 2^40).
+        offsets: int64 [F + 1], where the sets begin.
+    """
+    words, temperature, top, log_totals, offsets, ids, log_masses = arguments
+    for row in range(start, stop):
+        largest, heat, first = F64(top[row]), F64(temperature[row]), offsets[row]
+        for j in range(words.shape[1]):
+            if words[row, j] == 0:
+                break
+            logit = F64(value_of(words[row, j]))
+            below = F64(0) if logit == largest else (logit - largest) / heat
+            ids[first + j] = I64(TOKEN_MASK) - (words[row, j] & I64(TOKEN_MASK))
+            log_masses[first + j] = below - log_totals[row]

@@ -27,6 +27,8 @@ from tpsample.core import order
 from tpsample.core import spread as twin
 
 ABOVE_ALL = tl.constexpr(order.ABOVE_ALL)
+BINS_PER_Y, LARGEST = tl.constexpr(order.BINS_PER_Y), tl.constexpr(order.LARGEST)
+LAST_BIN = tl.constexpr(order.BINS - 1)
 FARTHEST, UNITS = tl.constexpr(twin.FARTHEST), tl.constexpr(twin.UNITS)
 INTEGERS_FROM = tl.constexpr(twin.INTEGERS_FROM)
 HALF_BITS, LOW_HALF = tl.constexpr(twin.HALF_BITS), tl.constexpr((1 << twin.HALF_BITS) - 1)
@@ -283,6 +285,108 @@ def digit_kernel(
         tl.atomic_add(bins, weight, mask=inside, sem="relaxed")
 
 
+@triton.jit
+def bins_of(logits, top, temperature):
+    """Bins of logits of one row, int32. Twin: `tpsample.core.order.bins_of`."""
+    per_logit = tl.div_rn(BINS_PER_Y, temperature)
+    steps = (top - logits) * tl.where(per_logit < LARGEST, per_logit, LARGEST)
+    steps = tl.where(logits == top, 0.0, steps)
+    return tl.where(steps < LAST_BIN, steps, LAST_BIN).to(tl.int32)
+
+
+@triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
+def bin_kernel(
+    # inputs
+    logits_ptr,  # [F, V_local] fp32
+    stride_logits,
+    temperature_ptr,  # [F] fp32
+    top_ptr,  # [F] fp32
+    # outputs
+    bins_ptr,  # [F, BINS], int64 of masses or int32 of numbers, zero before
+    # sizes
+    vocab_start,
+    lead,
+    width,
+    MASS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Histogram of the bins of each row. Grid: (blocks, F)."""
+    row = tl.program_id(1)
+    logits, _, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)
+    top, temperature = tl.load(top_ptr + row), tl.load(temperature_ptr + row)
+    if MASS:
+        weight = masses(logits, mass_row(top, temperature))
+    else:
+        weight = tl.full(logits.shape, 1, bins_ptr.dtype.element_ty)
+    bins = bins_ptr + row * (LAST_BIN + 1) + bins_of(logits, top, temperature)
+    tl.atomic_add(bins, weight, mask=mask & (logits != float("-inf")), sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=ROW_POINTERS)
+def words_kernel(
+    # inputs
+    logits_ptr,  # [F, V_local] fp32
+    stride_logits,
+    temperature_ptr,  # [F] fp32
+    top_ptr,  # [F] fp32
+    bin_ptr,  # [F] int64, or None
+    cut_ptr,  # [F] int64, where there are no bins
+    # outputs
+    words_ptr,  # [F, 1 + count] int64, zero before: how many, then words in any order
+    # sizes
+    count,
+    vocab_start,
+    lead,
+    width,
+    BLOCK: tl.constexpr,
+):
+    """Order words in one bin of each row, or down to a cut, as many as there is room for.
+
+    Grid: (blocks, F).
+    """
+    row = tl.program_id(1)
+    logits, ids, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)
+    orders = order_words(logits, ids, mask)
+    if bin_ptr is None:
+        inside = mask & (orders >= tl.load(cut_ptr + row))
+    else:
+        bins = bins_of(logits, tl.load(top_ptr + row), tl.load(temperature_ptr + row))
+        inside = mask & (logits != float("-inf")) & (bins == tl.load(bin_ptr + row))
+    number = tl.sum(inside.to(tl.int64), axis=0)
+    if number > 0:
+        words = words_ptr + row.to(tl.int64) * (count + 1)
+        place = tl.atomic_add(words, number, sem="relaxed") + tl.cumsum(inside.to(tl.int64), axis=0)
+        tl.store(words + place, orders, mask=inside & (place <= count))
+
+
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=ROW_POINTERS)
+def cut_kernel(
+    # inputs
+    words_ptr,  # [F, count] int64, descending
+    temperature_ptr,  # [F] fp32
+    top_ptr,  # [F] fp32
+    reached_ptr,  # [F] int64
+    limit_ptr,  # [F] int64
+    # outputs
+    cut_ptr,  # [F] int64
+    # sizes
+    count,
+    MASS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The first word at which a sum of weights reaches its limit, or the last. Grid: (F,)."""
+    row, offs = tl.program_id(0), tl.arange(0, BLOCK)
+    words = tl.load(words_ptr + row.to(tl.int64) * count + offs, mask=offs < count, other=0)
+    weight = (words > 0).to(tl.int64)
+    if MASS:
+        its = mass_row(tl.load(top_ptr + row), tl.load(temperature_ptr + row))
+        weight = tl.where(words > 0, masses(value_of(words), its), 0)
+    upto = tl.load(reached_ptr + row) + tl.cumsum(weight, axis=0)
+    before = (upto < tl.load(limit_ptr + row)) & (offs < count)
+    place = tl.minimum(tl.sum(before.to(tl.int32), axis=0), count - 1)
+    tl.store(cut_ptr + row, tl.max(tl.where(offs == place, words, 0), axis=0))
+
+
 @triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
 def next_digit_kernel(
     # inputs
@@ -310,3 +414,33 @@ def next_digit_kernel(
     tl.store(next_prefix_ptr + row, (prefix << DIGIT_BITS) | ((1 << DIGIT_BITS) - 1 - found))
     tl.store(next_reached_ptr + row, reached + before)
     tl.store(next_limit_ptr + row, limit)
+
+
+@triton.jit(
+    do_not_specialize=["count", "stride_words"], do_not_specialize_on_alignment=ROW_POINTERS
+)
+def listed_sets_kernel(
+    # inputs
+    words_ptr,  # [F, count] int64, descending, then 0
+    stride_words,
+    temperature_ptr,  # [F] fp32
+    top_ptr,  # [F] fp32
+    log_total_ptr,  # [F] fp64
+    offset_ptr,  # [F + 1] int64
+    # outputs
+    token_ptr,  # [total] int64
+    log_mass_ptr,  # [total] fp64
+    # sizes
+    count,
+    BLOCK: tl.constexpr,
+):
+    """Kept sets of rows one behind the other: ids and log masses. Grid: (blocks, F)."""
+    row, offs = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    words = tl.load(words_ptr + row * stride_words + offs, mask=offs < count, other=0)
+    logits, top = value_of(words), tl.load(top_ptr + row)
+    temperature = tl.load(temperature_ptr + row).to(tl.float64)
+    below = (logits.to(tl.float64) - top.to(tl.float64)) / temperature
+    below = tl.where(logits == top, 0.0, below) - tl.load(log_total_ptr + row)
+    place = tl.load(offset_ptr + row) + offs
+    tl.store(token_ptr + place, ~words & TOKEN_MASK, mask=words > 0)
+    tl.store(log_mass_ptr + place, below, mask=words > 0)
