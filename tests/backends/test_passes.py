@@ -323,19 +323,19 @@ def test_the_first_word_at_which_a_sum_reaches_its_limit(twins, mass):
     """Of a row's first 70 words, at each tenth of their weight and beyond it."""
     plain, numbers = twins.plain, twins.numbers
     words = plain.first_words(70)
-    words = words.roll(3, dims=1) * (words >= word.LOWEST_DRAWABLE)
+    words *= words >= word.LOWEST_DRAWABLE
     weight = plain.masses(word.value_of(words)) * (words > 0) if mass else words > 0
     reached = torch.full_like(twins.cut, 5)
     for tenths in range(12):
         limit = 1 + reached + weight.sum(dim=1) * tenths // 10
         search = Search(torch.zeros_like(limit), reached, limit)
-        cut = plain.cut_of(search, words, mass=mass)
+        cut = plain.reached_at(search, words, mass=mass)
         down_to = (weight * (words >= cut.unsqueeze(1))).sum(dim=1)
         before = (weight * (words > cut.unsqueeze(1))).sum(dim=1)
         assert ((reached + before < limit) | (cut == words.amax(dim=1)))[numbers].all()
         assert ((reached + down_to >= limit) | (cut == words.amin(dim=1)))[numbers].all()
         for rows in twins.kernels:
-            assert _equal(rows.cut_of(search, words, mass=mass)[numbers], cut[numbers])
+            assert _equal(rows.reached_at(search, words, mass=mass)[numbers], cut[numbers])
 
 
 def test_sets_one_behind_the_other(twins):
@@ -353,3 +353,36 @@ def test_sets_one_behind_the_other(twins):
         assert _equal(found[0], ids)
         assert found[1].view(torch.int64)[:-3].equal(log_masses.view(torch.int64)[:-3])
         assert found[1][-3:].isnan().all()
+
+
+@pytest.mark.parametrize("mass", [False, True])
+def test_the_cut_in_a_bin(twins, mass):
+    """Of limits at each tenth of the weight and beyond it, over two ranks with the same words, and
+    with too little room."""
+    plain, numbers = twins.plain, twins.numbers
+    bins = 2 * plain.bins(mass=mass)
+    weight, ties = bins.sum(dim=1), torch.arange(len(bins)) % 3 % 2
+    for tenths in range(12):
+        limit, share = 1 + weight * tenths // 10, None
+        if mass and tenths:
+            limit, share = weight.long(), torch.full((len(bins),), tenths / 10).double()
+        search = plain.bin_of(bins, limit, share)
+        assert (search.prefix == BINS)[numbers].all() == (tenths >= 10 or not len(plain.logits[0]))
+        words = plain.words_of_bin(search.prefix, len(plain.logits[0]) or 1)
+        listed = torch.stack([words, words])
+        cut, left = plain.cut_of(search, listed, ties, mass=mass)
+        assert not left.any()
+        for rows in twins.kernels:
+            both = rows.bin_of(bins, limit, share)
+            for name in ("prefix", "reached", "limit"):
+                assert _equal(getattr(both, name)[numbers], getattr(search, name)[numbers]), name
+            for room in (1, listed.shape[2] - 1):
+                its = listed[:, :, : 1 + room], ties
+                found, expected = (each.cut_of(search, *its, mass=mass) for each in (rows, plain))
+                assert _equal(found[0][numbers], expected[0][numbers])
+                assert _equal(found[1], expected[1])
+            assert _equal(found[0][numbers], cut[numbers])
+        some = plain.first_words(1).squeeze(1)
+        values = plain.value_of(some)
+        for rows in twins.kernels:
+            assert torch.equal(rows.value_of(some).nan_to_num(7), values.nan_to_num(7))

@@ -61,22 +61,10 @@ tpsample/request/filters.py
     + return len(index) == count
     > test_rows_that_are_all_stored_in_another_order_keep_their_own_tokens_and_logprobs
 tpsample/filters/kept_sets.py
-    the threshold keeps no ties
-    - return torch.where(thresholds.keep_ties > 0, cut & ~word.TOKEN_MASK, cut)
-    + return cut
-    > test_sets_are_the_oracles_and_the_same_everywhere
     the threshold renormalises joint rows
     - before_top_p = top_k_cut.masked_fill(filters.column(behind(TOP_K.name)), 0)
     + before_top_p = top_k_cut
     > test_sampling_by_an_explicit_threshold_is_the_same[zipf-False]
-    a bin with more words than ranks list is believed
-    - left = (listed[:, :, 0] > room)
-    + left = (listed[:, :, 0] > 2**40)
-    > test_sampling_by_an_explicit_threshold_is_the_same[all-equal-True]
-    a limit above all weights is looked for in a list
-    - cut = cut.masked_fill(keeps_all, word.LOWEST_DRAWABLE)
-    + pass
-    > test_sampling_by_an_explicit_threshold_is_the_same[all-equal-True]
     masses are summed from the top and not from the cut of top_k
     - torch.cat([bins, rows.mass_from(total_cut)[:, :1]], dim=1)
     + torch.cat([bins, bins.sum(dim=1, keepdim=True)], dim=1)
@@ -275,6 +263,19 @@ tpsample/backends/triton_/kernels/logprobs.py
     a kernel takes the words of the last rank alone
     - own = tl.maximum(own, tl.load(words, mask=place < num_own, other=0))
     + own = tl.load(words, mask=place < num_own, other=0)
+tpsample/backends/torch_/passes.py
+    a search keeps no ties
+    - return torch.where(keep_ties > 0, cut & ~word.TOKEN_MASK, cut)
+    + return cut
+    > test_sets_are_the_oracles_and_the_same_everywhere
+    a bin with more words than ranks list is believed
+    - left = (listed[:, :, 0] >= listed.shape[2])
+    + left = (listed[:, :, 0] >= 2**40)
+    > test_sampling_by_an_explicit_threshold_is_the_same[all-equal-True]
+    a limit above all weights is looked for in a bin
+    - place = (BINS - 1 - found.prefix).where(limit < bins.sum(dim=1), BINS)
+    + place = BINS - 1 - found.prefix
+    > test_the_cut_in_a_bin
 tpsample/backends/triton_/kernels/sums.py
     a kernel takes the bin of the top for the last one
     - steps = tl.where(logits == top, 0.0, steps)
@@ -285,9 +286,21 @@ tpsample/backends/triton_/kernels/sums.py
     + mask=inside & (place < count))
     > test_bins_and_their_words
     a kernel's list ends one word late
-    - before = (upto < tl.load(limit_ptr + row)) & (offs < count)
-    + before = (upto <= tl.load(limit_ptr + row)) & (offs < count)
-    > test_the_first_word_at_which_a_sum_reaches_its_limit
+    - before = (upto < tl.load(limit_ptr + row)) & (offs < num_words)
+    + before = (upto <= tl.load(limit_ptr + row)) & (offs < num_words)
+    > test_the_cut_in_a_bin
+    a kernel's search keeps no ties
+    - tl.store(cut_ptr + row, tl.where(ties, cut & ~TOKEN_MASK, cut))
+    + tl.store(cut_ptr + row, cut)
+    > test_the_cut_in_a_bin
+    a kernel counts the words of one rank alone
+    - counts = listed_ptr + (source * num_rows + row) * (room + 1)
+    + counts = listed_ptr + row * (room + 1)
+    > test_the_cut_in_a_bin
+    a kernel takes the bin behind a limit
+    - found = tl.sum((tl.cumsum(bins, axis=0) < tl.minimum(limit, total)).to(tl.int32), axis=0)
+    + found = tl.sum((tl.cumsum(bins, axis=0) <= tl.minimum(limit, total)).to(tl.int32), axis=0)
+    > test_the_cut_in_a_bin
     a kernel writes kept sets behind the row before
     - place = tl.load(offset_ptr + row) + offs
     + place = tl.load(offset_ptr) + offs

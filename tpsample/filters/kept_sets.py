@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tpsample.backends.torch_.passes import ShardLogits
+from tpsample.backends.torch_.passes import ShardLogits, last_tied
 from tpsample.core import word
 from tpsample.core.order import ABOVE_ALL, BINS, DIGIT_BITS, Search, mass_limit
 from tpsample.core.rules import TOP_K
@@ -62,28 +62,30 @@ def find_cut(
     its = thresholds_of(rows, filters, ranks) if thresholds is None else thresholds
     cut, total_cut = its.least, its.least_of_total
     if filters.demand.counts:
-        bins = ranks.sum_integers(rows.bins(mass=False)) if may_read else None
-        top_k_cut = _last_tied(_search(rows, its.most, ranks, bins, mass=False), its)
+        if may_read:
+            bins = ranks.sum_integers(rows.bins(mass=False))
+            top_k_cut = _in_a_bin(
+                rows, rows.bin_of(bins, its.most), its.keep_ties, ranks, mass=False
+            )
+        else:
+            top_k_cut = _by_digits(rows, its.most, its.keep_ties, ranks, mass=False)
         cut = cut.maximum(top_k_cut)
         before_top_p = top_k_cut.masked_fill(filters.column(behind(TOP_K.name)), 0)
         total_cut = total_cut.maximum(before_top_p)
     if filters.demand.masses:
-        bins = None
         if may_read:
             total, bins = _masses_of(rows, ranks, total, total_cut)
-        elif total is None:
-            total = ranks.sum_integers(rows.mass_from(total_cut)[:, 0])
-        limit = mass_limit(total, its.share)
-        top_p_cut = _last_tied(_search(rows, limit, ranks, bins, mass=True), its)
+            search = rows.bin_of(bins, total, its.share)
+            top_p_cut = _in_a_bin(rows, search, its.keep_ties, ranks, mass=True)
+        else:
+            if total is None:
+                total = ranks.sum_integers(rows.mass_from(total_cut)[:, 0])
+            limit = mass_limit(total, its.share)
+            top_p_cut = _by_digits(rows, limit, its.keep_ties, ranks, mass=True)
         cut = torch.where(its.share < 1, cut.maximum(top_p_cut), cut)
     # A row that was made greedy by its temperature alone keeps what a mask leaves.
     cut = torch.where(rows.noise.random.squeeze(1), cut, word.LOWEST_DRAWABLE)
     return torch.where(rows.top > -torch.inf, cut, ABOVE_ALL)
-
-
-def _last_tied(cut: Tensor, thresholds: Thresholds) -> Tensor:
-    """Return each cut, with ties="keep" the last word of the same logit."""
-    return torch.where(thresholds.keep_ties > 0, cut & ~word.TOKEN_MASK, cut)
 
 
 def _masses_of(
@@ -101,50 +103,43 @@ def _masses_of(
     return both[:, BINS], both[:, :BINS]
 
 
-def _search(
-    rows: ShardLogits, limit: Tensor, ranks: Ranks, bins: Tensor | None, *, mass: bool
+def _in_a_bin(
+    rows: ShardLogits, search: Search, keep_ties: Tensor, ranks: Ranks, *, mass: bool
 ) -> Tensor:
     """Return the word, int64 [F], at which the weight of descending words of all ranks reaches a
-    limit.
+    limit; with ties="keep" the last word of the same logit.
 
-    The word is in the bin in which the sum over bins reaches the limit, whose words the ranks
-    gather. Only a row with more words there than a rank lists goes on by digits: one with ties, or
-    with most of its ids below y = -32.
+    The ranks gather the words of the bin in which it is reached. Only a row with more words there
+    than a rank lists goes on by digits: one with ties, or with most of its ids below y = -32.
 
     Args:
-        limit: int64 [F] >= 1. A limit above the row's whole weight stands for the whole.
-        bins: the weight of each bin over all ranks, [F, BINS]; None searches by digits alone.
+        search: of `ShardLogits.bin_of`, the bins and limits.
         mass: whether a token's weight is its mass, or one.
     """
-    if bins is None:
-        return _by_digits(rows, limit, ranks, mass=mass)
-    assert rows.top is not None
-    found = rows.next_digit(_beginning(limit), bins)
     room = 2 * LISTED // (1 + ranks.world_size)
-    listed = ranks.gather_integers(rows.words_of_bin(BINS - 1 - found.prefix, room))
-    cut = rows.cut_of(found, listed[:, :, 1:].transpose(0, 1).flatten(1), mass=mass)
-    keeps_all = limit >= bins.sum(dim=1)
-    cut = cut.masked_fill(keeps_all, word.LOWEST_DRAWABLE)
-
-    left = (listed[:, :, 0] > room).any(dim=0) & ~keeps_all & (rows.top > -torch.inf)
+    listed = ranks.gather_integers(rows.words_of_bin(search.prefix, room))
+    cut, left = rows.cut_of(search, listed, keep_ties, mass=mass)
     undecided = [row for row, open_ in enumerate(left.tolist()) if open_]
     if undecided:
-        places = index_of(undecided, len(limit), limit.device)
-        cut[places] = _by_digits(rows.select(places), limit[places], ranks, mass=mass)
+        places = index_of(undecided, len(cut), cut.device)
+        its = rows.select(places), search.limit[places], keep_ties[places]
+        cut[places] = _by_digits(*its, ranks, mass=mass)
     return cut
 
 
-def _by_digits(rows: ShardLogits, limit: Tensor, ranks: Ranks, *, mass: bool) -> Tensor:
-    """Return what `_search` does, in nine rounds."""
-    search = _beginning(limit)
+def _by_digits(
+    rows: ShardLogits, limit: Tensor, keep_ties: Tensor, ranks: Ranks, *, mass: bool
+) -> Tensor:
+    """Return what `_in_a_bin` does, in nine rounds.
+
+    Args:
+        limit: int64 [F] >= 1. A limit above the row's whole weight stands for the whole.
+    """
+    search = Search(torch.zeros_like(limit), torch.zeros_like(limit), limit)
     for shift in range(word.EPOCH_SHIFT // DIGIT_BITS * DIGIT_BITS, -1, -DIGIT_BITS):
         bins = ranks.sum_integers(rows.digits(search.prefix, shift, mass=mass))
         search = rows.next_digit(search, bins)
-    return search.prefix
-
-
-def _beginning(limit: Tensor) -> Search:
-    return Search(torch.zeros_like(limit), torch.zeros_like(limit), limit)
+    return last_tied(search.prefix, keep_ties)
 
 
 def find_kept_sets(
@@ -172,8 +167,7 @@ def find_kept_sets(
             min(cap, V), and the sets lie in memory for as many ids of every row.
     """
     top_word = ranks.gather_integers(rows.first_words(1)).amax(dim=0).squeeze(1)
-    top = word.value_of(top_word)
-    rows = replace(rows, top=top)
+    rows = replace(rows, top=rows.value_of(top_word))
     cut = find_cut(rows, filters, ranks, may_read=may_read)
     # The cut of a row without a token lies above every word, so it stays.
     cut = torch.where(rows.noise.random.squeeze(1), cut, cut.maximum(top_word))

@@ -188,7 +188,7 @@ def _with_top(rows: ShardLogits, gathered: Tensor) -> ShardLogits:
     """
     if rows.top is not None:
         return rows
-    return replace(rows, top=word.value_of(gathered[:, :, 0].amax(dim=0)))
+    return replace(rows, top=rows.value_of(gathered[:, :, 0].amax(dim=0)))
 
 
 def _put(words: Tensor, index: Tensor | slice, found: Tensor) -> Tensor:

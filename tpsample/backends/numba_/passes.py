@@ -135,12 +135,11 @@ class NativeShardLogits(ShardLogits):
         self.run(passes.words_of_bin, *map(array_of, (self.top.contiguous(), bins, words)))
         return words
 
-    def cut_of(self, search: Search, words: Tensor, *, mass: bool) -> Tensor:
-        assert self.top is not None
-        words, cut = _descending(array_of(words.clone())), torch.empty_like(search.limit)
-        given = words, self.temperature, self.top, search.reached, search.limit
+    def reached_at(self, search: Search, words: Tensor, *, mass: bool) -> Tensor:
+        cut = torch.empty_like(search.limit)
+        given = words, self.temperature, self.largest, search.reached, search.limit
         its = *(array_of(tensor.contiguous()) for tensor in given), mass, array_of(cut)
-        in_ranges(passes.cut_of, 0, len(words), 1, *its)
+        in_ranges(passes.reached_at, 0, len(words), 1, *its)
         return cut
 
     def best_kept(self, cut: Tensor) -> Tensor:

@@ -183,6 +183,16 @@ class ShardLogits:
             return found
         return found.masked_fill(self.done.view(-1, *[1] * (found.dim() - 1)), 0)
 
+    @property
+    def largest(self) -> Tensor:
+        """fp32 [F], `top`, which must be known."""
+        assert self.top is not None
+        return self.top
+
+    def value_of(self, words: Tensor) -> Tensor:
+        """Return fp32 [F], the logits of order words [F]."""
+        return word.value_of(words)
+
     def tiles(self) -> Iterator[tuple[int, Tensor]]:
         """Yield the global id of the first column, and fp32 [F, n], of each tile of the shard."""
         width = max(64, tile_elements(self.logits.device) // max(1, self.logits.shape[0]))
@@ -444,7 +454,7 @@ class ShardLogits:
         """Return the search with one digit more, in which the running sum reaches the limit.
 
         Args:
-            bins: [F, 2^n], the `digits` or `bins` of all ranks, summed; the digit has n bits.
+            bins: [F, 2^n], the `digits` of all ranks, summed; the digit has n bits.
         """
         digits, bins = bins.shape[1], bins.to(torch.int64)
         upto = search.reached.unsqueeze(1) + bins.cumsum(dim=1)
@@ -456,16 +466,47 @@ class ShardLogits:
             limit=limit,
         )
 
-    def cut_of(self, search: Search, words: Tensor, *, mass: bool) -> Tensor:
-        """Return int64 [F], the first of descending words at which a sum reaches its limit.
+    def bin_of(self, bins: Tensor, limit: Tensor, share: Tensor | None = None) -> Search:
+        """Return the bin of each row, as `prefix`, in which the sum over bins reaches a limit.
+
+        A limit that is the row's whole weight or more needs no search, and the row gets `BINS`.
 
         Args:
-            search: whose `reached` is the weight of all that comes before the words, and whose
-                `limit` is reached among them if they are all there are.
-            words: int64 [F, n], in any order; 0 where there is none.
-            mass: whether a token's weight is its mass, or one.
+            bins: [F, BINS], the `bins` of all ranks, summed.
+            limit: int64 [F] >= 1; or int64 [F], the mass of which top_p takes a share.
+            share: float64 [F], those shares; None where there are limits.
         """
-        words = words.sort(dim=1, descending=True).values
+        limit = limit if share is None else mass_limit(limit, share)
+        nothing = torch.zeros_like(limit)
+        found = self.next_digit(Search(nothing, nothing, limit), bins)
+        place = (BINS - 1 - found.prefix).where(limit < bins.sum(dim=1), BINS)
+        return replace(found, prefix=place)
+
+    def cut_of(
+        self, search: Search, listed: Tensor, keep_ties: Tensor, *, mass: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return where the sum over the words of a bin reaches its limit.
+
+        Args:
+            search: of `bin_of`.
+            listed: int64 [W, F, 1 + n], the `words_of_bin` of all ranks.
+            keep_ties: int64 [F], whether the last word of the same logit is meant.
+            mass: whether a token's weight is its mass, or one.
+
+        Returns:
+            int64 [F], that word, or the least one in a row without words, and bool [F], whether
+            some were not listed, so that the word means nothing.
+        """
+        words = listed[:, :, 1:].transpose(0, 1).flatten(1).sort(dim=1, descending=True).values
+        cut = self.reached_at(search, words, mass=mass).clamp(min=word.LOWEST_DRAWABLE)
+        left = (listed[:, :, 0] >= listed.shape[2]).any(dim=0) & (self.largest > -torch.inf)
+        return last_tied(cut, keep_ties), left
+
+    def reached_at(self, search: Search, words: Tensor, *, mass: bool) -> Tensor:
+        """Return int64 [F], the first of descending words [F, n] at which a sum reaches its limit.
+
+        It begins with `search.reached`. If it never reaches the limit, the last word is returned.
+        """
         there = words > 0
         weight = self.masses(word.value_of(words)) * there if mass else there
         upto = search.reached.unsqueeze(1) + weight.cumsum(dim=1)
@@ -586,6 +627,11 @@ class ShardLogits:
         best = gathered[:, :, 1:].unflatten(2, (2, self.noise.num_samples, count))
         scores, orders = best.permute(2, 1, 3, 0, 4).flatten(3)  # [F, S, W · count] each
         return _keep_best(scores, orders, count)
+
+
+def last_tied(cut: Tensor, keep_ties: Tensor) -> Tensor:
+    """Return each cut, int64 [F], with ties="keep" the last word of the same logit."""
+    return torch.where(keep_ties > 0, cut & ~word.TOKEN_MASK, cut)
 
 
 def or_nan(words: Tensor, top_word: Tensor) -> Tensor:

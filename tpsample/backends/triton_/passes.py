@@ -27,6 +27,7 @@ from tpsample.backends.triton_.kernels.order import group_first_kernel, group_wo
 from tpsample.backends.triton_.kernels.sums import (
     best_kept_kernel,
     bin_kernel,
+    bin_of_kernel,
     count_kernel,
     cut_kernel,
     digit_kernel,
@@ -37,6 +38,7 @@ from tpsample.backends.triton_.kernels.sums import (
     next_digit_kernel,
     spread_kernel,
     top_words_kernel,
+    value_kernel,
     words_kernel,
 )
 from tpsample.core.machine import interpreted
@@ -269,25 +271,57 @@ class TritonShardLogits(ShardLogits):
         )
         return words
 
-    def cut_of(self, search: Search, words: Tensor, *, mass: bool) -> Tensor:
-        words = words.sort(dim=1, descending=True).values
-        cut = torch.empty_like(search.limit)
-        cut_kernel[(len(words),)](
-            words_ptr=words,
+    def bin_of(self, bins: Tensor, limit: Tensor, share: Tensor | None = None) -> Search:
+        found = _search(len(bins), limit)
+        bin_of_kernel[(len(bins),)](
+            bins_ptr=bins,
+            stride_bins=bins.stride(0),
+            limit_ptr=limit,
+            stride_limit=limit.stride(0),
+            share_ptr=share,
+            bin_ptr=found.prefix,
+            reached_ptr=found.reached,
+            next_limit_ptr=found.limit,
+            BINS=BINS,
+            enable_fp_fusion=False,
+        )
+        return found
+
+    def cut_of(
+        self, search: Search, listed: Tensor, keep_ties: Tensor, *, mass: bool
+    ) -> tuple[Tensor, Tensor]:
+        sources, rows, width = listed.shape
+        words = listed[:, :, 1:].transpose(0, 1).flatten(1).sort(dim=1, descending=True).values
+        cut = words.new_empty(rows)
+        left = cut.new_empty(rows, dtype=torch.bool)
+        cut_kernel[(rows,)](
+            words_ptr=words.contiguous(),  # a sort keeps the strides of what it sorts
+            listed_ptr=listed.contiguous(),
             temperature_ptr=self.temperature,
-            top_ptr=self.top,
+            top_ptr=self.largest,
+            keep_ties_ptr=keep_ties,
             reached_ptr=search.reached,
             limit_ptr=search.limit,
             cut_ptr=cut,
-            count=words.shape[1],
+            left_ptr=left,
+            num_words=words.shape[1],
+            room=width - 1,
+            num_rows=rows,
+            num_sources=sources,
             MASS=mass,
+            SOURCES=triton.next_power_of_2(sources),
             BLOCK=triton.next_power_of_2(words.shape[1]),
             enable_fp_fusion=False,
         )
-        return cut
+        return cut, left
+
+    def value_of(self, words: Tensor) -> Tensor:
+        values = self.temperature.new_empty(len(words))
+        value_kernel[(len(words),)](words_ptr=words.contiguous(), value_ptr=values)
+        return values
 
     def next_digit(self, search: Search, bins: Tensor) -> Search:
-        found = Search(*(torch.empty_like(search.limit) for _ in range(3)))
+        found = _search(len(bins), search.limit)
         next_digit_kernel[(len(bins),)](
             bins_ptr=bins.contiguous(),
             prefix_ptr=search.prefix,
@@ -296,7 +330,7 @@ class TritonShardLogits(ShardLogits):
             next_prefix_ptr=found.prefix,
             next_reached_ptr=found.reached,
             next_limit_ptr=found.limit,
-            DIGIT_BITS=bins.shape[1].bit_length() - 1,
+            DIGIT_BITS=DIGIT_BITS,
         )
         return found
 
@@ -405,3 +439,8 @@ class TritonShardLogits(ShardLogits):
             "COUNT": count,
             "WORDS": triton.next_power_of_2(sources * count),
         }
+
+
+def _search(rows: int, like: Tensor) -> Search:
+    """Return a search whose numbers are to be written, each in memory of its own."""
+    return Search(*(like.new_empty(rows) for _ in range(3)))

@@ -418,13 +418,13 @@ def words_of_bin_of_rows(start, stop, part, arguments):
 
 
 @jit(entry=True)
-def cut_of(start, stop, parts, threads, arguments):
-    """Do `cut_of_rows` for each part of the rows; see `backends.numba_.kernels.threads`."""
-    share(cut_of_rows, start, stop, parts, threads, arguments)
+def reached_at(start, stop, parts, threads, arguments):
+    """Do `reached_at_rows` for each part of the rows; see `backends.numba_.kernels.threads`."""
+    share(reached_at_rows, start, stop, parts, threads, arguments)
 
 
 @jit(allocates=True)
-def cut_of_rows(start, stop, part, arguments):
+def reached_at_rows(start, stop, part, arguments):
     """Find the first of descending words, int64 [F, n], at which a sum reaches its limit."""
     words, temperature, top, reached, limit, weighs, out = arguments
     count = words.shape[1]

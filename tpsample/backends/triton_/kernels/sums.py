@@ -23,12 +23,13 @@ from tpsample.backends.triton_.kernels.order import (
     token_scores,
     value_of,
 )
-from tpsample.core import order
+from tpsample.core import order, word
 from tpsample.core import spread as twin
 
 ABOVE_ALL = tl.constexpr(order.ABOVE_ALL)
 BINS_PER_Y, LARGEST = tl.constexpr(order.BINS_PER_Y), tl.constexpr(order.LARGEST)
 LAST_BIN = tl.constexpr(order.BINS - 1)
+LOWEST_DRAWABLE = tl.constexpr(word.LOWEST_DRAWABLE)
 FARTHEST, UNITS = tl.constexpr(twin.FARTHEST), tl.constexpr(twin.UNITS)
 INTEGERS_FROM = tl.constexpr(twin.INTEGERS_FROM)
 HALF_BITS, LOW_HALF = tl.constexpr(twin.HALF_BITS), tl.constexpr((1 << twin.HALF_BITS) - 1)
@@ -359,32 +360,90 @@ def words_kernel(
         tl.store(words + place, orders, mask=inside & (place <= count))
 
 
-@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=ROW_POINTERS)
+@triton.jit(
+    do_not_specialize=["stride_bins", "stride_limit"], do_not_specialize_on_alignment=ROW_POINTERS
+)
+def bin_of_kernel(
+    # inputs
+    bins_ptr,  # [F, BINS] int64 or int32, over all ranks
+    stride_bins,
+    limit_ptr,  # [F] int64, or the masses of which a share is taken
+    stride_limit,
+    share_ptr,  # [F] fp64, or None
+    # outputs
+    bin_ptr,  # [F] int64, BINS where the limit is the whole weight or more
+    reached_ptr,  # [F] int64, the weight of the bins before it
+    next_limit_ptr,  # [F] int64, at most the whole weight
+    # sizes
+    BINS: tl.constexpr,
+):
+    """The bin of each row in which the sum over bins reaches its limit. Grid: (F,)."""
+    row, offs = tl.program_id(0), tl.arange(0, BINS)
+    bins = tl.load(bins_ptr + row * stride_bins + offs).to(tl.int64)
+    limit = tl.load(limit_ptr + row * stride_limit)
+    if share_ptr is not None:
+        limit = mass_limit(limit, tl.load(share_ptr + row))
+    total = tl.sum(bins, axis=0)
+    found = tl.sum((tl.cumsum(bins, axis=0) < tl.minimum(limit, total)).to(tl.int32), axis=0)
+    tl.store(bin_ptr + row, tl.where(limit < total, found, BINS).to(tl.int64))
+    tl.store(reached_ptr + row, tl.sum(tl.where(offs < found, bins, 0), axis=0))
+    tl.store(next_limit_ptr + row, tl.minimum(limit, total))
+
+
+@triton.jit(
+    do_not_specialize=["num_words", "room", "num_rows", "num_sources"],
+    do_not_specialize_on_alignment=ROW_POINTERS,
+)
 def cut_kernel(
     # inputs
-    words_ptr,  # [F, count] int64, descending
+    words_ptr,  # [F, num_words] int64, descending
+    listed_ptr,  # [W, F, 1 + room] int64, first how many words there are on each rank
     temperature_ptr,  # [F] fp32
     top_ptr,  # [F] fp32
+    keep_ties_ptr,  # [F] int64
     reached_ptr,  # [F] int64
     limit_ptr,  # [F] int64
     # outputs
     cut_ptr,  # [F] int64
+    left_ptr,  # [F] bool
     # sizes
-    count,
+    num_words,
+    room,
+    num_rows,
+    num_sources,
     MASS: tl.constexpr,
+    SOURCES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """The first word at which a sum of weights reaches its limit, or the last. Grid: (F,)."""
-    row, offs = tl.program_id(0), tl.arange(0, BLOCK)
-    words = tl.load(words_ptr + row.to(tl.int64) * count + offs, mask=offs < count, other=0)
-    weight = (words > 0).to(tl.int64)
+    row, offs, source = tl.program_id(0), tl.arange(0, BLOCK), tl.arange(0, SOURCES)
+    words = tl.load(words_ptr + row * num_words + offs, mask=offs < num_words, other=0)
+    top, weight = tl.load(top_ptr + row), (words > 0).to(tl.int64)
     if MASS:
-        its = mass_row(tl.load(top_ptr + row), tl.load(temperature_ptr + row))
+        its = mass_row(top, tl.load(temperature_ptr + row))
         weight = tl.where(words > 0, masses(value_of(words), its), 0)
     upto = tl.load(reached_ptr + row) + tl.cumsum(weight, axis=0)
-    before = (upto < tl.load(limit_ptr + row)) & (offs < count)
-    place = tl.minimum(tl.sum(before.to(tl.int32), axis=0), count - 1)
-    tl.store(cut_ptr + row, tl.max(tl.where(offs == place, words, 0), axis=0))
+    before = (upto < tl.load(limit_ptr + row)) & (offs < num_words)
+    place = tl.minimum(tl.sum(before.to(tl.int32), axis=0), num_words - 1)
+    cut = tl.max(tl.where(offs == place, words, 0), axis=0)
+    cut = tl.maximum(cut, LOWEST_DRAWABLE)
+    ties = tl.load(keep_ties_ptr + row) > 0
+    tl.store(cut_ptr + row, tl.where(ties, cut & ~TOKEN_MASK, cut))
+    counts = listed_ptr + (source * num_rows + row) * (room + 1)
+    most = tl.max(tl.load(counts, mask=source < num_sources, other=0), axis=0)
+    tl.store(left_ptr + row, (most > room) & (top > float("-inf")))
+
+
+@triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
+def value_kernel(
+    # inputs
+    words_ptr,  # [F] int64
+    # outputs
+    value_ptr,  # [F] fp32
+):
+    """The logits of order words. Grid: (F,)."""
+    row = tl.program_id(0)
+    tl.store(value_ptr + row, value_of(tl.load(words_ptr + row)))
 
 
 @triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
