@@ -365,6 +365,10 @@ def test_masks_are_compared_set_by_set():
     assert "a: no top_k" in verdicts.equal_masks("what", refused, refused).found
     assert not verdicts.equal_masks("what", refused, refused).held
     assert verdicts.equal_masks("what", None, one).held is None
+    large = [{"a": {"masks": [[1], list(range(1000 + more))]}} for more in (0, 1, 2)]
+    found = verdicts.equal_masks("what", *large[:2])
+    assert found.held and "1 differ at most" in found.found
+    assert not verdicts.equal_masks("what", large[0], large[2]).held
     seen = [{"sets": 5, "unequal_sets": 0}]
     assert verdicts.sets_of_the_definition("V2", seen).held
     assert not verdicts.sets_of_the_definition("V2", [{"sets": 5, "unequal_sets": 1}]).held

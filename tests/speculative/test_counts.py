@@ -2,61 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.lab.allocations import Operators
-from benchmarks.lab.launches import listed
+from benchmarks.lab.calls import counted
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, sample_draft, verify
-from tpsample.ranks.ranks import Ranks
 from tpsample.speculative import drawn_drafts
 
 V, D, ROWS, K = 2600, 8, 3, 2
-FREE = ("unsqueeze", "expand", "empty", "empty_like", "new_empty", "split_with_sizes", "unbind")
-"""More operators that launch nothing, beside the views that `Operators` leaves out."""
 BY_RATIO = ["law_tops", "law_rows", "law_sums", "accept", "residual", "emit"]
 COLUMN = 8 * ROWS
 """Bytes of one integer per row."""
-
-
-class Calls(NamedTuple):
-    """The kernels and operators that a call launched, and its exchanges with their bytes."""
-
-    kernels: list[str]
-    operators: list[str]
-    exchanges: list[tuple[str, int]]
-
-
-@contextmanager
-def exchanges() -> Iterator[list[tuple[str, int]]]:
-    """List the exchanges of integers in the block: their kind, and the bytes of a rank."""
-    found: list[tuple[str, int]] = []
-    with pytest.MonkeyPatch.context() as patch:
-        for kind in ("gather", "sum"):
-            whole = getattr(Ranks, f"{kind}_integers")
-
-            def noted(self: Ranks, own: torch.Tensor, kind=kind, whole=whole) -> torch.Tensor:
-                found.append((kind, own.nbytes))
-                return whole(self, own)
-
-            patch.setattr(Ranks, f"{kind}_integers", noted)
-        yield found
-
-
-def counted(call: Callable[[], object]) -> Calls:
-    with exchanges() as found, listed(run_them=True) as launches, Operators() as operators:
-        call()
-    kernels = [
-        launch.kernel.split(":")[1].removesuffix("_kernel")
-        for launch, count in launches.items()
-        for _ in range(count)
-    ]
-    called = [name for name in operators.called if name.split(".")[1] not in FREE]
-    return Calls(kernels, called, found)
 
 
 @pytest.fixture

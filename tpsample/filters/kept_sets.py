@@ -74,7 +74,8 @@ def find_cut(
         total_cut = total_cut.maximum(before_top_p)
     if filters.demand.masses:
         if may_read:
-            total, bins = _masses_of(rows, ranks, total, total_cut)
+            whole = not (filters.demand.counts or filters.demand.ends)
+            total, bins = _masses_of(rows, ranks, total, None if whole else total_cut)
             search = rows.bin_of(bins, total, its.share)
             top_p_cut = _in_a_bin(rows, search, its.keep_ties, ranks, mass=True)
         else:
@@ -89,16 +90,18 @@ def find_cut(
 
 
 def _masses_of(
-    rows: ShardLogits, ranks: Ranks, total: Tensor | None, total_cut: Tensor
+    rows: ShardLogits, ranks: Ranks, total: Tensor | None, total_cut: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Return the mass down to a cut, int64 [F], and of each bin of a row, [F, BINS], of all ranks.
 
     Args:
         total: the first of them, if it is known.
+        total_cut: int64 [F]; None sums the masses of all tokens.
     """
     bins = rows.bins(mass=True)
-    if total is not None:
-        return total, ranks.sum_integers(bins)
+    if total is not None or total_cut is None:
+        bins = ranks.sum_integers(bins)
+        return bins.sum(dim=1) if total is None else total, bins
     both = ranks.sum_integers(torch.cat([bins, rows.mass_from(total_cut)[:, :1]], dim=1))
     return both[:, BINS], both[:, :BINS]
 

@@ -1,0 +1,166 @@
+"""How many kernels, operators and exchanges has each kind of call on a GPU? Counted without one.
+
+    python -m benchmarks.static.kinds [--page FOLDER]
+
+Kernels run in Triton's interpreter, on one rank, under the plan of a GPU. What is counted is the
+second call of its kind. An operator is one of torch's, without views and allocations of memory that
+nobody fills. Bytes are those that a rank has for its peers beside the words of a plain step, which
+are 8 per row. The counts are those of `EXPECTED`, or the command fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
+
+import torch
+
+from benchmarks.lab.calls import Calls, counted
+from benchmarks.lab.machine import describe
+from benchmarks.lab.text import cell, table
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, sample_draft, verify
+from tpsample.speculative import drawn_drafts
+
+V, D, ROWS, K = 8192, 16, 2, 2
+PROCESSED = {"logprobs": 5, "logprobs_mode": "processed_logprobs"}
+CONTROLS = {"repetition_penalty": 1.2, "presence_penalty": 0.5, "logit_bias": {5: 2.0}}
+
+REQUESTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "greedy": {"temperature": 0.0},
+    "penalties and a bias": CONTROLS,
+    "top_k 50": {"top_k": 50},
+    "top_p 0.9": {"top_p": 0.9},
+    "top_k 50, top_p 0.9": {"top_k": 50, "top_p": 0.9},
+    "min_p 0.05": {"min_p": 0.05},
+    "top_k 300": {"top_k": 300},
+    "top_k 300, top_p 0.9": {"top_k": 300, "top_p": 0.9},
+    "logprobs 5": {"logprobs": 5},
+    "top_p 0.9, processed logprobs 5": {"top_p": 0.9, **PROCESSED},
+}
+"""The fields of all rows of a step."""
+
+
+class Counts(NamedTuple):
+    """The numbers of one kind of call."""
+
+    kernels: int
+    operators: int
+    exchanges: int
+    sent: int
+
+    @staticmethod
+    def of(calls: Calls) -> Counts:
+        return Counts(len(calls.kernels), len(calls.operators), len(calls.exchanges), calls.sent)
+
+
+def calls() -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield each kind of call by its name, once it was made."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(V, D, generator=generator)
+    hidden = torch.randn(ROWS, K + 1, D, generator=generator)
+    drafts = torch.randint(0, V, (ROWS, K), generator=generator)
+    law = torch.randn(ROWS, K, V, generator=generator).bfloat16()
+    sampler, at = LMHeadSampler(weight, backend="triton", group="alone"), torch.arange(ROWS)
+
+    def batch(fields: dict[str, Any], **options: Any) -> SamplingBatch:
+        params = [SamplingParams(seed=row, **fields) for row in range(ROWS)]
+        its = {"prompt_token_ids": [[1, 2]] * ROWS, "output_token_ids": [[3]] * ROWS, **options}
+        return SamplingBatch.from_params(params, vocab_size=V, **its)
+
+    def step(rows: SamplingBatch) -> Callable[[], object]:
+        out = sampler(hidden[:, 0], rows, at)
+        return partial(sampler, hidden[:, 0], rows, at + 1, out=out)
+
+    for name, fields in REQUESTS.items():
+        yield name, step(batch(fields))
+    yield "kept sets of plain rows", step(batch({}, kept_cap=100))
+    yield "top_p 0.9 with kept sets", step(batch({"top_p": 0.9}, kept_cap=100))
+    for name in ("top_p 0.9", "top_k 300, top_p 0.9"):
+        yield f"{name}, fixed rounds", step(batch(REQUESTS[name], fixed_rounds=True))
+    for method in ("coupled", "rejection", "block"):
+        for fields, suffix in (({}, ""), ({"top_p": 0.9}, " under top_p 0.9")):
+            how: dict[str, Any] = {"method": method}
+            given = partial(verify, sampler, hidden, drafts, batch(fields), at, **how)
+            given()
+            yield f"{method}{suffix}", given
+            if method != "coupled" and not fields:
+                yield f"{method} with draft logits", partial(given, draft_logits=law)
+    yield "sample_draft", partial(sample_draft, sampler, law[:, 0], batch({}), at, 1)
+
+
+def found() -> dict[str, Counts]:
+    """Return the counts of each kind of call."""
+    with patch.object(drawn_drafts, "LOOKS", 0):  # as on a GPU
+        return {name: Counts.of(counted(call)) for name, call in calls()}
+
+
+EXPECTED = {
+    "plain": Counts(2, 0, 0, 0),
+    "greedy": Counts(2, 0, 0, 0),
+    "penalties and a bias": Counts(2, 5, 0, 0),
+    "top_k 50": Counts(6, 8, 1, 800),
+    "top_p 0.9": Counts(7, 6, 2, 544),
+    "top_k 50, top_p 0.9": Counts(6, 8, 1, 800),
+    "min_p 0.05": Counts(9, 9, 2, 544),
+    "top_k 300": Counts(7, 6, 2, 544),
+    "top_k 300, top_p 0.9": Counts(18, 45, 7, 29280),
+    "logprobs 5": Counts(9, 19, 2, 160),
+    "top_p 0.9, processed logprobs 5": Counts(18, 43, 6, 17104),
+    "kept sets of plain rows": Counts(12, 53, 5, 592),
+    "top_p 0.9 with kept sets": Counts(17, 64, 7, 17904),
+    "top_p 0.9, fixed rounds": Counts(27, 44, 12, 9776),
+    "top_k 300, top_p 0.9, fixed rounds": Counts(46, 71, 22, 14400),
+    "coupled": Counts(2, 27, 0, 0),
+    "coupled under top_p 0.9": Counts(7, 33, 2, 1632),
+    "rejection": Counts(8, 18, 3, 160),
+    "rejection with draft logits": Counts(8, 24, 3, 288),
+    "rejection under top_p 0.9": Counts(12, 37, 5, 49360),
+    "block": Counts(8, 18, 3, 240),
+    "block with draft logits": Counts(8, 24, 3, 368),
+    "block under top_p 0.9": Counts(12, 37, 5, 49440),
+    "sample_draft": Counts(2, 5, 1, 16),
+}
+"""A change of one is a change of what a GPU does."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--page", type=Path, metavar="FOLDER", help="write a page there")
+    options = parser.parse_args()
+    counts = found()
+    rows = [(name, *its) for name, its in counts.items()]
+    print(lines := table(("call", *Counts._fields), rows, right=1))
+    if options.page:
+        write_page(options.page, counts, lines)
+    sys.exit(counts != EXPECTED)
+
+
+def write_page(folder: Path, counts: dict[str, Counts], lines: str) -> None:
+    facts = describe(torch.device("cpu"))
+    cells = [(name, cell(value)) for name, value in facts.items() if value is not None]
+    sections = [
+        "# Kinds of calls, counted",
+        f"{V} ids, {ROWS} rows, {K} drafts a row, one rank. Nothing ran on a GPU, and no figure is "
+        "a time. " + " ".join(str(__doc__).split("\n\n")[2].split()),
+        lines,
+        "## Machine",
+        table(("name", "value"), cells, right=2),
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = {**facts, "counts": {name: its._asdict() for name, its in counts.items()}}
+    (folder / "result.json").write_text(json.dumps(kept, indent=1) + "\n")
+    (folder / "README.md").write_text("\n\n".join(sections) + "\n")
+
+
+if __name__ == "__main__":
+    main()
