@@ -148,4 +148,4 @@ def _reset_again(case: Case) -> None:
 
 
 def test_a_reset_that_fails_ends_and_the_next_one_recovers():
-    run_ranks(2, _reset_again, Case.make(60, 3), group_timeout_s=1)
+    run_ranks(2, _reset_again, Case.make(60, 3), group_timeout_s=3)

@@ -49,7 +49,7 @@ def _until_a_point_is_done(words: list[str], folder: Path, end: signal.Signals) 
 
 @pytest.mark.parametrize(
     ("end", "worlds"),
-    [(signal.SIGKILL, "1"), *long((signal.SIGKILL, "1,2"), (signal.SIGTERM, "2,1"))],
+    long((signal.SIGKILL, "1"), (signal.SIGKILL, "1,2"), (signal.SIGTERM, "2,1")),
 )
 def test_a_killed_run_goes_on_by_the_same_command(end, worlds, tmp_path):
     words = ["-m", "tpsample.cli", "bench", "scaling", *TINY, "--world-sizes", worlds]

@@ -20,7 +20,7 @@ MASKED = (
     "all together",
     "drafts",
 )
-LEAST = "least_word"
+LEAST, TOP = "least_word", "value"
 LEADING, FIRST_KEPT = ["group_best", "best_scores"], ["before", "first_kept", "write_tokens"]
 FIRST_WORDS = ["group_first", "group_words"]
 TOP_WORDS = [*FIRST_WORDS, "top_words", "write_tokens"]
@@ -48,7 +48,7 @@ EVERY_END = [kernel for rule in ENDING for kernel in _asked_by(rule)]
 STORED = {
     "top_k": TOP_WORDS,
     "top_p": [*LEADING, *FIRST_KEPT],
-    **{rule.name: [*LEADING, *_asked_by(rule), *FIRST_KEPT] for rule in ENDING},
+    **{rule.name: [*LEADING, TOP, *_asked_by(rule), *FIRST_KEPT] for rule in ENDING},
     "filters, samples": [*LEADING, *FIRST_KEPT],
     "top_p in top_k": [*LEADING, *FIRST_KEPT],
     "top_k, top_p": TOP_WORDS,
@@ -64,14 +64,14 @@ REJECTION = [*LEADING, "exchange", "before", "exchange", "first_kept"]
 KEPT = ["best_kept", "exchange", "write_tokens"]
 FIXED = {
     # Launches and exchanges of one of 8 ranks; one rank launches the same.
-    "top_p": [*REJECTION, *SEARCH_OF_8, *KEPT],
+    "top_p": [*REJECTION, TOP, *SEARCH_OF_8, *KEPT],
     "top_k 5": [*FIRST_WORDS, "exchange", "top_words", "write_tokens"],
-    "min_p": [*REJECTION[:3], LEAST, *REJECTION[3:], *KEPT],
-    "top_k 300, top_p": [*REJECTION, *SEARCH_OF_8, "mass", "exchange", *SEARCH_OF_8, *KEPT],
+    "min_p": [*REJECTION[:3], TOP, LEAST, *REJECTION[3:], *KEPT],
+    "top_k 300, top_p": [*REJECTION, TOP, *SEARCH_OF_8, "mass", "exchange", *SEARCH_OF_8, *KEPT],
 }
 FIXED["top_k 300"], FIXED["top_k 5, top_p"] = FIXED["top_p"], FIXED["top_k 5"]
 BOTH_FIRST = [*FIRST_WORDS, *LEADING, "exchange", "exchange", "top_words"]
-FIXED["mixture"] = [*BOTH_FIRST, LEAST, *FIXED["top_p"][len([*LEADING, "exchange"]) :]]
+FIXED["mixture"] = [*BOTH_FIRST, TOP, LEAST, *REJECTION[3:], *SEARCH_OF_8, *KEPT]
 BY_RATIO = ["law_tops", "law_rows", "law_sums", "accept", "residual", "emit"]
 STORED |= dict.fromkeys(("rejection, certain", "rejection", "block"), BY_RATIO)
 STORED["block, 8 ranks"] = [
@@ -83,14 +83,14 @@ for fixed, one_of_8 in FIXED.items():
     STORED[f"peer, fixed rounds, {fixed}"] = one_of_8
 MOST_OPERATORS = {
     "top_k": 7,
-    "top_p": 7,
-    "filters, samples": 7,
-    "top_k, top_p": 8,
-    "logprobs": 20,
-    "fixed rounds, min_p": 34,
-    "fixed rounds, top_p": 57,
-    "fixed rounds, top_k 300, top_p": 83,
-    "fixed rounds, top_k 5": 8,
+    "top_p": 6,
+    "filters, samples": 6,
+    "top_k, top_p": 7,
+    "logprobs": 19,
+    "fixed rounds, min_p": 21,
+    "fixed rounds, top_p": 43,
+    "fixed rounds, top_k 300, top_p": 70,
+    "fixed rounds, top_k 5": 7,
     "rejection": 10,
     "block, 8 ranks": 13,
 }
