@@ -2,10 +2,10 @@
 
     python -m benchmarks.static.kinds [--page FOLDER]
 
-Kernels run in Triton's interpreter, on one rank, under the plan of a GPU. What is counted is the
-second call of its kind. An operator is one of torch's, without views and allocations of memory that
-nobody fills. Bytes are those that a rank has for its peers beside the words of a plain step, which
-are 8 per row. The counts are those of `EXPECTED`, or the command fails.
+Kernels run in Triton's interpreter, on one rank, under the plan of a GPU. The second call of each
+kind is counted. An operator is one of torch's, without views and allocations of memory that nobody
+fills. Bytes are a rank's own, for its peers, without the 8 per row of a plain step. The counts are
+those of `EXPECTED`, or the command fails.
 """
 
 from __future__ import annotations

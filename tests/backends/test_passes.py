@@ -296,7 +296,7 @@ def test_an_empty_shard_has_no_group_that_nobody_writes(first):
 
 @pytest.mark.parametrize("mass", [False, True])
 def test_bins_and_their_words(twins, mass):
-    """Histograms by their twins, and the words of some bins, of which too many are cut short."""
+    """Histograms by their twins, and the words of some bins, cut short where they are too many."""
     plain, numbers = twins.plain, twins.numbers
     bins = plain.bins(mass=mass)
     if not mass:

@@ -104,6 +104,7 @@ tpsample/backends/triton_/kernels/sums.py
     - in_total = within & (orders >= tl.load(least_of_total_ptr + row))
     + in_total = within & (orders >= tl.load(least_ptr + row))
     > test_what_min_p_cuts_last_is_of_the_mass_of_the_top_words
+tpsample/backends/triton_/kernels/cuts.py
     in fixed rounds decided rows are searched too
     -         return
     -     logits, ids, mask, _ = load_block(
@@ -276,10 +277,10 @@ tpsample/backends/torch_/passes.py
     - place = (BINS - 1 - found.prefix).where(limit < bins.sum(dim=1), BINS)
     + place = BINS - 1 - found.prefix
     > test_the_cut_in_a_bin
-tpsample/backends/triton_/kernels/sums.py
+tpsample/backends/triton_/kernels/cuts.py
     a kernel takes the bin of the top for the last one
-    - steps = tl.where(logits == top, 0.0, steps)
-    + steps = tl.where(logits == top, LAST_BIN, steps)
+    - steps = tl.where(logits < top, steps, 0.0)
+    + steps = tl.where(logits < top, steps, LAST_BIN)
     > test_bins_and_their_words
     a kernel lists one word fewer than there is room for
     - mask=inside & (place <= count))
@@ -305,7 +306,7 @@ tpsample/backends/triton_/kernels/sums.py
     - place = tl.load(offset_ptr + row) + offs
     + place = tl.load(offset_ptr) + offs
     > test_sets_one_behind_the_other
-tpsample/backends/numba_/kernels/passes.py
+tpsample/backends/numba_/kernels/cuts.py
     native bins count masked tokens
     - bins[j] = found if logits[j] > F32(-np.inf) else I32(-1)
     + bins[j] = found

@@ -419,6 +419,7 @@ tpsample/backends/numba_/kernels/passes.py
     - number += words[j] >= mark
     + number += words[j] > mark
     > test_sums_down_to_a_word
+tpsample/backends/numba_/kernels/cuts.py
     native: a kept set ends before its last token
     - if words[j] >= least and number < room:
     + if words[j] > least and number < room:
@@ -427,6 +428,7 @@ tpsample/backends/numba_/kernels/passes.py
     - near += I32(not (part[j] < lowest or part[j] > highest))
     + near += I32(not (part[j] <= lowest or part[j] > highest))
     > test_digits
+tpsample/backends/numba_/kernels/passes.py
     native: few tokens of every sample have the noise of the first
     - stream_of(noise, i, s))
     + stream_of(noise, i, 0))

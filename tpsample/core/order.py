@@ -92,7 +92,7 @@ def bins_of(logits: Tensor, top: Tensor, temperature: Tensor) -> Tensor:
     """
     per_logit = (BINS_PER_Y / temperature).clamp_(max=LARGEST).unsqueeze(1)
     steps = (top.unsqueeze(1) - logits) * per_logit
-    steps = torch.where(logits == top.unsqueeze(1), 0.0, steps)
+    steps = torch.where(logits < top.unsqueeze(1), steps, 0.0)
     return torch.where(steps < BINS - 1, steps, BINS - 1).to(torch.int64)
 
 

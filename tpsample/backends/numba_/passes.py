@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tpsample.backends.numba_.kernels import ends, passes
+from tpsample.backends.numba_.kernels import cuts, ends, passes
 from tpsample.backends.numba_.kernels.arrays import array_of
 from tpsample.backends.numba_.kernels.draw import draw_stored
 from tpsample.backends.numba_.kernels.head import NativeHead
@@ -52,7 +52,7 @@ class NativeShardLogits(ShardLogits):
     def words_from(self, cut: Tensor, count: int) -> Tensor:
         words = np.zeros((len(self.logits), count), np.int64)
         if count:
-            self.run(passes.words_from, array_of(cut.contiguous()), words)
+            self.run(cuts.words_from, array_of(cut.contiguous()), words)
         return _descending(words)
 
     def best_scores(self, count: int) -> Tensor:
@@ -117,64 +117,57 @@ class NativeShardLogits(ShardLogits):
         return out
 
     def digits(self, prefix: Tensor, shift: int, *, mass: bool) -> Tensor:
-        assert self.top is not None
         bins = torch.zeros(len(prefix), DIGITS, dtype=torch.int64, device="cpu")
-        top = self.top.contiguous()
-        self.run(passes.digits, *map(array_of, (top, prefix)), shift, mass, array_of(bins))
+        top = self.largest.contiguous()
+        self.run(cuts.digits, *map(array_of, (top, prefix)), shift, mass, array_of(bins))
         return bins if mass else bins.to(torch.int32)
 
     def bins(self, *, mass: bool) -> Tensor:
-        assert self.top is not None
         found = torch.zeros(len(self.logits), BINS, dtype=torch.int64, device="cpu")
-        self.run(passes.bins, array_of(self.top.contiguous()), mass, array_of(found))
+        self.run(cuts.bins, array_of(self.largest.contiguous()), mass, array_of(found))
         return found if mass else found.to(torch.int32)
 
     def words_of_bin(self, bins: Tensor, count: int) -> Tensor:
-        assert self.top is not None
         words = bins.new_zeros(len(bins), 1 + count)
-        self.run(passes.words_of_bin, *map(array_of, (self.top.contiguous(), bins, words)))
+        self.run(cuts.words_of_bin, *map(array_of, (self.largest.contiguous(), bins, words)))
         return words
 
     def reached_at(self, search: Search, words: Tensor, *, mass: bool) -> Tensor:
         cut = torch.empty_like(search.limit)
         given = words, self.temperature, self.largest, search.reached, search.limit
         its = *(array_of(tensor.contiguous()) for tensor in given), mass, array_of(cut)
-        in_ranges(passes.reached_at, 0, len(words), 1, *its)
+        in_ranges(cuts.reached_at, 0, len(words), 1, *its)
         return cut
 
     def best_kept(self, cut: Tensor) -> Tensor:
         return self._scores(array_of(cut.contiguous()), 1).squeeze(2)
 
     def mass_from(self, cut: Tensor) -> Tensor:
-        assert self.top is not None
         sums = cut.new_zeros(len(cut), 2)
-        tensors = self.top.contiguous(), cut.contiguous(), sums
+        tensors = self.largest.contiguous(), cut.contiguous(), sums
         self.run(passes.mass_from, *map(array_of, tensors))
         return sums
 
     def least_of_mass(self, limit: Tensor) -> Tensor:
-        assert self.top is not None
         least = torch.full_like(limit, ABOVE_ALL, memory_format=torch.contiguous_format)
-        tensors = self.top.contiguous(), limit.contiguous(), least
+        tensors = self.largest.contiguous(), limit.contiguous(), least
         self.run(passes.least_of_mass, *map(array_of, tensors))
         return least
 
     def spread(self) -> Tensor:
-        assert self.top is not None
-        sums = torch.zeros(len(self.top), 4, dtype=torch.int64, device="cpu")
-        self.run(passes.spread, *map(array_of, (self.top.contiguous(), sums)))
+        sums = torch.zeros(len(self.largest), 4, dtype=torch.int64, device="cpu")
+        self.run(passes.spread, *map(array_of, (self.largest.contiguous(), sums)))
         return sums
 
     def listed_sets(
         self, words: Tensor, mass: Tensor, offsets: Tensor, total: int
     ) -> tuple[Tensor, Tensor]:
-        assert self.top is not None
         ids = words.new_full((total,), word.NO_TOKEN)
         log_masses = torch.full_like(ids, torch.nan, dtype=torch.float64)
         log_total = (mass.double() / TOP_MASS).log()
-        given = words, self.temperature, self.top, log_total, offsets, ids, log_masses
+        given = words, self.temperature, self.largest, log_total, offsets, ids, log_masses
         its = (array_of(tensor.contiguous()) for tensor in given)
-        in_ranges(passes.listed_sets, 0, len(words), 1, *its)
+        in_ranges(cuts.listed_sets, 0, len(words), 1, *its)
         return ids, log_masses
 
     def count_from(self, marks: Tensor) -> Tensor:

@@ -391,8 +391,7 @@ class ShardLogits:
 
         `tpsample.core.order.least_word` is its definition.
         """
-        assert self.top is not None
-        return least_word(self.top, temperature, y)
+        return least_word(self.largest, temperature, y)
 
     def digits(self, prefix: Tensor, shift: int, *, mass: bool) -> Tensor:
         """Return the histogram [F, 2^DIGIT_BITS] of a digit of the words that begin with a prefix.
@@ -419,12 +418,11 @@ class ShardLogits:
         Args:
             mass: as for `digits`.
         """
-        assert self.top is not None
         found = self.logits.new_zeros(
             len(self.logits), BINS, dtype=torch.int64 if mass else torch.int32
         )
         for _, logits in self.tiles():
-            bins, counts = bins_of(logits, self.top, self.temperature), logits > -torch.inf
+            bins, counts = bins_of(logits, self.largest, self.temperature), logits > -torch.inf
             weight = self.masses(logits) * counts if mass else counts.to(torch.int32)
             found.scatter_add_(1, bins, weight)
         return found
@@ -440,10 +438,9 @@ class ShardLogits:
             int64 [F, 1 + count]: how many there are, then the words in any order, 0 where there are
             no more. If there are more than `count`, any of them are listed.
         """
-        assert self.top is not None
         found = self.logits.new_zeros(len(self.logits), 1 + count, dtype=torch.int64)
         for first_id, logits in self.tiles():
-            inside = bins_of(logits, self.top, self.temperature) == bins.unsqueeze(1)
+            inside = bins_of(logits, self.largest, self.temperature) == bins.unsqueeze(1)
             inside &= logits > -torch.inf
             words = torch.cat([found[:, 1:], order_words(logits, first_id) * inside], dim=1)
             found[:, 0] += inside.sum(dim=1)
@@ -473,7 +470,7 @@ class ShardLogits:
 
         Args:
             bins: [F, BINS], the `bins` of all ranks, summed.
-            limit: int64 [F] >= 1; or int64 [F], the mass of which top_p takes a share.
+            limit: int64 [F] >= 1; or, with `share`, the mass to take that share of.
             share: float64 [F], those shares; None where there are limits.
         """
         limit = limit if share is None else mass_limit(limit, share)
@@ -535,9 +532,8 @@ class ShardLogits:
         Args:
             cut: int64 [F]; tokens count whose order word is >= it.
         """
-        assert self.top is not None
         its, sums = (
-            (self.top.unsqueeze(1), self.temperature.unsqueeze(1)),
+            (self.largest.unsqueeze(1), self.temperature.unsqueeze(1)),
             cut.new_zeros(len(cut), 2),
         )
         for first_id, logits in self.tiles():
@@ -551,7 +547,6 @@ class ShardLogits:
 
         Masked tokens do not count. Without any other it is above every order word.
         """
-        assert self.top is not None
         least = torch.full_like(limit, ABOVE_ALL)
         for first_id, logits in self.tiles():
             reaches = (self.masses(logits) >= limit.unsqueeze(1)) & (logits > -torch.inf)
@@ -561,10 +556,9 @@ class ShardLogits:
 
     def spread(self) -> Tensor:
         """Return int64 [F, 4], the sums of `tpsample.core.spread` over this rank's logits."""
-        assert self.top is not None
         sums = self.logits.new_zeros(len(self.logits), 4, dtype=torch.int64)
         for _, logits in self.tiles():
-            sums += spread_sums(logits, self.top)
+            sums += spread_sums(logits, self.largest)
         return sums
 
     def listed_sets(
@@ -581,8 +575,7 @@ class ShardLogits:
         Returns:
             int64 [total], and float64 [total], (x - max x) / T - ln(Σ q / 2^40).
         """
-        assert self.top is not None
-        its = word.value_of(words), self.top.unsqueeze(1), self.temperature.unsqueeze(1)
+        its = word.value_of(words), self.largest.unsqueeze(1), self.temperature.unsqueeze(1)
         log_masses = below_top(*its) - (mass.double() / TOP_MASS).log().unsqueeze(1)
         place = offsets[:-1, None] + torch.arange(words.shape[1], device=words.device)
         place = place.where(words > 0, total).flatten()  # behind the last set where there is none

@@ -22,24 +22,26 @@ from tpsample.backends.triton_.kernels.best_scores import (
     first_kept_kernel,
     group_best_kernel,
 )
+from tpsample.backends.triton_.kernels.cuts import (
+    bin_kernel,
+    bin_of_kernel,
+    cut_kernel,
+    digit_kernel,
+    listed_sets_kernel,
+    next_digit_kernel,
+    words_kernel,
+)
 from tpsample.backends.triton_.kernels.decode import write_tokens_kernel
 from tpsample.backends.triton_.kernels.order import group_first_kernel, group_words_kernel
 from tpsample.backends.triton_.kernels.sums import (
     best_kept_kernel,
-    bin_kernel,
-    bin_of_kernel,
     count_kernel,
-    cut_kernel,
-    digit_kernel,
     least_of_mass_kernel,
     least_word_kernel,
-    listed_sets_kernel,
     mass_kernel,
-    next_digit_kernel,
     spread_kernel,
     top_words_kernel,
     value_kernel,
-    words_kernel,
 )
 from tpsample.core.machine import interpreted
 from tpsample.core.masses import TOP_MASS
@@ -210,11 +212,10 @@ class TritonShardLogits(ShardLogits):
         )
 
     def least_word(self, y: Tensor, temperature: Tensor) -> Tensor:
-        assert self.top is not None
-        words = torch.empty_like(self.top, dtype=torch.int64)
+        words = torch.empty_like(self.largest, dtype=torch.int64)
         least_word_kernel[(len(words),)](
             temperature_ptr=temperature,
-            top_ptr=self.top.contiguous(),
+            top_ptr=self.largest.contiguous(),
             y_ptr=y,
             words_ptr=words,
             enable_fp_fusion=False,
@@ -258,9 +259,7 @@ class TritonShardLogits(ShardLogits):
 
     def _listed(self, count: int, **which: Tensor | None) -> Tensor:
         """Return what `words_of_bin` does, of a bin or of what reaches a cut."""
-        words = torch.zeros(
-            len(self.logits), 1 + count, dtype=torch.int64, device=self.logits.device
-        )
+        words = self.logits.new_zeros(len(self.logits), 1 + count, dtype=torch.int64)
         self.launch(
             words_kernel,
             temperature_ptr=self.temperature,
@@ -380,8 +379,7 @@ class TritonShardLogits(ShardLogits):
         log_masses = torch.full_like(ids, torch.nan, dtype=torch.float64)
         if total:
             listed_sets_kernel[(triton.cdiv(count, SET_BLOCK), rows)](
-                words_ptr=words,
-                stride_words=words.stride(0),
+                words_ptr=words.contiguous(),
                 temperature_ptr=self.temperature,
                 top_ptr=self.top,
                 log_total_ptr=(mass.double() / TOP_MASS).log(),

@@ -20,7 +20,7 @@ import torch
 from numba import float32, float64, int32, int64, typeof, types
 from torch import Tensor
 
-from tpsample.backends.numba_.kernels import drafts, ends, laws, passes
+from tpsample.backends.numba_.kernels import cuts, drafts, ends, laws, passes
 from tpsample.backends.numba_.kernels.arrays import array_of
 from tpsample.backends.numba_.kernels.compiling import is_ready, told
 from tpsample.backends.numba_.kernels.decode import decode
@@ -82,17 +82,17 @@ def entries(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]
     found += [
         (draw_stored, (kept, INTS, DRAWS, HEAD, INTS, INTS_3)),
         (passes.first_words, (STORED, INTS_2)),
-        (passes.words_from, (STORED, INTS, INTS_2)),
+        (cuts.words_from, (STORED, INTS, INTS_2)),
         (passes.weigh, (STORED, FLOATS, INTS_2, INTS, INTS_2)),
         (passes.mass_from, (STORED, FLOATS, INTS, INTS_2)),
         (passes.least_of_mass, (STORED, FLOATS, INTS, INTS)),
         (passes.spread, (STORED, FLOATS, INTS_2)),
         (passes.count_from, (STORED, INTS_2, INTS_2)),
-        (passes.digits, (STORED, FLOATS, INTS, int64, types.bool_, INTS_2)),
-        (passes.bins, (STORED, FLOATS, types.bool_, INTS_2)),
-        (passes.words_of_bin, (STORED, FLOATS, INTS, INTS_2)),
-        (passes.reached_at, (INTS_2, FLOATS, FLOATS, INTS, INTS, types.bool_, INTS)),
-        (passes.listed_sets, (INTS_2, FLOATS, FLOATS, DOUBLES, INTS, INTS, DOUBLES)),
+        (cuts.digits, (STORED, FLOATS, INTS, int64, types.bool_, INTS_2)),
+        (cuts.bins, (STORED, FLOATS, types.bool_, INTS_2)),
+        (cuts.words_of_bin, (STORED, FLOATS, INTS, INTS_2)),
+        (cuts.reached_at, (INTS_2, FLOATS, FLOATS, INTS, INTS, types.bool_, INTS)),
+        (cuts.listed_sets, (INTS_2, FLOATS, FLOATS, DOUBLES, INTS, INTS, DOUBLES)),
         (passes.best_of_first, (INTS_2, FLOATS, LIMITS, DRAWS, INTS_2)),
         (drafts.draft_words, (FLOATS_2, int64, DRAFT_ROWS, int64, int64, INTS)),
         (laws.law_sums, (LAWS, INTS_2)),

@@ -1,0 +1,219 @@
+"""Where kept sets end, and what they hold. Twin: `tpsample.backends.torch_.passes`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tpsample.backends.numba_.kernels.compiling import F32, F64, I32, I64, jit
+from tpsample.backends.numba_.kernels.inputs import BLOCK
+from tpsample.backends.numba_.kernels.masses import mass_row, weigh_block
+from tpsample.backends.numba_.kernels.numbers import pack, value_of
+from tpsample.backends.numba_.kernels.passes import words_of_block
+from tpsample.backends.numba_.kernels.primitives import smaller
+from tpsample.backends.numba_.kernels.threads import share
+from tpsample.core import order
+from tpsample.core.order import DIGIT_BITS, DIGITS
+from tpsample.core.word import EPOCH_SHIFT, TOKEN_MASK
+
+BINS_PER_Y, LARGEST, LAST_BIN = F32(order.BINS_PER_Y), F32(order.LARGEST), F32(order.BINS - 1)
+
+
+@jit()
+def bins_of_block(logits, top, per_logit, bins):
+    """Find the bins of the logits of neighbouring ids; -1 where a token is masked."""
+    for j in range(len(logits)):
+        steps = F32(F32(top - logits[j]) * per_logit) if logits[j] < top else F32(0)
+        found = I32(steps if steps < LAST_BIN else LAST_BIN)
+        bins[j] = found if logits[j] > F32(-np.inf) else I32(-1)
+
+
+@jit()
+def bins_per_logit(temperature):
+    """Return how many bins one logit is wide at a temperature."""
+    return smaller(F32(BINS_PER_Y / temperature), LARGEST)
+
+
+@jit(entry=True)
+def bins(start, stop, parts, threads, arguments):
+    """Do `bins_of_rows` for each part of the rows; see `backends.numba_.kernels.threads`."""
+    share(bins_of_rows, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def bins_of_rows(start, stop, part, arguments):
+    """Make the histogram of the bins; twin: `tpsample.backends.torch_.passes.ShardLogits.bins`.
+
+    Args:
+        weighs: whether a token counts with its mass, or as one.
+        out: int64 [F, BINS], zeros.
+    """
+    stored, top, weighs, out = arguments
+    num_ids = stored.logits.shape[1]
+    power, mass, bins = np.empty(BLOCK, F32), np.empty(BLOCK, I64), np.empty(BLOCK, I32)
+    mass[:] = 1
+    for row in stored.rows[start:stop]:
+        logits, its = stored.logits[row], mass_row(top[row], stored.temperature[row])
+        per_logit = bins_per_logit(stored.temperature[row])
+        for base in range(0, num_ids, BLOCK):
+            part = logits[base : base + BLOCK]
+            bins_of_block(part, top[row], per_logit, bins)
+            if weighs:
+                weigh_block(part, its, power, mass)
+            for j in range(len(part)):
+                if bins[j] >= 0:
+                    out[row, bins[j]] += mass[j]
+
+
+@jit(entry=True)
+def words_of_bin(start, stop, parts, threads, arguments):
+    """Do `words_of_bin_of_rows` for each part of the rows; see
+    `tpsample.backends.numba_.kernels.threads`."""
+    share(words_of_bin_of_rows, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def words_of_bin_of_rows(start, stop, part, arguments):
+    """List the order words in a bin of each row, int64 [F, 1 + count], zeros before."""
+    stored, top, wanted, out = arguments
+    num_ids, room, bins = stored.logits.shape[1], out.shape[1], np.empty(BLOCK, I32)
+    for row in stored.rows[start:stop]:
+        logits, number = stored.logits[row], I64(0)
+        per_logit = bins_per_logit(stored.temperature[row])
+        for base in range(0, num_ids, BLOCK):
+            part = logits[base : base + BLOCK]
+            bins_of_block(part, top[row], per_logit, bins)
+            for j in range(len(part)):
+                if bins[j] == wanted[row]:
+                    number += 1
+                    if number < room:
+                        out[row, number] = pack(part[j], stored.first_id + base + j)
+        out[row, 0] = number
+
+
+@jit(entry=True)
+def reached_at(start, stop, parts, threads, arguments):
+    """Do `reached_at_rows` for each part of the rows; see `backends.numba_.kernels.threads`."""
+    share(reached_at_rows, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def reached_at_rows(start, stop, part, arguments):
+    """Find the first of descending words, int64 [F, n], at which a sum reaches its limit."""
+    words, temperature, top, reached, limit, weighs, out = arguments
+    count = words.shape[1]
+    logits, power, mass = np.empty(count, F32), np.empty(count, F32), np.empty(count, I64)
+    mass[:] = 1
+    for row in range(start, stop):
+        for j in range(count):
+            logits[j] = value_of(words[row, j])
+        if weighs:
+            weigh_block(logits, mass_row(top[row], temperature[row]), power, mass)
+        upto, place = reached[row], -1
+        while place < count - 1 and (place < 0 or upto < limit[row]):
+            place += 1
+            upto += mass[place] if words[row, place] > 0 else I64(0)
+        out[row] = words[row, place]
+
+
+@jit()
+def values_of_prefix(prefix, shift):
+    """Return the least and the largest fp32 number of words that begin with a prefix."""
+    if shift >= EPOCH_SHIFT:
+        return F32(-np.inf), F32(np.inf)
+    return value_of(prefix << I64(shift)), value_of(((prefix + I64(1)) << I64(shift)) - I64(1))
+
+
+@jit(entry=True)
+def digits(start, stop, parts, threads, arguments):
+    """Do `digits_of_rows` for each part of the rows; see `backends.numba_.kernels.threads`."""
+    share(digits_of_rows, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def digits_of_rows(start, stop, part, arguments):
+    """Make the histogram of a digit; twin: `tpsample.backends.torch_.passes.ShardLogits.digits`.
+
+    Args:
+        weighs: whether a token counts with its mass, or as one.
+        bins: int64 [F, 64], zeros.
+    """
+    stored, top, prefix, shift, weighs, bins = arguments
+    num_ids = stored.logits.shape[1]
+    power, mass, words = np.empty(BLOCK, F32), np.empty(BLOCK, I64), np.empty(BLOCK, I64)
+    mass[:] = 1
+    for row in stored.rows[start:stop]:
+        logits, its = stored.logits[row], mass_row(top[row], stored.temperature[row])
+        lowest, highest = values_of_prefix(prefix[row], shift + DIGIT_BITS)
+        for base in range(0, num_ids, BLOCK):
+            part, near, found = logits[base : base + BLOCK], I32(0), 0
+            for j in range(len(part)):  # a NaN is near every number
+                near += I32(not (part[j] < lowest or part[j] > highest))
+            if not near:
+                continue
+            words_of_block(part, stored.first_id + base, words)
+            for j in range(len(part)):
+                counts = part[j] > F32(-np.inf)
+                counts &= words[j] >> I64(shift + DIGIT_BITS) == prefix[row]
+                words[j] = words[j] if counts else I64(0)
+                found += counts
+            if not found:
+                continue
+            if weighs:
+                weigh_block(part, its, power, mass)
+            for j in range(len(part)):
+                if words[j] > 0:
+                    bins[row, ~(words[j] >> I64(shift)) & I64(DIGITS - 1)] += mass[j]
+
+
+@jit(entry=True)
+def words_from(start, stop, parts, threads, arguments):
+    """Do `words_from_of_rows` for each part of the rows; see `backends.numba_.kernels.threads`."""
+    share(words_from_of_rows, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def words_from_of_rows(start, stop, part, arguments):
+    """Find the order words of rows that reach cuts, int64 [F], in the order of their ids.
+
+    Args:
+        out: int64 [F, count], zeros; as many words of a row as there is room for.
+    """
+    stored, cut, out = arguments
+    num_ids, room, words = stored.logits.shape[1], out.shape[1], np.empty(BLOCK, I64)
+    for row in stored.rows[start:stop]:
+        logits, least, number = stored.logits[row], cut[row], I64(0)
+        for base in range(0, num_ids, BLOCK):
+            part = logits[base : base + BLOCK]
+            if words_of_block(part, stored.first_id + base, words) < least:
+                continue
+            for j in range(len(part)):
+                if words[j] >= least and number < room:
+                    out[row, number] = words[j]
+                    number += 1
+
+
+@jit(entry=True)
+def listed_sets(start, stop, parts, threads, arguments):
+    """Do `listed_sets_of_rows` for each part of the rows; see `backends.numba_.kernels.threads`."""
+    share(listed_sets_of_rows, start, stop, parts, threads, arguments)
+
+
+@jit()
+def listed_sets_of_rows(start, stop, part, arguments):
+    """List the ids and log masses of kept sets, int64 and float64 [total].
+
+    Args:
+        words: int64 [F, n], descending, then 0.
+        log_totals: float64 [F], ln(Σ q / 2^40).
+        offsets: int64 [F + 1], where the sets begin.
+    """
+    words, temperature, top, log_totals, offsets, ids, log_masses = arguments
+    for row in range(start, stop):
+        largest, heat, first = F64(top[row]), F64(temperature[row]), offsets[row]
+        for j in range(words.shape[1]):
+            if words[row, j] == 0:
+                break
+            logit = F64(value_of(words[row, j]))
+            below = F64(0) if logit == largest else (logit - largest) / heat
+            ids[first + j] = I64(TOKEN_MASK) - (words[row, j] & I64(TOKEN_MASK))
+            log_masses[first + j] = below - log_totals[row]

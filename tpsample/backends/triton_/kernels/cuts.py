@@ -1,0 +1,267 @@
+"""Where kept sets end, and what they hold: bins and lists of words, digits.
+
+Twins: the methods of `tpsample.backends.torch_.passes` that serve the same purpose.
+"""
+
+import triton
+import triton.language as tl
+
+from tpsample.backends.triton_.kernels.head import TOKEN_MASK
+from tpsample.backends.triton_.kernels.masses import mass_row, masses
+from tpsample.backends.triton_.kernels.order import (
+    ROW_POINTERS,
+    is_done,
+    load_block,
+    mass_limit,
+    order_words,
+    value_of,
+)
+from tpsample.core import order, word
+
+BINS_PER_Y, LARGEST = tl.constexpr(order.BINS_PER_Y), tl.constexpr(order.LARGEST)
+LAST_BIN = tl.constexpr(order.BINS - 1)
+LOWEST_DRAWABLE = tl.constexpr(word.LOWEST_DRAWABLE)
+
+
+@triton.jit
+def bins_of(logits, top, temperature):
+    """Bins of logits of one row, int32. Twin: `tpsample.core.order.bins_of`."""
+    per_logit = tl.div_rn(BINS_PER_Y, temperature)
+    steps = (top - logits) * tl.where(per_logit < LARGEST, per_logit, LARGEST)
+    steps = tl.where(logits < top, steps, 0.0)
+    return tl.where(steps < LAST_BIN, steps, LAST_BIN).to(tl.int32)
+
+
+@triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
+def bin_kernel(
+    # inputs
+    logits_ptr,  # [F, V_local] fp32
+    stride_logits,
+    temperature_ptr,  # [F] fp32
+    top_ptr,  # [F] fp32
+    # outputs
+    bins_ptr,  # [F, BINS], int64 of masses or int32 of numbers, zero before
+    # sizes
+    vocab_start,
+    lead,
+    width,
+    MASS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Histogram of the bins of each row. Grid: (blocks, F)."""
+    row = tl.program_id(1)
+    logits, _, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)
+    top, temperature = tl.load(top_ptr + row), tl.load(temperature_ptr + row)
+    if MASS:
+        weight = masses(logits, mass_row(top, temperature))
+    else:
+        weight = tl.full(logits.shape, 1, bins_ptr.dtype.element_ty)
+    bins = bins_ptr + row * (LAST_BIN + 1) + bins_of(logits, top, temperature)
+    tl.atomic_add(bins, weight, mask=mask & (logits != float("-inf")), sem="relaxed")
+
+
+@triton.jit(
+    do_not_specialize=["stride_bins", "stride_limit"], do_not_specialize_on_alignment=ROW_POINTERS
+)
+def bin_of_kernel(
+    # inputs
+    bins_ptr,  # [F, BINS] int64 or int32, over all ranks
+    stride_bins,
+    limit_ptr,  # [F] int64, or where there are shares, whole masses
+    stride_limit,
+    share_ptr,  # [F] fp64, or None
+    # outputs
+    bin_ptr,  # [F] int64, BINS where the limit is the whole weight or more
+    reached_ptr,  # [F] int64, the weight of the bins before it
+    next_limit_ptr,  # [F] int64, at most the whole weight
+    # sizes
+    BINS: tl.constexpr,
+):
+    """The bin of each row in which the sum over bins reaches its limit. Grid: (F,)."""
+    row, offs = tl.program_id(0), tl.arange(0, BINS)
+    bins = tl.load(bins_ptr + row * stride_bins + offs).to(tl.int64)
+    limit = tl.load(limit_ptr + row * stride_limit)
+    if share_ptr is not None:
+        limit = mass_limit(limit, tl.load(share_ptr + row))
+    total = tl.sum(bins, axis=0)
+    found = tl.sum((tl.cumsum(bins, axis=0) < tl.minimum(limit, total)).to(tl.int32), axis=0)
+    tl.store(bin_ptr + row, tl.where(limit < total, found, BINS).to(tl.int64))
+    tl.store(reached_ptr + row, tl.sum(tl.where(offs < found, bins, 0), axis=0))
+    tl.store(next_limit_ptr + row, tl.minimum(limit, total))
+
+
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=ROW_POINTERS)
+def words_kernel(
+    # inputs
+    logits_ptr,  # [F, V_local] fp32
+    stride_logits,
+    temperature_ptr,  # [F] fp32
+    top_ptr,  # [F] fp32
+    bin_ptr,  # [F] int64, or None
+    cut_ptr,  # [F] int64, where there are no bins
+    # outputs
+    words_ptr,  # [F, 1 + count] int64, zero before: how many, then words in any order
+    # sizes
+    count,
+    vocab_start,
+    lead,
+    width,
+    BLOCK: tl.constexpr,
+):
+    """Order words in one bin of each row, or down to a cut, as many as there is room for.
+
+    Grid: (blocks, F).
+    """
+    row = tl.program_id(1)
+    logits, ids, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)
+    orders = order_words(logits, ids, mask)
+    if bin_ptr is None:
+        inside = mask & (orders >= tl.load(cut_ptr + row))
+    else:
+        bins = bins_of(logits, tl.load(top_ptr + row), tl.load(temperature_ptr + row))
+        inside = mask & (logits != float("-inf")) & (bins == tl.load(bin_ptr + row))
+    number = tl.sum(inside.to(tl.int64), axis=0)
+    if number > 0:
+        words = words_ptr + row.to(tl.int64) * (count + 1)
+        place = tl.atomic_add(words, number, sem="relaxed") + tl.cumsum(inside.to(tl.int64), axis=0)
+        tl.store(words + place, orders, mask=inside & (place <= count))
+
+
+@triton.jit(
+    do_not_specialize=["num_words", "room", "num_rows", "num_sources"],
+    do_not_specialize_on_alignment=ROW_POINTERS,
+)
+def cut_kernel(
+    # inputs
+    words_ptr,  # [F, num_words] int64, descending
+    listed_ptr,  # [W, F, 1 + room] int64, first how many words there are on each rank
+    temperature_ptr,  # [F] fp32
+    top_ptr,  # [F] fp32
+    keep_ties_ptr,  # [F] int64
+    reached_ptr,  # [F] int64
+    limit_ptr,  # [F] int64
+    # outputs
+    cut_ptr,  # [F] int64
+    left_ptr,  # [F] bool
+    # sizes
+    num_words,
+    room,
+    num_rows,
+    num_sources,
+    MASS: tl.constexpr,
+    SOURCES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The first word at which a sum of weights reaches its limit, or the last. Grid: (F,)."""
+    row, offs, source = tl.program_id(0), tl.arange(0, BLOCK), tl.arange(0, SOURCES)
+    words = tl.load(words_ptr + row * num_words + offs, mask=offs < num_words, other=0)
+    top, weight = tl.load(top_ptr + row), (words > 0).to(tl.int64)
+    if MASS:
+        its = mass_row(top, tl.load(temperature_ptr + row))
+        weight = tl.where(words > 0, masses(value_of(words), its), 0)
+    upto = tl.load(reached_ptr + row) + tl.cumsum(weight, axis=0)
+    before = (upto < tl.load(limit_ptr + row)) & (offs < num_words)
+    place = tl.minimum(tl.sum(before.to(tl.int32), axis=0), num_words - 1)
+    cut = tl.max(tl.where(offs == place, words, 0), axis=0)
+    cut = tl.maximum(cut, LOWEST_DRAWABLE)
+    ties = tl.load(keep_ties_ptr + row) > 0
+    tl.store(cut_ptr + row, tl.where(ties, cut & ~TOKEN_MASK, cut))
+    counts = listed_ptr + (source * num_rows + row) * (room + 1)
+    most = tl.max(tl.load(counts, mask=source < num_sources, other=0), axis=0)
+    tl.store(left_ptr + row, (most > room) & (top > float("-inf")))
+
+
+@triton.jit(do_not_specialize=["shift"], do_not_specialize_on_alignment=ROW_POINTERS)
+def digit_kernel(
+    # inputs
+    logits_ptr,  # [F, V_local] fp32
+    stride_logits,
+    temperature_ptr,  # [F] fp32
+    top_ptr,  # [F] fp32
+    prefix_ptr,  # [F] int64
+    row_done_ptr,  # [F] bool, or None
+    # outputs
+    bins_ptr,  # [F, 2^DIGIT_BITS], int64 of masses or int32 of numbers, zero before
+    # sizes
+    shift,
+    vocab_start,
+    lead,
+    width,
+    MASS: tl.constexpr,
+    DIGIT_BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Histogram of the next digit of the words that begin with the prefix. Grid: (blocks, F)."""
+    row = tl.program_id(1)
+    if is_done(row_done_ptr, row):
+        return
+    logits, ids, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)
+    orders = order_words(logits, ids, mask)
+    inside = (orders >> (shift + DIGIT_BITS)) == tl.load(prefix_ptr + row)
+    inside = inside & (logits != float("-inf"))
+    # Blocks without such a word cost no arithmetic: after two digits they are most blocks.
+    if tl.max(inside.to(tl.int32), axis=0) > 0:
+        digit = (~(orders >> shift) & ((1 << DIGIT_BITS) - 1)).to(tl.int32)
+        if MASS:
+            its = mass_row(tl.load(top_ptr + row), tl.load(temperature_ptr + row))
+            weight = masses(logits, its)
+        else:
+            weight = tl.full(digit.shape, 1, bins_ptr.dtype.element_ty)
+        bins = bins_ptr + row * (1 << DIGIT_BITS) + digit
+        tl.atomic_add(bins, weight, mask=inside, sem="relaxed")
+
+
+@triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
+def next_digit_kernel(
+    # inputs
+    bins_ptr,  # [F, 2^DIGIT_BITS] int64 or int32, over all ranks
+    prefix_ptr,  # [F] int64
+    reached_ptr,  # [F] int64
+    limit_ptr,  # [F] int64
+    # outputs
+    next_prefix_ptr,  # [F] int64
+    next_reached_ptr,  # [F] int64
+    next_limit_ptr,  # [F] int64
+    # sizes
+    DIGIT_BITS: tl.constexpr,
+):
+    """Each row's search with one digit more: the running sum reaches the limit in it. Grid: (F,).
+
+    The new prefix, the weight of the words before it, and the limit, at most the whole weight.
+    """
+    row, offs = tl.program_id(0), tl.arange(0, 1 << DIGIT_BITS)
+    bins = tl.load(bins_ptr + (row << DIGIT_BITS) + offs).to(tl.int64)
+    prefix, reached = tl.load(prefix_ptr + row), tl.load(reached_ptr + row)
+    limit = tl.minimum(tl.load(limit_ptr + row), reached + tl.sum(bins, axis=0))
+    found = tl.sum((reached + tl.cumsum(bins, axis=0) < limit).to(tl.int32), axis=0)
+    before = tl.sum(tl.where(offs < found, bins, 0), axis=0)
+    tl.store(next_prefix_ptr + row, (prefix << DIGIT_BITS) | ((1 << DIGIT_BITS) - 1 - found))
+    tl.store(next_reached_ptr + row, reached + before)
+    tl.store(next_limit_ptr + row, limit)
+
+
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=ROW_POINTERS)
+def listed_sets_kernel(
+    # inputs
+    words_ptr,  # [F, count] int64, descending, then 0
+    temperature_ptr,  # [F] fp32
+    top_ptr,  # [F] fp32
+    log_total_ptr,  # [F] fp64
+    offset_ptr,  # [F + 1] int64
+    # outputs
+    token_ptr,  # [total] int64
+    log_mass_ptr,  # [total] fp64
+    # sizes
+    count,
+    BLOCK: tl.constexpr,
+):
+    """Kept sets of rows one behind the other: ids and log masses. Grid: (blocks, F)."""
+    row, offs = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    words = tl.load(words_ptr + row.to(tl.int64) * count + offs, mask=offs < count, other=0)
+    logits, top = value_of(words), tl.load(top_ptr + row)
+    temperature = tl.load(temperature_ptr + row).to(tl.float64)
+    below = (logits.to(tl.float64) - top.to(tl.float64)) / temperature
+    below = tl.where(logits == top, 0.0, below) - tl.load(log_total_ptr + row)
+    place = tl.load(offset_ptr + row) + offs
+    tl.store(token_ptr + place, ~words & TOKEN_MASK, mask=words > 0)
+    tl.store(log_mass_ptr + place, below, mask=words > 0)
