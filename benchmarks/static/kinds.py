@@ -130,7 +130,7 @@ EXPECTED = {
     "block under top_p 0.9": Counts(12, 37, 5, 49440),
     "sample_draft": Counts(2, 5, 1, 16),
 }
-"""A change of one is a change of what a GPU does."""
+"""Whoever changes a number here changes what a GPU launches, or what ranks send."""
 
 
 def main() -> None:

@@ -38,6 +38,9 @@ RESULTS = {
     "neg": "-{a}",
     "abs": "np.abs({a})",
     "popc": "np.bitwise_count({a})",
+    "add.s16x2": (
+        "((({a} >> U32(16)) + ({b} >> U32(16))) << U32(16)) | (({a} + {b}) & U32(0xFFFF))"
+    ),
     "fma": "N.fma({a}, {b}, {c})",
     "mad.lo": "{a} * {b} + {c}",
     "mul.hi u": "({a}.astype(U64) * {b}.astype(U64) >> U64({bits})).astype(U32)",
