@@ -1,6 +1,6 @@
 """Runs the compiled kernels on emulated GPUs.
 
-    python -m tests.compiled [--arch 80 90] [--only PART …] [--seeds 40] [--page FOLDER]
+    python -m tests.compiled [--arch 80 90] [--only PART …] [--seeds 24] [--page FOLDER]
 
 Prints a line per part, and exits with 1 if a token is wrong or a kernel did what it may not.
 """
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tests.compiled", description=__doc__.split("\n")[0])
     parser.add_argument("--arch", type=int, nargs="+", choices=GPUS, default=[90, 80, 100])
     parser.add_argument("--only", metavar="PART", nargs="+", default=NORMAL)
-    parser.add_argument("--seeds", type=int, default=40, help="of random steps in each part")
+    parser.add_argument("--seeds", type=int, default=24, help="of random steps in each part")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--page", type=Path, metavar="FOLDER", help="write a page there")
     options = parser.parse_args(arguments)

@@ -29,6 +29,7 @@ Covered = dict[str, dict[str, Any]]
 UNKNOWN = "nobody knows"
 _BEHIND = "it stands behind a loop that is never empty"
 _FINITE = "the logarithm of a mantissa is that of no infinity"
+_ELSEWHERE = "a step that compiles to other instructions runs the line"
 _REASONS = (
     (r"range\(.* \| (bra, holds|bra.uni, runs|mov|setp)", "a loop is never empty"),
     (r"tl.store\((status|words|decided|own)_ptr \+ .* \| (cvt|and|or|mov)", _BEHIND),
@@ -90,8 +91,12 @@ def unexplained(parts: Sequence[dict[str, Any]]) -> list[str]:
 def by_reason(outcomes: dict[str, int]) -> dict[str, list[str]]:
     """Return the outcomes that never came, as file:line, opcode and outcome, by the reason."""
     found: dict[str, list[str]] = {}
+    ran = {outcome.split(", ")[0] for outcome, times in outcomes.items() if times}
     for outcome in (outcome for outcome, times in outcomes.items() if not times):
         place, how = outcome.split(", ", 1)
+        if place in ran and how.endswith(", runs"):  # no branch depends on it
+            found.setdefault(_ELSEWHERE, []).append(outcome)
+            continue
         name, number = place.split(":")
         lines = (linecache.getline(str(folder / name), int(number)) for folder in _FOLDERS)
         text = f"{place} {''.join(lines).strip()} | {how}"

@@ -32,8 +32,8 @@ from tpsample.request.filters import RowFilters, Thresholds, index_of
 from tpsample.request.row_filter import behind
 
 LISTED = 512
-"""Words of a row's bin for which one rank has room. Several ranks together have room for up to twice
-as many, because their parts are uneven. In 76 rows of real logits the bin in which a top_p up to
+"""Words of a row's bin for which one rank has room. Several ranks have room for up to twice as many
+together, because their parts are uneven. In 76 rows of real logits the bin in which a top_p up to
 0.99 ends had at most 350 words at T = 1, and up to 795 at T = 1.5."""
 
 

@@ -152,7 +152,7 @@ def cut_kernel(
     SOURCES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The first word at which a sum of weights reaches its limit, or the last; and whether some rank
+    """The first word at which a sum of weights reaches its limit, or the last, and whether a rank
     has more words than it lists. Grid: (F,)."""
     row, offs, source = tl.program_id(0), tl.arange(0, BLOCK), tl.arange(0, SOURCES)
     words = tl.load(words_ptr + row * num_words + offs, mask=offs < num_words, other=0)
