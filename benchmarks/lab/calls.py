@@ -18,7 +18,7 @@ FREE = ("unsqueeze", "expand", "empty", "empty_like", "new_empty", "split_with_s
 
 
 class Calls(NamedTuple):
-    """What a call did.
+    """The work of one call.
 
     Attributes:
         kernels: names of the kernels that it launched.

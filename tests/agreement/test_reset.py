@@ -141,6 +141,7 @@ def _reset_again(case: Case) -> None:
             with pytest.raises(PeerLost, match="reset: rank 1 did not come"):
                 sampler.reset()
         store.set("told", "")
+        time.sleep(0.3)  # until rank 1 is in its reset
     store.wait(["told"], timedelta(seconds=60 * slowness()))
     sampler.reset()
     out = sampler(case.hidden_states, case.batch, case.positions)

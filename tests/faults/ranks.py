@@ -339,6 +339,18 @@ tpsample/ranks/roll_call.py
     - since = " since the last reset" if self._generation else ""
     + since = ""
     > test_after_a_reset_the_text_says_since_when_steps_are_counted
+    a rank that gave up a reset counts as one that has come
+    - decision = self._store.first(decided, _GIVEN_UP if missing else _MET)
+    + decision = _GIVEN_UP if missing else _MET
+    > test_a_rank_that_gave_up_a_reset_is_waited_for
+    a rank gives up as soon as another does
+    - if late and missing and decision != _MET:
+    + if missing and decision != _MET:
+    > test_ranks_of_an_attempt_that_one_gave_up_meet_in_the_next
+    a rank that waited through another's attempt is named as missing
+    - missing = [rank for rank in missing if rank not in came] or missing
+    + pass
+    > test_a_rank_that_came_before_is_not_named
 tpsample/ranks/bounded_store.py
     a rank waits for the store without an end
     - self._asking.join(max(0.0, deadline - time.monotonic()))

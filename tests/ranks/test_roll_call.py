@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotDone
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -93,7 +95,7 @@ def test_ranks_that_come_with_the_last_look_are_not_missing(
     calling = roll(1)
     for rank in (0, 2):
         calling._store.set(calling._key("anew", rank), "")
-    answers = iter([False])  # a store that is slow once, until the time is up
+    answers = iter([False, False])  # a store that is slow once, until the time is up
     real = calling._store.has
     monkeypatch.setattr(calling._store, "has", lambda *keys: next(answers, None) or real(*keys))
     monkeypatch.setattr(roll_call, "GRACE_S", 0.0)
@@ -101,18 +103,54 @@ def test_ranks_that_come_with_the_last_look_are_not_missing(
     assert calling._generation == 1
 
 
-def test_a_rank_that_gave_up_a_reset_follows_the_ranks_that_did_not(roll: Any) -> None:
+def test_a_rank_that_gave_up_a_reset_is_waited_for(roll: Any) -> None:
     early, late = roll(0), roll(1)
     late.number = early.number
     early._store.set(early._key("anew", 2), "")
     with pytest.raises(PeerLost, match="reset: rank 1 did not come within 0 s"):
         early.begin_anew(0.0)
+    with pytest.raises(PeerLost, match="reset: ranks 0, 2 did not come within 0 s"):
+        late.begin_anew(0.0)
+
+
+def test_ranks_of_an_attempt_that_one_gave_up_meet_in_the_next(roll: Any) -> None:
+    """Rank 2 waits while rank 0 gives up, then ranks 1 and 0 come."""
+    early, late, waiting = roll(0), roll(1), roll(2)
+    early.number = late.number = waiting.number
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(waiting.begin_anew, 10.0)
+        with pytest.raises(PeerLost, match="reset: rank 1 did not come within 0 s"):
+            early.begin_anew(0.0)
+        second = pool.submit(late.begin_anew, 10.0)
+        with pytest.raises(NotDone):
+            second.result(timeout=0.3)
+        assert not first.done()
+        early.begin_anew(10.0)
+        first.result(timeout=30), second.result(timeout=30)
+    assert early._generation == late._generation == waiting._generation == 2
+
+
+def test_a_rank_that_came_before_is_not_named(roll: Any) -> None:
+    """Ranks 0 and 2 wait for rank 1; rank 0 gives up first."""
+    early, waiting = roll(0), roll(2)
+    early.number = waiting.number
+    with ThreadPoolExecutor(1) as pool:
+        later = pool.submit(waiting.begin_anew, 0.5)
+        with pytest.raises(PeerLost, match="reset: rank 1 did not come"):
+            early.begin_anew(0.2)
+        with pytest.raises(PeerLost, match="reset: rank 1 did not come within 1 s"):
+            later.result()
+
+
+def test_a_rank_whose_attempt_was_decided_without_it_follows(roll: Any) -> None:
+    early, late = roll(0), roll(1)
+    late.number = early.number
+    for rank in (0, 2):
+        early._store.set(early._key("anew", rank), "")
     late.begin_anew(0.0)
-    for rank in (1, 2):  # they could not connect, and reset once more
-        late._store.set(late._key("anew", rank), "")
-    early.begin_anew(0.0)
-    assert early._generation == 2
-    assert late._generation == 1 and late._store.has(*late._keys("anew"))  # which ends their wait
+    with pytest.raises(PeerLost, match="reset: ranks 1, 2 did not come within 0 s"):
+        early.begin_anew(0.0)
+    assert early._generation == late._generation == 1
 
 
 def test_ranks_that_meet_but_do_not_connect_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,10 @@ class BoundedStore:
 
         return bool(self._ask(write, limit_s))
 
+    def first(self, key: str, value: str) -> str | None:
+        """Write a value unless the key has one; return what it has, None if nobody answers."""
+        return self._ask(lambda: self.store.compare_set(key, "", value).decode())
+
     def _ask(self, call: Callable[[], T], limit_s: float | None = None) -> T | None:
         deadline = time.monotonic() + (limit_s or self._limit_s)
         if self._asking is not None:

@@ -12,6 +12,7 @@ itself.
     <prefix>/here/<rank>   the step in which this rank gave up, and whom its device did not hear
     <prefix>/said/<rank>   why this rank left a step by itself
     <prefix>/anew/<rank>   this rank is ready to begin anew, under the next prefix
+    <prefix>/decided       all ranks were, or one gave up before: whichever was written first
     waits/<rank>           the sampler in which this rank gave up last, whichever that is, and when
 
 A sampler that was reset, or that has two levels, has connections of its own. Ranks that call
@@ -45,6 +46,8 @@ _SLICE = timedelta(seconds=0.25)
 _MAX_RETRY_S = 120.0  # the longest that Linux waits before TCP sends again
 _MAX_TEXT = 1000
 _RECENT_S = 10.0  # between clocks of two hosts
+
+_MET, _GIVEN_UP = "all ranks have come", "a rank has given up"
 
 SAME_SAMPLER = "every rank must call the same one, in the same order; they are numbered as built"
 
@@ -245,20 +248,38 @@ class RollCall:
     def begin_anew(self, timeout_s: float) -> None:
         """Wait for all ranks, then forget who was missing. Collective.
 
-        A rank that gave up an earlier wait, which the others then ended, follows them. The wait is
-        long enough for ranks whose step began when another rank came here. After a loss it is
-        longer by the time since then, because TCP may take as long again as the network was away
-        until it tries anew.
+        Ranks meet in one attempt, and an attempt is over as soon as one of them gives up: nobody
+        takes a rank for present that has left, and all who still wait go on to the next attempt.
+        The wait is long enough for ranks whose step began when another rank came here. After a loss
+        it is longer by the time since then, because TCP may take as long again as the network was
+        away until it tries anew.
 
         Raises:
             PeerLost: some ranks, or the store, did not come in time; it names them.
         """
-        while self._store.has(*(keys := self._keys("anew"))):
-            self._generation += 1
         now = time.monotonic()
         limit_s = 2 * (timeout_s + GRACE_S)
         if self._lost_at is not None:
             limit_s += min(now - self._lost_at + timeout_s, _MAX_RETRY_S)
+        while self._store.has(self._key("decided")):
+            self._generation += 1
+        came: set[int] = set()
+        while not self._met(now + limit_s, limit_s, came):
+            self._generation += 1
+        self._store.set(f"waits/{self._rank}", "")
+        self._generation += 1
+        self._lost_at = None
+
+    def _met(self, deadline: float, limit_s: float, came: set[int]) -> bool:
+        """Wait for all ranks in this attempt; return False if one of them has given up.
+
+        Args:
+            came: gets the ranks that were here.
+
+        Raises:
+            PeerLost: this rank gives up.
+        """
+        keys, decided = self._keys("anew"), self._key("decided")
         silent = PeerLost(
             f"reset: {self._store} did not answer within {limit_s:.0f} s. If the network is "
             "back, call reset() on every rank again, because TCP may need as long as it was "
@@ -267,22 +288,25 @@ class RollCall:
         )
         if not self._store.set(keys[self._rank], "", limit_s):
             raise silent
+        missing, late = [], False
         while not self._store.has(*keys):
-            if time.monotonic() > now + limit_s:
-                missing = [rank for rank, key in enumerate(keys) if not self._store.has(key)]
-                if not missing:
-                    break
-                if self._rank in missing:  # which has written
-                    raise silent
-                raise PeerLost(
-                    f"reset: {names(missing)} did not come within {limit_s:.0f} s; call reset() on "
-                    "every rank again, or restart the job without the lost ones",
-                    missing,
-                )
             time.sleep(0.02)
-        self._store.set(f"waits/{self._rank}", "")
-        self._generation += 1
-        self._lost_at = None
+            late = time.monotonic() > deadline
+            if late or self._store.has(decided):
+                missing = [rank for rank, key in enumerate(keys) if not self._store.has(key)]
+                came.update({*range(self._world_size)} - {*missing})
+                if late and self._rank in missing:  # which has written
+                    raise silent
+                break
+        decision = self._store.first(decided, _GIVEN_UP if missing else _MET)
+        if late and missing and decision != _MET:
+            missing = [rank for rank in missing if rank not in came] or missing
+            raise PeerLost(
+                f"reset: {names(missing)} did not come within {limit_s:.0f} s; call reset() on "
+                "every rank again, or restart the job without the lost ones",
+                missing,
+            )
+        return decision == _MET if missing else decision != _GIVEN_UP
 
     def _require_one_sampler(self, silent: Sequence[int]) -> None:
         """Raise if ranks that do not answer wait in another sampler."""
