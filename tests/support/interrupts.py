@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import tpsample
@@ -32,14 +33,44 @@ def interrupt_at(instruction: int | None, call: Callable[[], object], within: st
     Raises:
         Interrupt: that exception, unless the call ended before it.
     """
-    ran = 0
+    ran, own = 0, threading.get_ident()
 
-    def local(frame: FrameType, event: str, _: Any) -> Any:
+    def count() -> None:
         nonlocal ran
-        if event == "opcode":
+        if threading.get_ident() == own:
             ran += 1
             if ran == instruction:
                 raise Interrupt
+
+    (_monitored if sys.version_info >= (3, 12) else _traced)(count, call, within)
+    return ran
+
+
+def _monitored(each: Callable[[], None], call: Callable[[], object], within: str) -> None:
+    """Make a call, and another before each instruction of a file or folder."""
+    monitoring: Any = getattr(sys, "monitoring", None)
+    tool, instruction = monitoring.PROFILER_ID, monitoring.events.INSTRUCTION
+
+    def ran(code: CodeType, _: int) -> Any:
+        return each() if code.co_filename.startswith(within) else monitoring.DISABLE
+
+    monitoring.use_tool_id(tool, __name__)
+    monitoring.restart_events()
+    monitoring.register_callback(tool, instruction, ran)
+    monitoring.set_events(tool, instruction)
+    try:
+        call()
+    finally:
+        monitoring.set_events(tool, 0)
+        monitoring.free_tool_id(tool)
+
+
+def _traced(each: Callable[[], None], call: Callable[[], object], within: str) -> None:
+    """Do the same before Python 3.12, which has no `sys.monitoring`."""
+
+    def local(frame: FrameType, event: str, _: Any) -> Any:
+        if event == "opcode":
+            each()
         return local
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -49,14 +80,11 @@ def interrupt_at(instruction: int | None, call: Callable[[], object], within: st
         return local
 
     before = sys.gettrace()
-    # Python 3.12 reports instructions only if a frame has asked for them before it traces.
-    sys._getframe().f_trace_opcodes = True
     sys.settrace(trace)
     try:
         call()
     finally:
         sys.settrace(before)
-    return ran
 
 
 @contextmanager
