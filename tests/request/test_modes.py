@@ -11,6 +11,7 @@ from tests.support.mistakes import HIDDEN, WEIGHT, batch_of, half, tokens
 from tests.support.ranks import run_ranks
 from tests.support.small_heads import D, V, head, plain
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, reference, verify
+from tpsample.speculative import reference as definition
 
 
 def test_a_mask_may_be_assigned_under_inference_mode():
@@ -73,6 +74,26 @@ def test_steps_with_gradients_leave_nothing_behind():
             verify(sampler, states, drafts, batch, step, method=method)
         assert not sampler.prompt_logprobs(hidden_states, torch.arange(4)).values.requires_grad
     assert graph_nodes() == before
+
+
+@pytest.mark.parametrize("fields", [{}, {"top_p": 0.9, "logprobs": 2}, {"top_k": 5, "min_p": 0.1}])
+def test_the_definition_takes_logits_with_gradients(fields):
+    logits, drafts = reference.logits(*head(2)), torch.zeros(1, 1, dtype=torch.int64)
+    two, one = (
+        SamplingBatch.from_params(
+            [SamplingParams(seed=i, **fields) for i in range(rows)], vocab_size=V
+        )
+        for rows in (2, 1)
+    )
+
+    def tokens_of(logits: torch.Tensor) -> list[list[int]]:
+        outs = [reference.sample(logits, two, 3)]
+        for method in ("coupled", "rejection", "block"):
+            outs.append(definition.verify(logits[None], drafts, one, 3, method=method))
+        return [out.token_ids.tolist() for out in outs]
+
+    expected = tokens_of(logits)
+    assert tokens_of(logits.clone().requires_grad_()) == expected
 
 
 def test_calls_that_torch_records_are_made_outside_compiled_or_exported():

@@ -104,8 +104,9 @@ def masses_and_moments(logits: Tensor, top: Tensor, temperature: Tensor) -> tupl
     return mass, -(mass * whole.to(torch.int64)) - _rounded(power.mul_(fraction))
 
 
+@torch.no_grad()
 def _powers(logits: Tensor, row: MassRow) -> tuple[Tensor, Tensor, Tensor]:
-    """Return 2^E, w and f, fp32. Each operation is rounded once."""
+    """Return 2^E, w and f, fp32, without gradients. Each operation is rounded once."""
     # An infinite top is a NaN now, and `high` is 0. Both `fmin` and `fmax` take 15 times as long.
     x = (logits - row.base).nan_to_num_(nan=0.0)
     x = torch.maximum(torch.minimum(x, row.high, out=x), row.low, out=x)
