@@ -113,7 +113,7 @@ EXPECTED = {
     "top_k 50, top_p 0.9": Counts(6, 8, 1, 800),
     "min_p 0.05": Counts(9, 9, 2, 544),
     "top_k 300": Counts(7, 6, 2, 544),
-    "top_k 300, top_p 0.9": Counts(18, 45, 7, 29280),
+    "top_k 300, top_p 0.9": Counts(15, 41, 6, 28752),
     "logprobs 5": Counts(9, 19, 2, 160),
     "top_p 0.9, processed logprobs 5": Counts(18, 43, 6, 17104),
     "kept sets of plain rows": Counts(12, 53, 5, 592),

@@ -187,10 +187,19 @@ tpsample/filters/sample.py
     a rejection decides rows with a top_p in a large top_k
     - decided &= ~filters.column(SEARCHED) | is_nan
     + pass
+    > test_tokens_and_logprobs_are_the_oracles_without_a_host_read[1-None]
+    rows that begin with the search are not counted
+    - ranks.counters.second_rounds += len(filters)
+    + pass
+    > test_the_search_decides_what_the_rejection_cannot[flat-in-top-k]
+    a NaN is no NaN where rows begin with the search
+    - return or_nan(_searched(rows, filters, ranks, may_read=True), top_word)
+    + return _searched(rows, filters, ranks, may_read=True)
+    > test_rows_with_a_nan_say_so_whichever_filter_they_have[torch]
     second rounds are not counted
     - ranks.counters.second_rounds += len(undecided)
     + ranks.counters.second_rounds += bool(undecided)
-    > test_the_threshold_decides_what_the_rejection_cannot[hot-joint]
+    > test_the_search_decides_what_the_rejection_cannot[hot-joint]
 tpsample/pipeline.py
     the failed rows of a step are not counted
     - self.count_failed(out.status)

@@ -12,7 +12,7 @@ from tests.support.memory import cost_of
 from tests.support.ranks import run_ranks
 from tests.support.same_rows import assert_same_rows
 from tests.support.tiers import long
-from tpsample import LMHeadSampler, SamplingParams, Status
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, Status, reference
 from tpsample.backends.torch_ import passes
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core import word
@@ -78,7 +78,7 @@ def test_tokens_are_the_oracles(world_size, grid_cases):
 
 def _sample_counting(rows: Rows) -> tuple[torch.Tensor, dict[str, int]]:
     """Tokens, and how many rows took each way."""
-    taken = dict.fromkeys(("_by_rejection", "_by_threshold"), 0)
+    taken = dict.fromkeys(("_by_rejection", "_searched"), 0)
 
     def counted(name):
         function = getattr(filters, name)
@@ -95,7 +95,7 @@ def _sample_counting(rows: Rows) -> tuple[torch.Tensor, dict[str, int]]:
     # Of given logits all are there, where a step from hidden states might list those that count.
     own = rows.logits[:, sampler.shard.start : sampler.shard.stop].contiguous()
     token_ids = sampler.sample_logits(own, rows.batch, rows.positions).token_ids
-    assert sampler.counters()["second_rounds"] == taken["_by_threshold"]
+    assert sampler.counters()["second_rounds"] == taken["_searched"]
     return token_ids, taken
 
 
@@ -116,13 +116,14 @@ def _sample_counting(rows: Rows) -> tuple[torch.Tensor, dict[str, int]]:
     ids=["flat-small-p", "hot-top-1-ties", "hot-joint", "flat-min-p", "flat-in-top-k",
          "ties-of-top-p", "ties-in-top-k", "min-p-last", "min-p-last-in-top-k"],
 )  # fmt: skip
-def test_the_threshold_decides_what_the_rejection_cannot(kind, changes):
+def test_the_search_decides_what_the_rejection_cannot(kind, changes):
+    searched = changes.get("top_k", 0) > 256  # with a top_p
     params = [SamplingParams(seed=seed, **changes) for seed in range(40)]
     rows = Rows([KINDS[kind]], params)
     expected = rows.oracle().token_ids
     for token_ids, taken in run_ranks(3, _sample_counting, rows):
         assert_same_rows(token_ids, expected, rows.params, rows.logits, rows.positions)
-        assert taken["_by_rejection"] == 40 and taken["_by_threshold"] > 30, taken
+        assert taken["_by_rejection"] == (0 if searched else 40) and taken["_searched"] > 30, taken
 
 
 def _boundary_rows() -> Rows:
@@ -215,3 +216,16 @@ def test_a_row_costs_few_bytes_at_8_ranks_and_memory_for_a_shard(changes, most_b
     own = 16 * max(map(len, uneven_shards(32768, 8)))
     assert min(sent) > 0 and max(sent) <= 16 * most_bytes
     assert own <= max(elements) <= 1.1 * own
+
+
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+def test_rows_with_a_nan_say_so_whichever_filter_they_have(backend):
+    fields = [{"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.1}, {"top_k": 300, "top_p": 0.5}]
+    params = [SamplingParams(seed=i, **each) for i, each in enumerate(fields * 2)]
+    logits = torch.randn(8, 700, generator=torch.Generator().manual_seed(1))
+    logits[:4, 9] = math.nan
+    batch = SamplingBatch.from_params(params, vocab_size=700)
+    sampler = LMHeadSampler(torch.zeros(700, 4), backend=backend, group="alone")
+    out, expected = sampler.sample_logits(logits, batch, 0), reference.sample(logits, batch, 0)
+    assert out.status.tolist() == [Status.NAN] * 4 + [Status.OK] * 4
+    assert torch.equal(out.token_ids, expected.token_ids)

@@ -1,7 +1,7 @@
 """Samples from kept sets on vocabulary shards, exactly, while no logit leaves its rank.
 
 A row's token is the best score in its kept set. Each of three methods returns the token of
-`tpsample.reference`; the request says which of the first two a row begins with:
+`tpsample.reference`; the request says which of them a row begins with:
 
 first words  sends each rank's first k tokens of the order. The first k of these are the first k of
              the vocabulary, with which every rank finishes alone, after one exchange. It serves
@@ -10,17 +10,18 @@ rejection    takes the first token in descending score that is in the kept set. 
              in it follows from its logit, and from the number and the mass of the tokens before it.
              Exchange 1 gathers each rank's 8 best scores. Exchange 2 sums number and mass over the
              shards, for the 8 best of all. If none of the 8 is kept, the row is undecided.
-threshold    decides the undecided rows. It searches for the last kept token
-             (`tpsample.filters.kept_sets`), then takes the best score down to it. A top_p of what
-             a top_k over 256 leaves, or one with ties, is a share of a mass that only this search
-             finds, so the rejection decides no such row.
+search       looks for the last kept token (`tpsample.filters.kept_sets`), then takes the best score
+             down to it. It decides the undecided rows. Rows with a top_p of what a top_k over 256
+             leaves, or one with ties, begin with it, because that top_p is a share of a mass that
+             only this search finds. Its first exchange gathers each rank's largest logit.
 
-Where ranks meet on the host, the first exchange of both travels with the words.
+Where ranks meet on the host, the first exchange of each travels with the words.
 
 The host reads from the device which rows are undecided, and only these are searched. All ranks
 read the same, because it follows from summed integers. In fixed rounds, as while a CUDA graph is
 captured, the host reads nothing: what a step launches follows from its requests. Every method then
-takes all rows, a program whose row is done ends at once, and a done row exchanges zeros.
+takes all rows, a program whose row is done ends at once, and a done row exchanges zeros. Rows that
+only a search decides then begin with the rejection, so that one search serves all.
 
 Where the local step stored upper ends of logits in place of logits, exchange 2 sums lower and upper
 bounds. A row whose candidates they leave open gets its logits, and the rejection begins anew.
@@ -38,13 +39,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tpsample.backends.torch_.passes import ShardLogits
+from tpsample.backends.torch_.passes import ShardLogits, or_nan
 from tpsample.core import word
 from tpsample.filters.kept_sets import find_cut
 from tpsample.filters.thresholds import thresholds_of
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.filters import RowFilters, Thresholds, index_of
-from tpsample.request.row_filter import BEST_SCORES, BY_FIRST_WORDS, SEARCHED
+from tpsample.request.row_filter import BEST_SCORES, BY_FIRST_WORDS, SEARCHED, Method
 
 
 def sample_filtered(
@@ -70,11 +71,14 @@ def sample_filtered(
         own = own_candidates(rows, filters, may_read=may_read)
         gathered = [ranks.gather_integers(each) for each in own]
     methods = _methods(rows, filters, may_read)
-    for (by_first, index, its, part), candidates in zip(methods, gathered, strict=True):
-        if by_first:
-            found = _by_first_words(part, its, ranks, candidates)
-        else:
-            found = _by_rejection(part, its, ranks, candidates, may_read=may_read)
+    for (method, index, its, part), candidates in zip(methods, gathered, strict=True):
+        match method:
+            case Method.FIRST_WORDS:
+                found = _by_first_words(part, its, ranks, candidates)
+            case Method.SEARCH:
+                found = _by_search(part, its, ranks, candidates)
+            case Method.REJECTION:
+                found = _by_rejection(part, its, ranks, candidates, may_read=may_read)
         words = _put(words, index, found)
     return words
 
@@ -84,32 +88,32 @@ def own_candidates(
 ) -> list[Tensor]:
     """Return what this rank sends in the first exchange of each method that rows begin with."""
     return [
-        part.first_words(its.demand.first) if by_first else part.best_scores(BEST_SCORES)
-        for by_first, _, its, part in _methods(rows, filters, may_read)
+        part.best_scores(BEST_SCORES)
+        if method is Method.REJECTION
+        else part.first_words(max(1, its.demand.first))
+        for method, _, its, part in _methods(rows, filters, may_read)
     ]
 
 
 def _methods(
     rows: ShardLogits, filters: RowFilters, may_read: bool
-) -> Iterator[tuple[bool, Tensor | slice, RowFilters, ShardLogits]]:
-    """Yield the rows that begin with each method.
-
-    They are: whether it is that of first words, the rows as an index or as bool [F], their filters,
-    and their logits.
-    """
+) -> Iterator[tuple[Method, Tensor | slice, RowFilters, ShardLogits]]:
+    """Yield each method with the rows that begin with it, as an index or as bool [F], their
+    filters, and their logits."""
     if may_read and filters.known:
-        for by_first, places, its in filters.methods:
-            yield by_first, places, its, rows.select(places)
+        for method, places, its in filters.methods:
+            yield method, places, its, rows.select(places)
         return
-    for by_first in (True, False):
+    for method in (Method.FIRST_WORDS, Method.REJECTION):
+        by_first = method is Method.FIRST_WORDS
         of_kinds = [(kind.demand.first > 0) is by_first for kind in filters.kinds]
         if all(of_kinds):
-            yield by_first, slice(0, len(filters)), filters, rows
+            yield method, slice(0, len(filters)), filters, rows
         elif any(of_kinds):
             kinds = [kind for kind, its in zip(filters.kinds, of_kinds, strict=True) if its]
             column = filters.column(BY_FIRST_WORDS)
             mask = column if by_first else ~column
-            yield by_first, mask, replace(filters, kinds=kinds), rows.without(~mask)
+            yield method, mask, replace(filters, kinds=kinds), rows.without(~mask)
 
 
 def _by_first_words(
@@ -126,7 +130,7 @@ def _by_first_words(
 def _by_rejection(
     rows: ShardLogits, filters: RowFilters, ranks: Ranks, gathered: Tensor, *, may_read: bool
 ) -> Tensor:
-    """Return words [F, num_samples], those of undecided rows by the threshold. Collective.
+    """Return words [F, num_samples], those of undecided rows by the search. Collective.
 
     Args:
         gathered: int64 [W, F, …], the `best_scores` of all ranks.
@@ -144,7 +148,7 @@ def _by_rejection(
 
     if not may_read:
         left = _with_top(rows.without(decided), gathered)
-        best = _by_threshold(left, filters, ranks, thresholds, total, may_read=False)
+        best = _searched(left, filters, ranks, thresholds, total, may_read=False)
         return torch.where(decided.unsqueeze(1), words, best)
     undecided = [row for row, done in enumerate(decided.tolist()) if not done]
     if not undecided:
@@ -158,23 +162,30 @@ def _by_rejection(
         known = None if total is None else total[places]
         ends = its.thresholds(thresholds.least[places], thresholds.least_of_total[places])
         left = _with_top(left, gathered[:, places])
-        found = _by_threshold(left, its, ranks, ends, known, may_read=True)
+        found = _searched(left, its, ranks, ends, known, may_read=True)
     return _put(words, places, found)
 
 
-def _by_threshold(
+def _by_search(rows: ShardLogits, filters: RowFilters, ranks: Ranks, gathered: Tensor) -> Tensor:
+    """Return words [F, num_samples], from the first word of each rank, [W, F, 1]. Collective."""
+    top_word = gathered.amax(dim=0).squeeze(1)
+    rows = replace(rows.exact(), top=rows.value_of(top_word))
+    ranks.counters.second_rounds += len(filters)
+    return or_nan(_searched(rows, filters, ranks, may_read=True), top_word)
+
+
+def _searched(
     rows: ShardLogits,
     filters: RowFilters,
     ranks: Ranks,
-    thresholds: Thresholds,
-    total: Tensor | None,
+    thresholds: Thresholds | None = None,
+    total: Tensor | None = None,
     *,
     may_read: bool,
 ) -> Tensor:
     """Return words [F, num_samples], the best scores down to the last kept token. Collective.
 
-    Args:
-        rows, thresholds, total, may_read: as `find_cut` takes them.
+    The arguments are as `find_cut` takes them.
     """
     cut = find_cut(rows, filters, ranks, may_read=may_read, thresholds=thresholds, total=total)
     return ranks.gather_integers(rows.best_kept(cut)).amax(dim=0)

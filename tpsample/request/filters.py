@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tpsample.core.rules import TOP_K, TOP_P
 from tpsample.core.tensors import ALIGNED, ordinary_tensors, tensors_of
-from tpsample.request.row_filter import BITS, KEEP_TIES, Demand, RowFilter, column_of
+from tpsample.request.row_filter import BITS, KEEP_TIES, Demand, Method, RowFilter, column_of
 
 
 class Thresholds(NamedTuple):
@@ -99,15 +99,17 @@ class RowFilters:
 
     @cached_property
     @ordinary_tensors
-    def methods(self) -> list[tuple[bool, Tensor | slice, RowFilters]]:
-        """The rows that begin with each method: whether by first words, their places among these
-        rows, and their filters. They are made once, so that a step takes no index from the host."""
+    def methods(self) -> list[tuple[Method, Tensor | slice, RowFilters]]:
+        """The rows that begin with each method: their places among these rows, and their filters.
+
+        They are made once, so that a step takes no index from the host.
+        """
         found = []
-        for by_first in (True, False):
-            index = [i for i, its in enumerate(self.kinds) if (its.demand.first > 0) is by_first]
+        for method in Method:
+            index = [i for i, its in enumerate(self.kinds) if its.demand.method is method]
             if index:
                 places = index_of(index, len(self.row_list), self.columns.device)
-                found.append((by_first, places, self.select(index, places)))
+                found.append((method, places, self.select(index, places)))
         return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable
+from enum import Enum
 from functools import cache
 from typing import NamedTuple
 
@@ -27,6 +28,14 @@ KEEP_TIES = "keep_ties"
 BEST_SCORES = 8
 """Candidates of the rejection. On real logits at T = 1 none of 8 was kept for fewer than 0.3 % of
 rows with top_p."""
+
+
+class Method(Enum):
+    """How the token of a filtered row is found; see `tpsample.filters.sample`."""
+
+    FIRST_WORDS = "the first words of each rank"
+    REJECTION = "its best scores"
+    SEARCH = "a search for the last kept token"
 
 
 class Demand(NamedTuple):
@@ -53,6 +62,13 @@ class Demand(NamedTuple):
     most: int = 0
     least: float = -math.inf
     exact: bool = False
+
+    @property
+    def method(self) -> Method:
+        """The method that the row begins with where the host may read from the device."""
+        if self.first:
+            return Method.FIRST_WORDS
+        return Method.SEARCH if self.searched else Method.REJECTION
 
     @property
     def few(self) -> bool:
