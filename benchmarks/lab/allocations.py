@@ -21,7 +21,7 @@ from triton.runtime.jit import JITFunction
 
 from benchmarks.lab.launches import listed
 
-VIEWS = ("slice", "select", "view", "detach")
+VIEWS = ("slice", "select", "view", "detach", "squeeze", "transpose")
 """Operators that only make another view of a tensor: they neither allocate nor launch."""
 
 

@@ -40,15 +40,24 @@ class RowNoise:
     num_samples: int
 
     @cached_property
+    def _safe(self) -> tuple[Tensor, ...]:
+        return safe_temperature(self.temperature)
+
+    @property
+    def safe_temperature(self) -> Tensor:
+        """fp32 [B], 1 for greedy rows."""
+        return self._safe[0]
+
+    @property
     def random(self) -> Tensor:
         """bool [B, 1], False for greedy rows."""
-        return safe_temperature(self.temperature.unsqueeze(1))[1]
+        return self._safe[1].unsqueeze(1)
 
     @cached_property
     def scale(self) -> Tensor:
         """fp32 [B, 1], log2 e / T, 1 for greedy rows."""
-        safe, random = safe_temperature(self.temperature.unsqueeze(1))
-        return torch.where(random, (LOG2_E / safe.double()).float(), 1.0)
+        safe = self.safe_temperature.unsqueeze(1)
+        return torch.where(self.random, (LOG2_E / safe.double()).float(), 1.0)
 
     @cached_property
     def streams(self) -> list[tuple[Tensor, ...]]:
@@ -64,6 +73,7 @@ class RowNoise:
             seed=self.seed[index],
             positions=self.positions[index],
         )
+        vars(chosen)["_safe"] = tuple(each[index] for each in self._safe)
         if "streams" in vars(self):  # made by about a hundred operators, so they are not made again
             vars(chosen)["streams"] = [tuple(r[index] for r in stream) for stream in self.streams]
         return chosen

@@ -23,6 +23,8 @@ MASKED = (
 LEAST, TOP = "least_word", "value"
 LEADING, FIRST_KEPT = ["group_best", "best_scores"], ["before", "first_kept", "write_tokens"]
 FIRST_WORDS = ["group_first", "group_words"]
+LISTED, DIGITS = ["bin_of", "words", "cut"], ["digit", "next_digit"] * 9
+SEARCHES = ["bin", *LISTED, *DIGITS, "bin", "mass", *LISTED, *DIGITS]
 TOP_WORDS = [*FIRST_WORDS, "top_words", "write_tokens"]
 LOGPROBS = [*FIRST_WORDS, "own_words", "listed_words", "mass", "count", "told_logprobs"]
 
@@ -50,7 +52,7 @@ STORED = {
     "top_p": [*LEADING, *FIRST_KEPT],
     **{rule.name: [*LEADING, TOP, *_asked_by(rule), *FIRST_KEPT] for rule in ENDING},
     "filters, samples": [*LEADING, *FIRST_KEPT],
-    "top_p in top_k": [*LEADING, *FIRST_KEPT],
+    "top_p in top_k": ["group_first", TOP, *SEARCHES, "best_kept", "write_tokens"],
     "top_k, top_p": TOP_WORDS,
     "logprobs": LOGPROBS,
     "all together": [*FIRST_WORDS, *EVERY_END, *TOP_WORDS[2:], *LOGPROBS],
@@ -87,9 +89,9 @@ MOST_OPERATORS = {
     "filters, samples": 6,
     "top_k, top_p": 7,
     "logprobs": 19,
-    "fixed rounds, min_p": 21,
-    "fixed rounds, top_p": 43,
-    "fixed rounds, top_k 300, top_p": 70,
+    "fixed rounds, min_p": 17,
+    "fixed rounds, top_p": 39,
+    "fixed rounds, top_k 300, top_p": 66,
     "fixed rounds, top_k 5": 7,
     "rejection": 10,
     "block, 8 ranks": 13,

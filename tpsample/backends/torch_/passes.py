@@ -29,7 +29,7 @@ from tpsample.core.order import (
     mass_limit,
     order_words,
 )
-from tpsample.core.row_noise import RowNoise, safe_temperature
+from tpsample.core.row_noise import RowNoise
 from tpsample.core.score import score_tile, score_tokens
 from tpsample.core.spread import spread_sums
 from tpsample.output import Logprobs, SampleOutput
@@ -131,13 +131,14 @@ class ShardLogits:
             assert batch.plan.stored_index is not None
             best, slack = found.best.movedim(0, 2).flatten(2), found.slack.amax(dim=0)
             rough = Rough(best, slack, batch.plan.stored_index, found.store)
+        noise = noise.select(index)
         return cls(
             logits=processed if len(processed) else raw,
             raw=raw,
             first_id=first_id,
             vocab_size=batch.plan.vocab_size,
-            temperature=safe_temperature(batch.temperature[index])[0],
-            noise=noise.select(index),
+            temperature=noise.safe_temperature,
+            noise=noise,
             first=None if found is None else found.first.transpose(0, 1).flatten(1),
             rough=rough,
         )
