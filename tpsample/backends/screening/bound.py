@@ -2,8 +2,9 @@
 
     x_v <= upper_v        every logit of a part of the vocabulary, whose ids come one after another
     threshold of top_k    the k-th largest lower bound of a logit so far, -inf if there are fewer
-    threshold of min_p    the largest lower bound so far + T ln(min_p), rounded down
-    threshold             the larger of the two, where both hold (`Demand`)
+    threshold of y        the largest lower bound so far + T y, rounded down; y = (x - max x) / T is
+                          the least that a rule such as min_p keeps (`Demand.least`)
+    threshold             the larger of the two, where both hold
     listed                { v : upper_v >= the threshold when v comes, or later }, with their logits
 
 Whoever has the exact logits of the listed ids, and -inf for every other id, finds the kept set of
@@ -12,10 +13,10 @@ part that is not listed. Then x_u <= upper_u < threshold, and u is neither kept 
 
     top_k    k ids have a logit that reaches it. All k come before u, and none is as small as
              u, so that u is not even a tie of the k-th.
-    min_p    the largest logit is at least that bound, and a kept one at least that + T ln(min_p).
+    y        the largest logit is at least that bound, and a kept one at least that + T y.
 
 A listed id v that is not kept is not taken for a kept one either. If an id before v is missing then
-x_v is below the threshold, too. Either that is the one of min_p, which v itself does not reach. Or
+x_v is below the threshold, too. Either that is the one of y, which v itself does not reach. Or
 the k ids come before v, and they are listed, so that v is not among the first k. Otherwise nothing
 before v is missing: number and mass are what they were.
 
@@ -38,7 +39,7 @@ DEFINITION_ERROR = 2 * UNIT
 ROUNDING = 8 * UNIT
 """Of the approximate product; a kernel rounds the limbs' sum and three products."""
 DOWN = 2.0**-20
-"""Relative; more than the roundings of the threshold of min_p and of what it is compared with."""
+"""Relative; more than the roundings of the threshold of y and of what it is compared with."""
 
 
 def round_up(values: Tensor) -> Tensor:
