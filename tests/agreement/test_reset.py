@@ -17,7 +17,7 @@ from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 from tpsample import LMHeadSampler, PeerLost, VocabShard
 from tpsample.core.word import pack
-from tpsample.ranks import roll_call
+from tpsample.ranks import process, roll_call
 from tpsample.ranks.bounded_store import BoundedStore
 from tpsample.ranks.virtual import VirtualWorld
 
@@ -131,7 +131,8 @@ def _reset_again(case: Case) -> None:
     sampler = own_sampler(case.weight)
     store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() == 0:
-        with mock.patch.object(roll_call, "GRACE_S", 0.2):
+        soon = mock.patch.object(process, "group_timeout", lambda _: timedelta(seconds=0.3))
+        with soon, mock.patch.object(roll_call, "GRACE_S", 0.2):
             silent = mock.patch.object(BoundedStore, "set", return_value=False)
             with (
                 silent,
