@@ -340,8 +340,8 @@ tpsample/ranks/roll_call.py
     + since = ""
     > test_after_a_reset_the_text_says_since_when_steps_are_counted
     a rank that gave up a reset counts as one that has come
-    - decision = self._store.first(decided, _GIVEN_UP if missing else _MET)
-    + decision = _GIVEN_UP if missing else _MET
+    - decision = self._store.first(decided, own) or own
+    + decision = own
     > test_a_rank_that_gave_up_a_reset_is_waited_for
     a rank gives up as soon as another does
     - if late and missing and decision != _MET:

@@ -41,7 +41,7 @@ def candidates_of(rows: ShardLogits, step: Step) -> list[Tensor]:
     filters = step.batch.plan.filters
     assert filters is not None
     filtered = rows.select(slice(0, len(filters.row_list)))
-    return own_candidates(filtered, filters, may_read=not step.batch.plan.fixed_rounds)
+    return own_candidates(filtered, filters, may_read=may_read(step.batch))
 
 
 def finish_logits(

@@ -106,7 +106,9 @@ def _methods(
         return
     for method in (Method.FIRST_WORDS, Method.REJECTION):
         by_first = method is Method.FIRST_WORDS
-        of_kinds = [(kind.demand.first > 0) is by_first for kind in filters.kinds]
+        of_kinds = [
+            (kind.demand.method is Method.FIRST_WORDS) is by_first for kind in filters.kinds
+        ]
         if all(of_kinds):
             yield method, slice(0, len(filters)), filters, rows
         elif any(of_kinds):

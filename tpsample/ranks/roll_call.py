@@ -12,7 +12,7 @@ itself.
     <prefix>/here/<rank>   the step in which this rank gave up, and whom its device did not hear
     <prefix>/said/<rank>   why this rank left a step by itself
     <prefix>/anew/<rank>   this rank is ready to begin anew, under the next prefix
-    <prefix>/decided       all ranks were, or one gave up before: whichever was written first
+    <prefix>/decided       how the wait for all ranks ended: they have come, or one has given up
     waits/<rank>           the sampler in which this rank gave up last, whichever that is, and when
 
 A sampler that was reset, or that has two levels, has connections of its own. Ranks that call
@@ -248,8 +248,8 @@ class RollCall:
     def begin_anew(self, timeout_s: float) -> None:
         """Wait for all ranks, then forget who was missing. Collective.
 
-        Ranks meet in one attempt, and an attempt is over as soon as one of them gives up: nobody
-        takes a rank for present that has left, and all who still wait go on to the next attempt.
+        An attempt is over when all ranks have come, or when one gives up. The ranks that still wait
+        go on to the next attempt, so that no rank is taken for present that has left.
         The wait is long enough for ranks whose step began when another rank came here. After a loss
         it is longer by the time since then, because TCP may take as long again as the network was
         away until it tries anew.
@@ -298,7 +298,8 @@ class RollCall:
                 if late and self._rank in missing:  # which has written
                     raise silent
                 break
-        decision = self._store.first(decided, _GIVEN_UP if missing else _MET)
+        own = _GIVEN_UP if missing else _MET
+        decision = self._store.first(decided, own) or own  # a store that is silent changes nothing
         if late and missing and decision != _MET:
             missing = [rank for rank in missing if rank not in came] or missing
             raise PeerLost(
@@ -306,7 +307,7 @@ class RollCall:
                 "every rank again, or restart the job without the lost ones",
                 missing,
             )
-        return decision == _MET if missing else decision != _GIVEN_UP
+        return decision == _MET
 
     def _require_one_sampler(self, silent: Sequence[int]) -> None:
         """Raise if ranks that do not answer wait in another sampler."""

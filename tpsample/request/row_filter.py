@@ -33,9 +33,9 @@ rows with top_p."""
 class Method(Enum):
     """How the token of a filtered row is found; see `tpsample.filters.sample`."""
 
-    FIRST_WORDS = "the first words of each rank"
-    REJECTION = "its best scores"
-    SEARCH = "a search for the last kept token"
+    FIRST_WORDS = "first words"
+    REJECTION = "rejection"
+    SEARCH = "search"
 
 
 class Demand(NamedTuple):
