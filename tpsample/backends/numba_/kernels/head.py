@@ -175,7 +175,7 @@ def slack_of(upper, lower, block):
     return slack if slack == slack else F32(np.inf)
 
 
-@jit(allocates=True)
+@jit()
 def exact_logits(weight, local, hidden, row, head):
     """Return the logits of one pair, before and after the controls.
 
@@ -183,8 +183,17 @@ def exact_logits(weight, local, hidden, row, head):
         local: of the shard.
         hidden: fp32 [D], the row's.
     """
-    block, logits = Block(weight.first_id + local, 0, 1, local), np.empty(1, F32)
-    logits[0] = exact_product(weight.numbers, local * weight.stride, hidden)
+    product = exact_product(weight.numbers, local * weight.stride, hidden)
+    if is_plain(head):
+        return product, product
+    return logits_of(product, Block(weight.first_id + local, 0, 1, local), row, head)
+
+
+@jit(allocates=True)
+def logits_of(product, block, row, head):
+    """Return the logits of the product of a block of one id; see `exact_logits`."""
+    logits = np.empty(1, F32)
+    logits[0] = product
     raw_logits(logits, block, head, F32(0))
     raw = logits[0]
     control(logits, block, row, head)

@@ -44,6 +44,8 @@ from tpsample.backends.numba_.kernels.products import (
 from tpsample.backends.numba_.kernels.threads import share
 from tpsample.backends.screening.bound import DOWN
 
+PAIR, FEW_ROWS = 8, 2
+"""A pair by itself costs as much as PAIR of a whole block, and a block as FEW_ROWS more rows."""
 WAITING = 512
 """Most ids of a row that wait. Of V ids in random order about k (1 + ln(V / k)) wait in all."""
 
@@ -216,7 +218,7 @@ def list_blocks(its, waiting, top_k, step, first, computed):
             reaching[i] = lanes_reaching(upper[i], threshold, lanes_of(block))
             waits[i] = plain and top_k[i] > 0 and products.proved[i]
             total += 0 if waits[i] else number_of(reaching[i])
-        whole = num_rows > 1 and 4 * total > num_rows * block.count
+        whole = PAIR * total > block.count * (FEW_ROWS + num_rows)
         if whole:
             float64_products(weight, block, rows, sums)
             keep_products(weight, block, rows, sums, index, head, plain, memory, logits)
