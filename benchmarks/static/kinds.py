@@ -44,6 +44,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "min_p 0.05": {"min_p": 0.05},
     "top_k 300": {"top_k": 300},
     "top_k 300, top_p 0.9": {"top_k": 300, "top_p": 0.9},
+    "top_k 1500, top_p 0.9": {"top_k": 1500, "top_p": 0.9},
     "logprobs 5": {"logprobs": 5},
     "top_p 0.9, processed logprobs 5": {"top_p": 0.9, **PROCESSED},
 }
@@ -85,7 +86,8 @@ def calls() -> Iterator[tuple[str, Callable[[], object]]]:
         yield name, step(batch(fields))
     yield "kept sets of plain rows", step(batch({}, kept_cap=100))
     yield "top_p 0.9 with kept sets", step(batch({"top_p": 0.9}, kept_cap=100))
-    for name in ("top_p 0.9", "top_k 300, top_p 0.9"):
+    yield "top_k 50 with kept sets", step(batch({"top_k": 50}, kept_cap=100))
+    for name in ("top_p 0.9", "top_k 300, top_p 0.9", "top_k 1500, top_p 0.9"):
         yield f"{name}, fixed rounds", step(batch(REQUESTS[name], fixed_rounds=True))
     for method in ("coupled", "rejection", "block"):
         for fields, suffix in (({}, ""), ({"top_p": 0.9}, " under top_p 0.9")):
@@ -113,13 +115,15 @@ EXPECTED = {
     "top_k 50, top_p 0.9": Counts(6, 7, 1, 800),
     "min_p 0.05": Counts(9, 9, 2, 544),
     "top_k 300": Counts(7, 6, 2, 544),
-    "top_k 300, top_p 0.9": Counts(15, 33, 6, 28752),
+    "top_k 300, top_p 0.9": Counts(6, 6, 1, 4800),
+    "top_k 1500, top_p 0.9": Counts(15, 33, 6, 28752),
     "logprobs 5": Counts(9, 19, 2, 160),
     "top_p 0.9, processed logprobs 5": Counts(18, 37, 6, 17104),
     "kept sets of plain rows": Counts(12, 41, 5, 592),
     "top_p 0.9 with kept sets": Counts(17, 51, 7, 17904),
     "top_p 0.9, fixed rounds": Counts(27, 39, 12, 9776),
-    "top_k 300, top_p 0.9, fixed rounds": Counts(46, 66, 22, 14400),
+    "top_k 300, top_p 0.9, fixed rounds": Counts(6, 6, 1, 4800),
+    "top_k 1500, top_p 0.9, fixed rounds": Counts(46, 66, 22, 14400),
     "coupled": Counts(2, 26, 0, 0),
     "coupled under top_p 0.9": Counts(7, 32, 2, 1632),
     "rejection": Counts(8, 18, 3, 160),

@@ -148,6 +148,20 @@ def test_top_words(shard, num_samples):
     assert words.shape[1] == num_samples and (words > 0).any(dim=0).all()
 
 
+@pytest.mark.parametrize("count", [1, 9, MAX_TOP_WORDS, 300])
+def test_what_is_kept_of_first_words(twins, count):
+    """The last word that is kept, and the mass down to it; nothing of a row with a NaN."""
+    first = twins.plain.first_words(count)
+    found = twins.plain.kept_of_first(first, twins.thresholds)
+    for rows in twins.kernels:
+        assert _equal(rows.kept_of_first(first, twins.thresholds), found)
+    cut, mass = found.unbind(dim=1)
+    without = first[:, 0] * (word.key_of(first[:, 0]) != word.KEY_NAN) < word.LOWEST_DRAWABLE
+    assert (cut[without] == ABOVE_ALL).all() and not mass[without].any()
+    if len(twins.logits[0]):
+        assert without.any() and (first == cut.unsqueeze(1)).any(dim=1)[~without].any()
+
+
 @pytest.mark.parametrize(("order", "left"), [("sequential", {0}), ("min_p_last", {0, 1})])
 def test_what_min_p_cuts_last_is_of_the_mass_of_the_top_words(order, left):
     """Before the second token stands 0.4: over half of what min_p leaves, under that of top_k."""

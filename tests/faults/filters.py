@@ -23,8 +23,8 @@ tpsample/backends/torch_/passes.py
     - before = words > marks[:, i, None]
     + before = words >= marks[:, i, None]
     the top words are k + 1
-    - within = torch.arange(count, device=first.device) < thresholds.most.unsqueeze(1)
-    + within = torch.arange(count, device=first.device) <= thresholds.most.unsqueeze(1)
+    - first.device) < thresholds.most.unsqueeze(1)
+    + first.device) <= thresholds.most.unsqueeze(1)
     > filters/test_filters.py::test_tokens_are_the_oracles[0-1]
     the first words are looked for in a group too few
     - group = word.token_of(order_words(grouped.amax(dim=2)).topk(count, dim=1).values)
@@ -55,6 +55,10 @@ tpsample/request/row_filter.py
     - self.top_k if by_first and not self.keep_ties else 0
     + self.top_k if by_first else 0
     > filters/test_filters.py::test_tokens_are_the_oracles[0-1]
+    the most likely tokens that were asked for are not listed
+    - most=max(self.most, count) if few else 0
+    + most=self.most if few else 0
+    > test_logprobs_of_a_row_made_greedy_by_its_temperature_are_of_all_ids
 tpsample/request/filters.py
     as many rows are taken for all in order
     - return index == list(range(count))
@@ -73,13 +77,21 @@ tpsample/filters/kept_sets.py
     - mass = masses.sum(dim=0)
     + mass = masses[0]
     > test_sets_are_the_oracles_and_the_same_everywhere
+    a kept set of first words ends before its last
+    - words * (words >= cut.unsqueeze(1))
+    + words * (words > cut.unsqueeze(1))
+    > test_sets_of_rows_that_their_first_words_decide[batch-1]
+    a greedy row keeps what its top_k left
+    - torch.where(random, cut, cut.maximum(top_word)),
+    + cut,
+    > test_first_words_of_rows_without_a_token_and_of_greedy_ones[torch]
     a kept set at its cap overflows
     - listed = (sizes <= cap) & ~whole
     + listed = (sizes < cap) & ~whole
     > test_by_hand
     a greedy row keeps what its masks left
-    - cut.maximum(top_word))
-    + cut)
+    - cut = torch.where(rows.noise.random.squeeze(1), cut, cut.maximum(top_word))
+    + pass
     > test_sets_are_those_of_the_definition[batch-1]
     padding and drafts that were not emitted have kept sets
     - counts = counts * drawn
@@ -89,7 +101,21 @@ tpsample/filters/kept_sets.py
     - width = longest = min(cap, rows.vocab_size)
     + width = longest = min(cap // 2, rows.vocab_size)
     > test_sets_are_those_of_the_definition[fixed rounds-1]
+tpsample/backends/torch_/passes.py
+    a row with a NaN keeps its first words
+    - & ~top.isnan().unsqueeze(1)
+    + & True
+    > test_first_words_of_rows_without_a_token_and_of_greedy_ones[torch]
+tpsample/backends/numba_/kernels/passes.py
+    native: a row with a NaN keeps its first words
+    - and before < limit and not is_nan
+    + and before < limit
+    > test_first_words_of_rows_without_a_token_and_of_greedy_ones[numba]
 tpsample/backends/triton_/passes.py
+    only 256 of many first words are read
+    - BLOCK": MAX_TOP_WORDS if count <= MAX_TOP_WORDS else MAX_WEIGHED_WORDS,
+    + BLOCK": MAX_TOP_WORDS,
+    > test_what_is_kept_of_first_words
     an empty shard has a group that nobody writes
     - // size) if width else 0
     + // size)
@@ -100,6 +126,10 @@ tpsample/backends/triton_/kernels/best_scores.py
     + member = (mark <= least) &
     > test_decided_and_undecided_rows_of_one_step[triton-2-None]
 tpsample/backends/triton_/kernels/sums.py
+    kernel: a row with a NaN keeps its first words
+    - kept = kept & (((first >> TOKEN_BITS) & KEY_MASK) != KEY_NAN)
+    + kept = kept & True
+    > test_what_is_kept_of_first_words
     kernel: min_p is taken off the total though it comes last
     - in_total = within & (orders >= tl.load(least_of_total_ptr + row))
     + in_total = within & (orders >= tl.load(least_ptr + row))

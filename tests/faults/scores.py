@@ -317,6 +317,24 @@ tpsample/backends/numba_/kernels/noise.py
     - math.log2(math.log2(math.e)) + 1e-5)
     + math.log2(math.log2(math.e)) - 1e-4)
     > test_the_noise_is_below_its_bound
+tpsample/backends/numba_/kernels/first_logits.py
+    native: the last of the first tokens is known by its upper end
+    - -up(slack[i] - near_largest(ends, top_k[i], bins))
+    + near_largest(ends, top_k[i], bins)
+    > test_logits_nearer_to_the_last_kept_than_their_bounds
+    native: one of the first tokens is left out
+    - near_largest(ends, top_k[i], bins)
+    + near_largest(ends, larger(top_k[i] - 1, 1), bins)
+    > test_logits_nearer_to_the_last_kept_than_their_bounds
+    native: fewer ends than asked for reach the number near the largest
+    - bins[place] < left
+    + bins[place] <= left
+    > test_a_number_that_the_largest_reach
+tpsample/backends/numba_/launch.py
+    native: a row made greedy by its temperature has logprobs of few ids
+    - whole |= is_greedy & np.isin(index, asked.row_list)
+    + whole |= is_greedy & False
+    > test_logprobs_of_a_row_made_greedy_by_its_temperature_are_of_all_ids
 tpsample/backends/numba_/kernels/store.py
     native: a filter takes a NaN for less than its threshold
     - if upper[i, j] < threshold:

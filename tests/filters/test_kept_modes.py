@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,8 +15,9 @@ from tests.support.filtered import Rows, V, grid, kinds_of_logits
 from tests.support.ranks import run_ranks
 from tests.support.slots import GPU
 from tests.support.tiers import long
-from tpsample import KeptSets, SamplingBatch, SamplingParams, reference, verify
+from tpsample import KeptSets, LMHeadSampler, SamplingBatch, SamplingParams, reference, verify
 from tpsample.core.order import order_words
+from tpsample.filters import kept_sets
 
 KINDS, CAP, K = kinds_of_logits(), 60, 2
 MODES = ("batch", "fixed rounds", "slots", "unknown slots", "coupled", "rejection", "block")
@@ -38,6 +40,27 @@ def _rows(**options: Any) -> Rows:
               enumerate(others)]  # fmt: skip
     kinds = [KINDS[name] for name in ("zipf", "two-valued", "spike")]
     return Rows(kinds, [*params, *grid()[::61]], **options)
+
+
+def _first_rows(**options: Any) -> Rows:
+    """Rows that their first words decide, some of one token and some of more than the cap."""
+    requests: list[dict[str, Any]] = [
+        {"top_k": 1},
+        {"top_k": 5},
+        {"top_k": 200},
+        {"top_k": 9, "top_p": 1e-6},
+        {"top_k": 40, "min_p": 0.1},
+        {"top_k": 60, "top_p": 0.99, "temperature": 40.0},
+        {"top_k": 300, "top_p": 0.9},
+        {"top_k": 700, "top_p": 0.3, "temperature": 40.0},
+        {"top_k": 50, "top_p": 0.8, "min_p": 0.3, "filter_order": "min_p_last"},
+        {"top_k": 30, "epsilon_cutoff": 0.001},
+        {"top_k": 30, "top_n_sigma": 1.5},
+        {"top_k": 2, "allowed_token_ids": [7, 3, 1100]},
+    ]
+    params = [SamplingParams(seed=seed, **each) for seed, each in enumerate(requests)]
+    kinds = [KINDS[name] for name in ("zipf", "all-equal", "two-valued", "spike")]
+    return Rows(kinds, params, **options)
 
 
 def _expected(rows: Rows) -> Found:
@@ -78,11 +101,12 @@ def _emptied(found: Found, emitted: list[bool]) -> Found:
     return [its if drew else none for its, drew in zip(found, emitted, strict=True)]
 
 
-def _step(mode: str) -> tuple[Found, Found]:
+def _step(mode: str, requests: str = "all kinds") -> tuple[Found, Found]:
     """Return what this rank finds in a mode, and what it should."""
     if mode == "fixed rounds":
         host_reads.meet_on_devices()
-    rows = _rows(kept_cap=CAP, fixed_rounds=mode == "fixed rounds")
+    rows_of = _first_rows if requests == "first words" else _rows
+    rows = rows_of(kept_cap=CAP, fixed_rounds=mode == "fixed rounds")
     sampler, given, expected = rows.sampler(), rows.hidden_states, _expected(rows)
     if mode == "batch":
         return _told(sampler(given, rows.batch, rows.positions).kept), expected
@@ -122,6 +146,32 @@ def test_sets_are_those_of_the_definition(mode, world_size):
             assert its[:4] == right[:4], f"row {row}"
             assert its[4] == pytest.approx(right[4], abs=2e-6), f"row {row}"
         assert {its[1:3] for its in found} == {(True, False), (False, True), (False, False)}
+
+
+@pytest.mark.parametrize("world_size", [1, 2, *long(3)])
+@pytest.mark.parametrize("mode", ["batch", "fixed rounds"])
+def test_sets_of_rows_that_their_first_words_decide(mode, world_size):
+    """The search that other rows need is left out."""
+    with patch.object(kept_sets, "find_cut", side_effect=AssertionError):
+        for found, expected in run_ranks(world_size, _step, mode, "first words"):
+            for row, (its, right) in enumerate(zip(found, expected, strict=True)):
+                assert its[:4] == right[:4], f"row {row}"
+                assert its[4] == pytest.approx(right[4], abs=2e-6), f"row {row}"
+            assert {1, 2, 5, 40} < {its[0] for its in found} and any(its[2] for its in found)
+
+
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+def test_first_words_of_rows_without_a_token_and_of_greedy_ones(backend):
+    """A row with a NaN keeps nothing, and one that its temperature made greedy its argmax."""
+    logits = torch.randn(4, 600, generator=torch.Generator().manual_seed(3))
+    logits[1, 50], logits[2] = torch.nan, -torch.inf
+    params = [SamplingParams(top_k=7, top_p=0.9, seed=seed) for seed in range(4)]
+    batch = SamplingBatch.from_params(params, vocab_size=600, kept_cap=CAP)
+    batch.temperature[3] = 0.0
+    sampler = LMHeadSampler(torch.zeros(600, 4), backend=backend, group="alone")
+    kept = sampler.sample_logits(logits, batch, 0).kept
+    assert kept.sizes[0] > 1 and kept.sizes[1:].tolist() == [0, 0, 1]
+    assert kept.token_ids[-1] == logits[3].argmax() and kept.log_masses[-1] == 0
 
 
 def test_a_grammar_leaves_an_unfiltered_row_less_than_all():

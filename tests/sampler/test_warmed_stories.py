@@ -23,7 +23,7 @@ from tests.support.virtual import small_tiles
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams
 from tpsample.core.rules import ENDING
 from tpsample.request.kinds import KINDS, Kind
-from tpsample.request.row_filter import MAX_TOP_WORDS
+from tpsample.request.row_filter import MAX_TOP_WORDS, MAX_WEIGHED_WORDS
 
 CONTROLS: dict[str, Kind] = {
     "logprobs": "logprobs",
@@ -54,8 +54,10 @@ def kinds_of(fields: dict[str, Any]) -> set[Kind]:
     found = {CONTROLS[name] for name in fields if name in CONTROLS}
     top_k, top_p = fields.get("top_k", 0), fields.get("top_p", 1.0) < 1
     if top_k > 0 and top_p:
-        few = top_k <= MAX_TOP_WORDS and fields.get("ties") != "keep"
-        found.add("top_k, top_p" if few else "top_p in top_k")
+        if top_k > MAX_WEIGHED_WORDS or fields.get("ties") == "keep":
+            found.add("top_p in top_k")
+        else:
+            found.add("top_k, top_p" if top_k <= MAX_TOP_WORDS else "many top_k, top_p")
     elif top_k > 0 or top_p:
         found.add("top_p" if top_p else "top_k")
     found |= {rule.name for rule in ENDING if rule.cuts(fields.get(rule.name, rule.off))}

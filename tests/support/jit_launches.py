@@ -225,6 +225,7 @@ FIXED: dict[str, list[dict[str, Any]]] = {
     "min_p": [{"min_p": 0.1}],
     "top_k 5, top_p": [{"top_k": 5, "top_p": 0.9}],
     "top_k 300, top_p": [{"top_k": 300, "top_p": 0.9}],
+    "top_k 2000, top_p": [{"top_k": 2000, "top_p": 0.9}],
     "mixture": [{"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}],
 }
 """Requests of the rows of a step in fixed rounds, as in a captured graph."""
@@ -232,7 +233,8 @@ FIXED: dict[str, list[dict[str, Any]]] = {
 
 EXAMPLES = KINDS | {
     "top_k": {"top_k": 5},
-    "top_p in top_k": {"top_p": 0.9, "top_k": 300},
+    "top_p in top_k": {"top_p": 0.9, "top_k": 2000},
+    "many top_k, top_p": {"top_p": 0.9, "top_k": 300},
     "top_k, top_p": {"top_k": 5, "top_p": 0.9},
     "logprobs": {"logprobs": 3},
 }

@@ -7,7 +7,7 @@ import torch
 
 from tests.support.screening import Problem, backends
 from tpsample import SamplingBatch, VocabShard
-from tpsample.backends.numba_.kernels import int8, products
+from tpsample.backends.numba_.kernels import first_logits, int8, products
 from tpsample.backends.numba_.kernels.compiling import F32, jit
 from tpsample.backends.numba_.kernels.head import end_logits, upper_ends
 from tpsample.backends.numba_.kernels.inputs import BLOCK, block_at, blocks_of, take_rows, weight_of
@@ -32,6 +32,12 @@ def noise_of_ids(first_id, stream, out):
     """Find the exact noise of neighbouring ids."""
     for i in range(len(out)):
         out[i] = exact_noise(first_id + i, stream)
+
+
+@jit(entry=True)
+def number_near_largest(ends, count):
+    """Find a number that at least `count` of some ends reach."""
+    return first_logits.near_largest(ends, count, np.full(2**first_logits.KEY_BITS, 7))
 
 
 @jit(entry=True)

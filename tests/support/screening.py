@@ -16,6 +16,7 @@ from tests.support.settings import settings_of
 from tpsample import SamplingBatch, SamplingParams, VocabShard
 from tpsample.backends.backend import Backend
 from tpsample.backends.numba_.kernels.draw import draw
+from tpsample.backends.numba_.kernels.first_logits import store_first
 from tpsample.backends.numba_.kernels.store import list_kept, store
 from tpsample.backends.numba_.launch import NativeBackend
 from tpsample.backends.torch_.launch import TorchBackend
@@ -223,7 +224,7 @@ class CountedBackend(NativeBackend):
         super()._run(kernel, source, *arguments, outputs=outputs)
         if kernel is store:
             self.whole[arguments[2]] += source.stop - source.start
-        elif kernel in (draw, list_kept):
+        elif kernel in (draw, list_kept, store_first):
             singly, in_blocks = torch.from_numpy(outputs[-1].sum(axis=0))
             self.candidates[arguments[2]] += singly
             self.whole[arguments[2]] += in_blocks

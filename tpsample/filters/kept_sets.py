@@ -21,8 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tpsample.backends.torch_.logprobs import first_of
 from tpsample.backends.torch_.passes import ShardLogits, last_tied
 from tpsample.core import word
+from tpsample.core.masses import TOP_MASS
 from tpsample.core.order import ABOVE_ALL, BINS, DIGIT_BITS, Search, mass_limit
 from tpsample.core.rules import TOP_K
 from tpsample.filters.thresholds import thresholds_of
@@ -158,10 +160,11 @@ def find_kept_sets(
     """Return the tokens of every row that could have been drawn, for training.
 
     Collective. A kept set is a prefix of the total order, so each rank's part of it is the first
-    words of its own order. Beside the search for the cut, a row costs every rank 16 (W - 1) bytes
-    for masses and sizes and 8 (W - 1) · n for the words, where n is the most words that one rank
-    has of a row that is listed. A row over the cap sends no words, because it is reported as an
-    overflow and never cut short. Nor does a row that kept all ids.
+    words of its own order. Where the first words decide all rows, these are all that is sent. Else,
+    beside the search for the cut, a row costs every rank 16 (W - 1) bytes for masses and sizes and
+    8 (W - 1) · n for the words, where n is the most words that one rank has of a row that is
+    listed. A row over the cap sends no words, because it is reported as an overflow and never cut
+    short. Nor does a row that kept all ids.
 
     Args:
         rows: the logits of all rows of the step on this rank.
@@ -170,14 +173,19 @@ def find_kept_sets(
         may_read: whether the host may read from the device how many words there are. If not, n is
             min(cap, V), and the sets lie in memory for as many ids of every row.
     """
-    top_word = ranks.gather_integers(rows.first_words(1)).amax(dim=0).squeeze(1)
-    rows = replace(rows, top=rows.value_of(top_word))
-    cut = find_cut(rows, filters, ranks, may_read=may_read)
-    # The cut of a row without a token lies above every word, so it stays.
-    cut = torch.where(rows.noise.random.squeeze(1), cut, cut.maximum(top_word))
-    own = torch.cat([rows.mass_from(cut)[:, :1], rows.count_from(cut.unsqueeze(1))], dim=1)
-    masses, counts = ranks.gather_integers(own).unbind(dim=2)  # [W, R] each
-    mass = masses.sum(dim=0)
+    first: Tensor | None = None
+    if all(kind.demand.first for kind in filters.kinds):
+        rows, first, cut, mass = _of_first_words(rows, filters, ranks)
+        counts = (first >= cut.unsqueeze(1)).sum(dim=1).unsqueeze(0)
+    else:
+        top_word = ranks.gather_integers(rows.first_words(1)).amax(dim=0).squeeze(1)
+        rows = replace(rows, top=rows.value_of(top_word))
+        cut = find_cut(rows, filters, ranks, may_read=may_read)
+        # The cut of a row without a token lies above every word, so it stays.
+        cut = torch.where(rows.noise.random.squeeze(1), cut, cut.maximum(top_word))
+        own = torch.cat([rows.mass_from(cut)[:, :1], rows.count_from(cut.unsqueeze(1))], dim=1)
+        masses, counts = ranks.gather_integers(own).unbind(dim=2)  # [W, R] each
+        mass = masses.sum(dim=0)
     if drawn is not None:
         counts = counts * drawn
     sizes = counts.sum(dim=0)
@@ -189,14 +197,18 @@ def find_kept_sets(
     if may_read and total:
         needed = (counts * listed).max(), listed_sizes.max(), listed_sizes.sum()
         width, longest, total = torch.stack(needed).tolist()
-    words = rows.words_from(cut.where(listed_sizes > 0, ABOVE_ALL), width)
-    gathered = ranks.gather_integers(words)
-    first = gathered.transpose(0, 1).flatten(1)
-    if len(gathered) > 1:
-        first = first.topk(longest, dim=1).values
+    cut = cut.where(listed_sizes > 0, ABOVE_ALL)
+    if first is not None:
+        words = first[:, :longest]
+        words = words * (words >= cut.unsqueeze(1))
+    else:
+        gathered = ranks.gather_integers(rows.words_from(cut, width))
+        words = gathered.transpose(0, 1).flatten(1)
+        if len(gathered) > 1:
+            words = words.topk(longest, dim=1).values
 
     offsets = F.pad(listed_sizes.cumsum(dim=0), (1, 0))
-    token_ids, log_masses = rows.listed_sets(first, mass, offsets, total)
+    token_ids, log_masses = rows.listed_sets(words, mass, offsets, total)
     return KeptSets(
         offsets=offsets,
         token_ids=token_ids,
@@ -204,4 +216,24 @@ def find_kept_sets(
         sizes=sizes,
         whole=whole,
         overflow=~(listed | whole),
+    )
+
+
+def _of_first_words(
+    rows: ShardLogits, filters: RowFilters, ranks: Ranks
+) -> tuple[ShardLogits, Tensor, Tensor, Tensor]:
+    """Return the rows with their largest logits, their first words over all ranks, int64 [R, k],
+    and their cuts and masses, int64 [R] each. Collective as `thresholds_of` is, after one gather.
+    """
+    gathered = ranks.gather_integers(rows.first_words(filters.demand.first))
+    first = first_of(gathered, gathered.shape[2])
+    top_word = first[:, 0]
+    rows = replace(rows, top=rows.value_of(top_word))
+    cut, mass = rows.kept_of_first(first, thresholds_of(rows, filters, ranks)).unbind(dim=1)
+    random = rows.noise.random.squeeze(1)
+    return (
+        rows,
+        first,
+        torch.where(random, cut, cut.maximum(top_word)),
+        torch.where(random, mass, TOP_MASS),
     )

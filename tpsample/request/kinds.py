@@ -14,6 +14,7 @@ from tpsample.request.batch import SamplingBatch
 from tpsample.request.controls.tables import num_words
 from tpsample.request.params import SamplingParams
 from tpsample.request.plan import BatchView
+from tpsample.request.row_filter import MAX_TOP_WORDS
 from tpsample.request.step_batch import StepBatch
 
 Kind = str
@@ -26,7 +27,8 @@ KINDS: dict[Kind, dict[str, Any]] = {
     "top_k": {"top_k": 2},
     "top_p": {"top_p": 0.9},
     "top_p in top_k": {"top_p": 0.9, "top_k": 1, "ties": "keep"},
-    "top_k, top_p": {"top_k": 1, "top_p": 0.9},
+    "top_k, top_p": {"top_k": 2, "top_p": 0.9},
+    "many top_k, top_p": {"top_k": MAX_TOP_WORDS + 1, "top_p": 0.9},
     **{rule.name: {rule.name: rule.example} for rule in ENDING},
     "logprobs": {"logprobs": 2, "logprobs_mode": "processed_logprobs"},
     "allowed ids": {"allowed_token_ids": [0]},
@@ -38,13 +40,17 @@ KINDS: dict[Kind, dict[str, Any]] = {
     "forced": {},
     "kept sets": {},
 }
-"""The fields of an example, which fit any vocabulary. A top_p in a top_k that is over 256, or that
-keeps ties, is a kind of its own. The last three belong to a batch: two masks, and a `kept_cap`."""
+"""The fields of an example, which fit any vocabulary. A top_p in a top_k that is over 1024, or that
+keeps ties, is a kind of its own, and so is one in any other top_k over 256. The last three belong
+to a batch: two masks, and a `kept_cap`."""
 
 _OF_ONE_ROW: tuple[Kind, ...] = (
-    "plain", "top_k", "top_k, top_p", "top_p", "top_p in top_k", *_ENDING,
+    "plain", "top_k", "top_k, top_p", "many top_k, top_p", "top_p", "top_p in top_k", *_ENDING,
 )  # fmt: skip
 """Of these a request has one; those by first words stand before the other filters."""
+
+_BY_FIRST_WORDS: tuple[Kind, ...] = ("top_k", "top_k, top_p", "many top_k, top_p")
+"""Where all rows are of these, kept sets follow from their first words."""
 
 _SEARCHED: Kind = "top_p in top_k"
 """The best scores decide no row of this kind."""
@@ -53,7 +59,7 @@ _OF_THE_HEAD: tuple[tuple[Kind, ...], ...] = (
     ("allowed ids", "bad words", "min_tokens", "grammar", "forced"),
     ("penalties",),
     ("bias",),
-    ("top_k", "top_p", "top_k, top_p", "top_p in top_k", *_ENDING, "logprobs", "kept sets"),
+    (*_OF_ONE_ROW[1:], "logprobs", "kept sets"),
 )
 """Kinds that the LM head cannot tell apart; it is compiled for each set of these."""
 
@@ -104,7 +110,8 @@ def batches_of(
     how: dict[str, Any] = {"vocab_size": vocab_size, "device": device}
     if any(kind in _OF_ONE_ROW[1:] for kind in kinds):
         kinds = tuple(dict.fromkeys((*kinds, _SEARCHED)))
-    for mix in (*((kind,) for kind in kinds), *_all_of(kinds, most)):
+    reported = [(kind, "kept sets") for kind in _BY_FIRST_WORDS if {kind, "kept sets"} <= {*kinds}]
+    for mix in (*((kind,) for kind in kinds), *reported, *_all_of(kinds, most)):
         batch = _batch_of(mix, num_rows, **how)
         yield batch
         if batch.plan.filters is not None:

@@ -6,6 +6,7 @@ it can be of other rows. A `BatchView` is made for one call.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -135,28 +136,42 @@ class BatchPlan:
         return found
 
     @cached_property
-    def _only_filtered(self) -> dict[int, Demand]:
-        """The demands of rows whose logits nothing else looks at, by place among the stored."""
-        if self.filters is None or self.kept_cap is not None or self.stores_all:
-            return {}
-        asking = set() if self.logprobs is None else set(self.logprobs.row_list)
-        # The stored rows begin with the filtered ones, in the same order.
-        filtered = enumerate(zip(self.filters.row_list, self.filters.kinds, strict=True))
-        return {place: kind.demand for place, (row, kind) in filtered if row not in asking}
-
-    @cached_property
     def bounded(self) -> dict[int, Demand]:
-        """The demands of rows that need few of their logits, by place."""
-        return {place: demand for place, demand in self._only_filtered.items() if demand.few}
+        """The demands of rows that need few of their logits, by place among the stored.
+
+        A kept set, and logprobs of it, need no others than the row's token does.
+        """
+        found = {place: self._reported(row, its) for place, row, its in self._filtered}
+        return {place: demand for place, demand in found.items() if demand.few}
 
     @cached_property
     def rough(self) -> list[int]:
         """The places of the other rows that the rejection can decide, from bounds of their sums.
 
-        There are none in fixed rounds, because a row that bounds leave open takes one round more.
+        There are none in fixed rounds, because a row that bounds leave open takes one round more,
+        nor where the logits are looked at again.
         """
-        filtered = {} if self.fixed_rounds else self._only_filtered
-        return [place for place, demand in filtered.items() if demand.rough]
+        if self.fixed_rounds or self.kept_cap is not None:
+            return []
+        asking = set() if self.logprobs is None else set(self.logprobs.row_list)
+        return [place for place, row, its in self._filtered if its.rough and row not in asking]
+
+    @property
+    def _filtered(self) -> Iterator[tuple[int, int, Demand]]:
+        """Yield place among the stored, row and demand of the filtered rows, the first stored ones;
+        of none if all logits are stored."""
+        if self.filters is not None and not self.stores_all:
+            rows = zip(self.filters.row_list, self.filters.kinds, strict=True)
+            for place, (row, kind) in enumerate(rows):
+                yield place, row, kind.demand
+
+    def _reported(self, row: int, demand: Demand) -> Demand:
+        """Return what a row needs, with its logprobs."""
+        asked = self.logprobs
+        if asked is None or row not in asked.row_list:
+            return demand
+        of_all = asked.chosen.shape[1] > 0 or not asked.processed_list[asked.row_list.index(row)]
+        return Demand() if of_all else demand.listing(asked.top)
 
     @property
     def _replaced(self) -> set[int]:

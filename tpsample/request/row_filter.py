@@ -16,8 +16,10 @@ from tpsample.core.rules import ENDING, TOP_K, TOP_P, behind_top_p
 from tpsample.core.word import LOWEST_DRAWABLE
 from tpsample.request.params import SamplingParams
 
-MAX_TOP_WORDS = 256
-"""Largest top_k whose tokens are worth exchanging."""
+MAX_TOP_WORDS, MAX_WEIGHED_WORDS = 256, 1024
+"""Largest top_k whose tokens are worth exchanging, by itself and with a top_p of what it leaves. By
+itself the best scores nearly always decide a row; with such a top_p only a search does, which sends
+14 KB per row."""
 
 LOWEST = "the least word that can be drawn"
 BY_FIRST_WORDS = "by first words"
@@ -80,6 +82,13 @@ class Demand(NamedTuple):
         """Whether sums over bounds of all logits nearly always decide the row."""
         return not (self.first or self.searched or self.few or self.exact)
 
+    def listing(self, count: int) -> Demand:
+        """Return what the row needs if its first `count` tokens are reported, kept or not."""
+        if not count:
+            return self
+        few = self.most > 0 and count <= MAX_TOP_WORDS
+        return self._replace(most=max(self.most, count) if few else 0, least=-math.inf)
+
     @staticmethod
     def of_any(demands: Iterable[Demand]) -> Demand:
         """Return what rows need together. Equal ones of two batches launch the same."""
@@ -130,7 +139,8 @@ class RowFilter(NamedTuple):
 
         A filter keeps the first tokens of an order, and top_p a share of the mass that the rules
         before it leave. So few logits are needed where all that a row weighs lies among its first
-        k tokens, k <= 256, or at a known y or above. If both bound the row, all lies within both.
+        k tokens, k <= 256, with top_p k <= 1024, or at a known y or above. If both bound the row,
+        all lies within both.
         A rule behind top_p bounds nothing where top_p is on, because top_p weighs tokens that this
         rule removes. Nor does any rule beside one that needs all logits.
         """
@@ -139,7 +149,8 @@ class RowFilter(NamedTuple):
         known = all(ENDING[i].known for i in on)
         top_k_behind, *behind = (each and masses for each in self.behind)
         within_top_k = counts and not top_k_behind
-        by_first = within_top_k and self.top_k <= MAX_TOP_WORDS
+        worth_sending = MAX_WEIGHED_WORDS if masses else MAX_TOP_WORDS
+        by_first = within_top_k and self.top_k <= worth_sending
         least = [self.ends[i] for i in on if known and not behind[i]]
         return Demand(
             first=self.top_k if by_first and not self.keep_ties else 0,

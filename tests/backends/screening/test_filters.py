@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.native import number_near_largest
 from tests.support.screening import (
     PASSES,
     Problem,
@@ -38,6 +39,7 @@ def sample_in_fixed_rounds(*arguments: Any) -> Tensor:
     return sample_filtered(*arguments, may_read=False)
 
 
+PROCESSED = {"logprobs_mode": "processed_logprobs"}
 WAYS = (sample_filtered, sample_in_fixed_rounds)
 
 
@@ -100,7 +102,9 @@ def shards_of(vocab_size: int, pick: random.Random) -> list[VocabShard]:
 
 def filtered(pick: random.Random, **others: object) -> SamplingParams:
     """A request with filters; a bound can serve most."""
-    top_k, min_p = pick.choice([(0, 0.2), (1, 0.0), (3, 0.0), (7, 0.05), (20, 0.9), (40, 0.0)])
+    top_k, min_p = pick.choice(
+        [(0, 0.2), (1, 0.0), (3, 0.0), (7, 0.05), (20, 0.9), (40, 0.0), (90, 0.0), (300, 0.01)]
+    )
     return SamplingParams(
         temperature=pick.choice([0.1, 0.7, 1.0, 2.5]),
         top_k=top_k,
@@ -150,7 +154,16 @@ def of(params, vocab_size: int, **others) -> SamplingBatch:
         ({"min_p": 0.1, "top_p": 0.9, "filter_order": "min_p_last"}, False),
         ({"min_p": 0.1, "top_k": 20, "top_p": 0.9, "filter_order": "min_p_last"}, True),
         ({"min_p": 0.1, "filter_order": "min_p_last"}, True),
+        ({"top_k": 257, "top_p": 0.9}, True),
+        ({"top_k": 1024, "top_p": 0.9, "ties": "keep"}, True),
+        ({"top_k": 1025, "top_p": 0.9}, False),
         ({"top_k": 20, "logprobs": 0}, False),
+        ({"top_k": 20, "logprobs": 5, **PROCESSED}, True),
+        ({"top_k": 5, "logprobs": 20, **PROCESSED}, True),
+        ({"top_k": 20, "logprobs": 257, **PROCESSED}, False),
+        ({"top_k": 20, "logprob_token_ids": [7], **PROCESSED}, False),
+        ({"min_p": 0.1, "logprobs": 0, **PROCESSED}, True),
+        ({"min_p": 0.1, "logprobs": 1, **PROCESSED}, False),
     ],
     ids=str,
 )
@@ -168,10 +181,11 @@ def test_which_rows_need_few_logits(changes, bounded):
         assert there.max() < max(300, 8 * changes.get("top_k", 0))
 
 
-def test_a_kept_set_that_is_reported_takes_the_whole_way():
-    batch = of([SamplingParams(top_k=5, seed=1)] * 3, 500, kept_cap=8)
+@pytest.mark.parametrize(("changes", "whole"), [({"top_k": 5}, 0), ({"top_p": 0.9}, 500)])
+def test_a_kept_set_that_is_reported_needs_what_its_row_weighs(changes, whole):
+    batch = of([SamplingParams(seed=1, **changes)] * 3, 500, kept_cap=8)
     _, (counted,) = compare(problem("normal", 500, 3, 16), batch)
-    assert counted.whole.tolist() == [500] * 3
+    assert counted.whole.tolist() == [whole] * 3
 
 
 @pytest.mark.parametrize("which", PASSES)
@@ -184,12 +198,16 @@ def test_numbers_that_are_not_finite_or_nearly_so(place, value, which):
     target[(4, 3) if target.ndim == 2 else 4] = value
     params = [SamplingParams(top_k=3, min_p=0.1 * (row % 2), seed=row) for row in range(6)]
     compare(case, of(params, 1000), which=which)
+    compare(case, of([replace(each, top_k=70) for each in params], 1000), which=which)
 
 
 def test_filters_that_keep_all_that_is_listed():
-    """Descending logits so far apart that no more than k of them reach the threshold of top_k."""
+    """Descending logits so far apart that no more than k of them reach the threshold of top_k.
+
+    Without top_k all of the first block reach what is known by then, so it is stored whole.
+    """
     case = Problem(torch.arange(300.0, 0.0, -1.0).unsqueeze(1).repeat(1, 16), torch.ones(1, 16))
-    for top_k, min_p, kept in ((5, 0.0, 5), (1, 0.0, 1), (0, 1e-14, 3), (5, 1e-14, 3)):
+    for top_k, min_p, kept in ((5, 0.0, 5), (1, 0.0, 1), (0, 1e-14, 64), (5, 1e-14, 3)):
         params = SamplingParams(top_k=top_k, min_p=min_p, seed=1)
         logits, _ = compare(case, of([params], 300))
         assert (logits > -torch.inf).sum().item() == kept
@@ -197,20 +215,54 @@ def test_filters_that_keep_all_that_is_listed():
 
 @pytest.mark.parametrize("rows", [1, 5])
 def test_more_ids_than_can_wait(rows):
-    """Behind the 100 largest logits the others rise, so each is among the 200 largest so far."""
+    """Behind the 30 largest logits the others rise, so each is among the 60 largest so far."""
     logits = torch.arange(4.0 * WAITING)
-    logits[:100] += 10_000
+    logits[:30] += 10_000
     case = Problem(logits.unsqueeze(1).repeat(1, 16), torch.ones(rows, 16))
     case.hidden_states[1:] = -1.0  # there they fall, and no block is stored whole
-    compare(case, of([SamplingParams(top_k=200, seed=row) for row in range(rows)], len(logits)))
+    compare(case, of([SamplingParams(top_k=60, seed=row) for row in range(rows)], len(logits)))
 
 
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("name", ["near_ties", "twins", "cancelling"])
-def test_logits_nearer_to_the_last_kept_than_their_bounds(name, rows):
+@pytest.mark.parametrize("top_k", [20, 80])
+def test_logits_nearer_to_the_last_kept_than_their_bounds(name, rows, top_k):
     for seed in range(4):
         case = problem(name, 2000, rows, 48, seed=seed)
-        compare(case, of([SamplingParams(top_k=20, seed=row) for row in range(rows)], 2000))
+        params = [SamplingParams(top_k=top_k, seed=row) for row in range(rows)]
+        compare(case, of(params, 2000))
+
+
+@pytest.mark.parametrize("count", [1, 2, 100, 1000, 1001])
+def test_a_number_that_the_largest_reach(count):
+    """At least as many reach it as are asked for, and hardly more; a NaN is the largest."""
+    pick = torch.Generator().manual_seed(count)
+    for spread in (1e-3, 1.0, 1e30):
+        ends = torch.randn(1000, generator=pick) * spread
+        ends[::50] = -torch.inf
+        for nans in (0, 3):
+            ends[7 : 7 + nans] = torch.nan
+            found = number_near_largest(ends.numpy(), count)
+            reaching = int((~(ends < found)).sum())
+            if count <= nans or count > 980:
+                assert not found > -math.inf or found != found
+                continue
+            assert count <= reaching
+            last = ends.nan_to_num(math.inf, neginf=-math.inf).sort(descending=True).values
+            assert last[count - 1] - found <= 2.0**-12 * abs(last[count - 1])
+
+
+@pytest.mark.parametrize("logprobs", [0, 3, 9])
+def test_logprobs_of_a_row_made_greedy_by_its_temperature_are_of_all_ids(logprobs):
+    """The others' are of five ids, and list as many as were asked for."""
+    case = problem("normal", 2000, 3, 32)
+    batch = of([SamplingParams(top_k=5, seed=1, logprobs=logprobs, **PROCESSED)] * 3, 2000)
+    batch.temperature[1] = 0.0
+    samplers = [LMHeadSampler(case.weight, backend=name) for name in ("numba", "torch")]
+    found, expected = (each(case.hidden_states, batch, 0).logprobs for each in samplers)
+    for name in ("token_ids", "values", "ranks", "entropies"):
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+    assert (found.entropies[1] > found.entropies[0] + 1).all()
 
 
 def test_the_threshold_of_min_p_is_reached():

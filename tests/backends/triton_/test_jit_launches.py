@@ -54,6 +54,7 @@ STORED = {
     "filters, samples": [*LEADING, *FIRST_KEPT],
     "top_p in top_k": ["group_first", TOP, *SEARCHES, "best_kept", "write_tokens"],
     "top_k, top_p": TOP_WORDS,
+    "many top_k, top_p": TOP_WORDS,
     "logprobs": LOGPROBS,
     "all together": [*FIRST_WORDS, *EVERY_END, *TOP_WORDS[2:], *LOGPROBS],
     "drafts": [*FIRST_WORDS, *EVERY_END, *TOP_WORDS[2:], *LOGPROBS],
@@ -69,9 +70,10 @@ FIXED = {
     "top_p": [*REJECTION, TOP, *SEARCH_OF_8, *KEPT],
     "top_k 5": [*FIRST_WORDS, "exchange", "top_words", "write_tokens"],
     "min_p": [*REJECTION[:3], TOP, LEAST, *REJECTION[3:], *KEPT],
-    "top_k 300, top_p": [*REJECTION, TOP, *SEARCH_OF_8, "mass", "exchange", *SEARCH_OF_8, *KEPT],
+    "top_k 2000, top_p": [*REJECTION, TOP, *SEARCH_OF_8, "mass", "exchange", *SEARCH_OF_8, *KEPT],
 }
-FIXED["top_k 300"], FIXED["top_k 5, top_p"] = FIXED["top_p"], FIXED["top_k 5"]
+FIXED["top_k 300"] = FIXED["top_p"]
+FIXED["top_k 5, top_p"] = FIXED["top_k 300, top_p"] = FIXED["top_k 5"]
 BOTH_FIRST = [*FIRST_WORDS, *LEADING, "exchange", "exchange", "top_words"]
 FIXED["mixture"] = [*BOTH_FIRST, TOP, LEAST, *REJECTION[3:], *SEARCH_OF_8, *KEPT]
 BY_RATIO = ["law_tops", "law_rows", "law_sums", "accept", "residual", "emit"]
@@ -91,7 +93,8 @@ MOST_OPERATORS = {
     "logprobs": 19,
     "fixed rounds, min_p": 17,
     "fixed rounds, top_p": 39,
-    "fixed rounds, top_k 300, top_p": 66,
+    "fixed rounds, top_k 2000, top_p": 66,
+    "fixed rounds, top_k 300, top_p": 7,
     "fixed rounds, top_k 5": 7,
     "rejection": 10,
     "block, 8 ranks": 13,

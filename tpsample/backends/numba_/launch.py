@@ -3,7 +3,7 @@
 A step has up to five kinds of rows; each takes one reading of the weights:
 
     plain      no filters, no logprobs         `draw`
-    bounded    top_k up to 256 or a known y    `list_kept`    see `Demand`
+    bounded    top_k up to 1024 or a known y   `list_kept`, `store_first`    see `Demand`
     rough      top_p, or a larger top_k        `draw`         upper ends of their logits are stored
     whole      they need all of their logits   `store`
     given      the caller computed the logits  `draw_given`, `store_given`
@@ -25,10 +25,11 @@ from tpsample.backends.numba_.kernels import head as native
 from tpsample.backends.numba_.kernels.arrays import array_of
 from tpsample.backends.numba_.kernels.compiled_ahead import load_all
 from tpsample.backends.numba_.kernels.draw import draw, draw_given
+from tpsample.backends.numba_.kernels.first_logits import store_first
 from tpsample.backends.numba_.kernels.inputs import Memory, Weight, weight_of
 from tpsample.backends.numba_.kernels.int8 import Copy
 from tpsample.backends.numba_.kernels.noise import draws_of
-from tpsample.backends.numba_.kernels.store import list_kept, store, store_given
+from tpsample.backends.numba_.kernels.store import PAIR, list_kept, store, store_given
 from tpsample.backends.numba_.kernels.threads import in_ranges, threads_for
 from tpsample.backends.screening.int8_copy import Int8Copy
 from tpsample.core.row_noise import safe_temperature
@@ -41,6 +42,8 @@ from tpsample.settings import Settings
 
 COPY_ROWS = 2
 """Most rows of a step for which reading the 8-bit copy first is faster than reading the weights."""
+HEAPED = 64
+"""Largest top_k whose tokens are kept in a heap while the weights are read."""
 NO_CUT = np.empty(0, np.int64)
 
 
@@ -57,7 +60,8 @@ class NativeBackend(Backend):
     def memory_of_found(self, plan: BatchPlan, num_samples: int) -> Found | None:
         if not plan.bounded and not plan.rough:
             return None
-        count = max([1, *(demand.most for demand in plan.bounded.values())])
+        most = (demand.most for demand in plan.bounded.values())
+        count = max([1, *(k for k in most if k <= HEAPED)])
         shape = torch.get_num_threads(), len(plan.stored_list)
         of_rough = num_samples, BEST_SCORES if plan.rough else 0
         first = self._scratch.take("first words", torch.int64, *shape, count).zero_()
@@ -191,15 +195,32 @@ class NativeBackend(Backend):
     def _list(
         self, step: Step, source: Weight, index: np.ndarray, head: native.NativeHead, memory: Memory
     ) -> None:
-        """Store what the filters of bounded rows can keep."""
-        kinds = step.batch.plan.kinds
+        """Store what the filters of bounded rows can keep.
+
+        A row that was made greedy by its temperature alone reports logprobs of all ids.
+        """
+        kinds, threads = step.batch.plan.kinds, self._threads(source, len(index))
         heat = safe_temperature(step.batch.temperature[kinds.bounded])[0]
-        bounds = array_of(kinds.most), array_of(heat.double() * kinds.least)
-        computed = np.zeros((self._threads(source, len(index)), 2, len(index)), np.int64)
-        arguments = hidden_of(step), index, head, memory, *bounds
+        most, least = array_of(kinds.most), array_of(heat.double() * kinds.least)
+        many = most > HEAPED
+        whole = many & (PAIR * threads * most > source.stop - source.start)
+        asked = step.batch.plan.logprobs
+        if asked is not None:
+            is_greedy = ~array_of(step.noise.random)[index, 0]
+            whole |= is_greedy & np.isin(index, asked.row_list)
         assert step.found is not None
-        first = array_of(step.found.first)[: len(computed)]
-        self._run(list_kept, source, len(index), *arguments, outputs=(first, computed))
+        first = (array_of(step.found.first)[:threads],)
+        for kernel, rows, found in (
+            (store, whole, ()),
+            (list_kept, ~whole & ~many, first),
+            (store_first, ~whole & many, ()),
+        ):
+            its = memory._replace(places=memory.places[rows])
+            arguments: tuple[Any, ...] = hidden_of(step), index[rows], head, its
+            if kernel is not store:
+                computed = np.zeros((threads, 2, rows.sum()), np.int64)
+                arguments, found = (*arguments, most[rows], least[rows]), (*found, computed)
+            self._run(kernel, source, rows.sum(), *arguments, outputs=found)
 
     def _store(
         self, step: Step, source: Weight, index: np.ndarray, head: native.NativeHead, memory: Memory

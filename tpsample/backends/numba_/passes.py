@@ -110,11 +110,22 @@ class NativeShardLogits(ShardLogits):
 
     def best_of_first(self, first: Tensor, thresholds: Thresholds) -> Tensor:
         out = first.new_zeros(len(first), self.noise.num_samples)
+        its = draws_of(self.noise), array_of(out)
+        self._run_on_first(passes.best_of_first, first, thresholds, *its)
+        return out
+
+    def kept_of_first(self, first: Tensor, thresholds: Thresholds) -> Tensor:
+        out = first.new_zeros(len(first), 2)
+        self._run_on_first(passes.kept_of_first, first, thresholds, array_of(out))
+        return out
+
+    def _run_on_first(
+        self, kernel: Any, first: Tensor, thresholds: Thresholds, *arguments: Any
+    ) -> None:
+        """Call a pass over the first words of all rows."""
         limits = tuple(array_of(tensor.contiguous()) for tensor in thresholds[:4])
         rows = array_of(first.contiguous()), array_of(self.temperature.contiguous())
-        its = *rows, limits, draws_of(self.noise), array_of(out)
-        in_ranges(passes.best_of_first, 0, len(first), 1, *its)
-        return out
+        in_ranges(kernel, 0, len(first), 1, *rows, limits, *arguments)
 
     def digits(self, prefix: Tensor, shift: int, *, mass: bool) -> Tensor:
         bins = torch.zeros(len(prefix), DIGITS, dtype=torch.int64, device="cpu")

@@ -361,19 +361,31 @@ class ShardLogits:
             thresholds: of these rows. No row keeps ties, and each total is of `most` tokens at
                 the most.
         """
-        count, logits = first.shape[1], word.value_of(first)
-        top = logits[:, 0]
-        within = torch.arange(count, device=first.device) < thresholds.most.unsqueeze(1)
-        in_total = within & (first >= thresholds.least_of_total.unsqueeze(1))
-        mass = self.masses(logits, top)
-        total = (mass * in_total).sum(dim=1, keepdim=True)
-        kept = within & (first >= thresholds.least.unsqueeze(1))
-        kept &= mass.cumsum(dim=1) - mass < mass_limit(total, thresholds.share.unsqueeze(1))
-
-        ids, samples = word.token_of(first), range(self.noise.num_samples)
+        logits, ids = word.value_of(first), word.token_of(first)
+        kept, samples = self._kept_of_first(first, thresholds)[0], range(self.noise.num_samples)
         scores = [word.pack(score_tokens(logits, ids, self.noise, s), ids) for s in samples]
         best = torch.stack([(each * kept).amax(dim=1) for each in scores], dim=1)
         return or_nan(best, first[:, 0])
+
+    def kept_of_first(self, first: Tensor, thresholds: Thresholds) -> Tensor:
+        """Return int64 [F, 2] of kept sets among first tokens: the last word, and the mass.
+
+        Without any token the word is above all, and the mass is 0. The arguments are those of
+        `best_of_first`.
+        """
+        kept, mass = self._kept_of_first(first, thresholds)
+        return torch.stack([first.where(kept, ABOVE_ALL).amin(dim=1), (mass * kept).sum(dim=1)], 1)
+
+    def _kept_of_first(self, first: Tensor, thresholds: Thresholds) -> tuple[Tensor, Tensor]:
+        """Return which first tokens are kept, bool [F, n], and their masses, int64."""
+        top = word.value_of(first[:, 0])
+        within = torch.arange(first.shape[1], device=first.device) < thresholds.most.unsqueeze(1)
+        in_total = within & (first >= thresholds.least_of_total.unsqueeze(1))
+        mass = self.masses(word.value_of(first), top)
+        total = (mass * in_total).sum(dim=1, keepdim=True)
+        kept = within & (first >= thresholds.least.unsqueeze(1)) & ~top.isnan().unsqueeze(1)
+        kept &= mass.cumsum(dim=1) - mass < mass_limit(total, thresholds.share.unsqueeze(1))
+        return kept, mass
 
     def write_tokens(self, words: Tensor, index: Tensor, out: SampleOutput) -> None:
         """Write tokens and status of score words [F, num_samples]. A lost row stays lost.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import triton
 from torch import Tensor
 
@@ -36,6 +37,7 @@ from tpsample.backends.triton_.kernels.order import group_first_kernel, group_wo
 from tpsample.backends.triton_.kernels.sums import (
     best_kept_kernel,
     count_kernel,
+    kept_of_first_kernel,
     least_of_mass_kernel,
     least_word_kernel,
     mass_kernel,
@@ -49,7 +51,7 @@ from tpsample.core.order import ABOVE_ALL, BINS, DIGIT_BITS, DIGITS, Search
 from tpsample.core.word import NO_TOKEN
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.request.filters import LogprobRows, Thresholds
-from tpsample.request.row_filter import MAX_TOP_WORDS
+from tpsample.request.row_filter import MAX_TOP_WORDS, MAX_WEIGHED_WORDS
 
 BLOCK = 1024 if interpreted() else 2048
 NUM_WARPS = 8
@@ -99,10 +101,9 @@ class TritonShardLogits(ShardLogits):
         }
 
     def first_words(self, count: int) -> Tensor:
-        groups = self.count_of(GROUP)
-        if 2 * count > groups:
-            return super().first_words(count)
-        rows = len(self.logits)
+        rows, groups = len(self.logits), self.count_of(GROUP)
+        if not groups:
+            return self.logits.new_zeros(rows, count, dtype=torch.int64)
         first = self.logits.new_empty(rows, groups, dtype=torch.int64)
         self.launch(
             group_first_kernel,
@@ -113,13 +114,17 @@ class TritonShardLogits(ShardLogits):
         )
         if count == 1:
             return first.amax(dim=1, keepdim=True)
-        words = first.new_empty(rows, count * GROUP)
-        group_words_kernel[(count, rows)](
+        if 2 * count <= groups:  # else few groups would be left out
+            first, groups = first.topk(count, dim=1).values, count
+        words = first.new_empty(rows, groups * GROUP)
+        group_words_kernel[(groups, rows)](
             **self.shard_arguments(),
-            first_ptr=first.topk(count, dim=1).values,
+            first_ptr=first,
             words_ptr=words,
             GROUP=GROUP,
         )
+        if words.shape[1] < count:
+            words = F.pad(words, (0, count - words.shape[1]))
         return words.topk(count, dim=1).values
 
     def best_scores(self, count: int) -> Tensor:
@@ -186,21 +191,37 @@ class TritonShardLogits(ShardLogits):
         return words, decided
 
     def best_of_first(self, first: Tensor, thresholds: Thresholds) -> Tensor:
-        rows, count = first.shape
-        words = first.new_empty(rows, self.noise.num_samples)
-        top_words_kernel[(rows,)](
-            first_ptr=first.contiguous(),
+        words = first.new_empty(len(first), self.noise.num_samples)
+        top_words_kernel[(len(first),)](
+            **self._of_first(first, thresholds),
             **self.noise_arguments(),
-            most_ptr=thresholds.most,
-            share_ptr=thresholds.share,
-            least_ptr=thresholds.least,
-            least_of_total_ptr=thresholds.least_of_total,
             words_ptr=words,
-            count=count,
-            BLOCK=MAX_TOP_WORDS,  # one kernel for every top_k
             enable_fp_fusion=False,
         )
         return words
+
+    def kept_of_first(self, first: Tensor, thresholds: Thresholds) -> Tensor:
+        found = first.new_empty(len(first), 2)
+        kept_of_first_kernel[(len(first),)](
+            **self._of_first(first, thresholds),
+            temperature_ptr=self.noise.temperature,
+            found_ptr=found,
+            enable_fp_fusion=False,
+        )
+        return found
+
+    def _of_first(self, first: Tensor, thresholds: Thresholds) -> dict[str, Any]:
+        """Return the arguments by which a kernel finds what is kept of first words."""
+        count = first.shape[1]
+        return {
+            "first_ptr": first.contiguous(),
+            "most_ptr": thresholds.most,
+            "share_ptr": thresholds.share,
+            "least_ptr": thresholds.least,
+            "least_of_total_ptr": thresholds.least_of_total,
+            "count": count,
+            "BLOCK": MAX_TOP_WORDS if count <= MAX_TOP_WORDS else MAX_WEIGHED_WORDS,
+        }
 
     def write_tokens(self, words: Tensor, index: Tensor, out: SampleOutput) -> None:
         write_tokens_kernel[(len(index),)](

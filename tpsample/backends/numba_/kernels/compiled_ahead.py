@@ -25,6 +25,7 @@ from tpsample.backends.numba_.kernels.arrays import array_of
 from tpsample.backends.numba_.kernels.compiling import is_ready, told
 from tpsample.backends.numba_.kernels.decode import decode
 from tpsample.backends.numba_.kernels.draw import draw, draw_given, draw_stored
+from tpsample.backends.numba_.kernels.first_logits import store_first
 from tpsample.backends.numba_.kernels.head import NativeHead
 from tpsample.backends.numba_.kernels.inputs import FRACTION_BITS, Memory, weight_of
 from tpsample.backends.numba_.kernels.int8 import Copy
@@ -69,6 +70,7 @@ def entries(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]
         found += [(draw, (*own, copy, *drawn)) for copy in (types.none, COPY)[: 1 + screened]]
         found += [
             (list_kept, (*own, HEAD, MEMORY, INTS, DOUBLES, INTS_3, INTS_3)),
+            (store_first, (*own, HEAD, MEMORY, INTS, DOUBLES, INTS_3)),
             (store, (*own, HEAD, MEMORY)),
         ]
     for dtype in FRACTION_BITS:
@@ -94,6 +96,7 @@ def entries(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]
         (cuts.reached_at, (INTS_2, FLOATS, FLOATS, INTS, INTS, types.bool_, INTS)),
         (cuts.listed_sets, (INTS_2, FLOATS, FLOATS, DOUBLES, INTS, INTS, DOUBLES)),
         (passes.best_of_first, (INTS_2, FLOATS, LIMITS, DRAWS, INTS_2)),
+        (passes.kept_of_first, (INTS_2, FLOATS, LIMITS, INTS_2)),
         (drafts.draft_words, (FLOATS_2, int64, DRAFT_ROWS, int64, int64, INTS)),
         (laws.law_sums, (LAWS, INTS_2)),
         (laws.residuals, (LAWS, INTS_2, INTS_3, INTS, INTS, INTS_3)),

@@ -16,6 +16,7 @@ from tpsample.backends.numba_.kernels.numbers import key_of, pack, value_of
 from tpsample.backends.numba_.kernels.primitives import larger, smaller
 from tpsample.backends.numba_.kernels.threads import share
 from tpsample.core import spread as twin
+from tpsample.core.order import ABOVE_ALL
 from tpsample.core.word import KEY_NAN, TOKEN_BITS, TOKEN_MASK
 
 FARTHEST, UNITS, INTEGERS_FROM = F32(twin.FARTHEST), F32(twin.UNITS), F32(twin.INTEGERS_FROM)
@@ -229,6 +230,25 @@ def best_of_first(start, stop, parts, threads, arguments):
     share(best_of_first_rows, start, stop, parts, threads, arguments)
 
 
+@jit()
+def keep_first(first, top_k, share, least, least_of_total, mass, kept):
+    """Note which of a row's first tokens its filters keep.
+
+    Args:
+        first: int64 [n], order words, descending; mass: int64 [n].
+        top_k, share, least, least_of_total: of `tpsample.request.filters.Thresholds`.
+        kept: bool [n].
+    """
+    total, before, last = I64(0), I64(0), smaller(len(first), top_k)
+    for j in range(last):
+        total += mass[j] if first[j] >= least_of_total else I64(0)
+    limit = I64(math.ceil(F64(total) * share)) if share < 1.0 else I64(2**62)
+    is_nan = key_of(first[0]) == KEY_NAN
+    for j in range(len(first)):
+        kept[j] = j < last and first[j] >= least and before < limit and not is_nan
+        before += mass[j]
+
+
 @jit(allocates=True)
 def best_of_first_rows(start, stop, part, arguments):
     """Find the best score words among the first tokens of rows that their filters keep.
@@ -243,20 +263,14 @@ def best_of_first_rows(start, stop, part, arguments):
     num_rows, count = first.shape
     most, shares, least, least_of_total = limits
     noise, logits = noise_of(draws, np.arange(num_rows)), np.empty(count, F32)
-    power, mass = np.empty(count, F32), np.empty(count, I64)
+    power, mass, kept = np.empty(count, F32), np.empty(count, I64), np.empty(count, np.bool_)
     for i in range(start, stop):
         for j in range(count):
             logits[j] = value_of(first[i, j])
-        top, heat = logits[0], temperature[i]
-        weigh_block(logits, mass_row(top, heat), power, mass)
-        total, before, last = I64(0), I64(0), smaller(count, most[i])
-        for j in range(last):
-            total += mass[j] if first[i, j] >= least_of_total[i] else I64(0)
-        limit = I64(math.ceil(F64(total) * shares[i])) if shares[i] < 1.0 else I64(2**62)
-        for j in range(last):
-            kept = first[i, j] >= least[i] and before < limit
-            before += mass[j]
-            if not kept:
+        weigh_block(logits, mass_row(logits[0], temperature[i]), power, mass)
+        keep_first(first[i], most[i], shares[i], least[i], least_of_total[i], mass, kept)
+        for j in range(count):
+            if not kept[j]:
                 continue
             token_id = I64(TOKEN_MASK) - (first[i, j] & I64(TOKEN_MASK))
             for s in range(draws.samples):
@@ -264,3 +278,34 @@ def best_of_first_rows(start, stop, part, arguments):
                 out[i, s] = larger(out[i, s], pack(score, token_id))
         if key_of(first[i, 0]) == KEY_NAN:
             out[i] = I64(KEY_NAN) << I64(TOKEN_BITS)
+
+
+@jit(entry=True)
+def kept_of_first(start, stop, parts, threads, arguments):
+    """Do `kept_of_first_rows` for each part of the rows; see `backends.numba_.kernels.threads`."""
+    share(kept_of_first_rows, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def kept_of_first_rows(start, stop, part, arguments):
+    """Find the last of the first tokens that a row's filters keep, and the mass of these.
+
+    Args:
+        first, temperature, limits: as `best_of_first_rows` takes them.
+        out: int64 [F, 2], zeros.
+    """
+    first, temperature, limits, out = arguments
+    count = first.shape[1]
+    most, shares, least, least_of_total = limits
+    logits, power = np.empty(count, F32), np.empty(count, F32)
+    mass, kept = np.empty(count, I64), np.empty(count, np.bool_)
+    for i in range(start, stop):
+        for j in range(count):
+            logits[j] = value_of(first[i, j])
+        weigh_block(logits, mass_row(logits[0], temperature[i]), power, mass)
+        keep_first(first[i], most[i], shares[i], least[i], least_of_total[i], mass, kept)
+        out[i, 0] = ABOVE_ALL
+        for j in range(count):
+            if kept[j]:
+                out[i, 0] = first[i, j]
+                out[i, 1] += mass[j]

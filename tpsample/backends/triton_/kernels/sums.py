@@ -197,6 +197,32 @@ def best_kept_kernel(
             tl.atomic_max(words_ptr + row * num_samples + sample, best, sem="relaxed")
 
 
+@triton.jit
+def keep_first(
+    first_ptr,
+    temperature_ptr,
+    most_ptr,
+    share_ptr,
+    least_ptr,
+    least_of_total_ptr,
+    count,
+    BLOCK: tl.constexpr,
+):
+    """A row's first order words [BLOCK], their masses, which are kept, and the first of all."""
+    row = tl.program_id(0)
+    offs = tl.arange(0, BLOCK)
+    orders = tl.load(first_ptr + row * count + offs, mask=offs < count, other=0)
+    first = tl.max(orders, axis=0)
+    temperature = safe_temperature(tl.load(temperature_ptr + row))
+    within = (orders > 0) & (offs < tl.load(most_ptr + row))
+    in_total = within & (orders >= tl.load(least_of_total_ptr + row))
+    mass = tl.where(within, masses(value_of(orders), mass_row(value_of(first), temperature)), 0)
+    total = tl.sum(tl.where(in_total, mass, 0), axis=0)
+    limit = mass_limit(total, tl.load(share_ptr + row))
+    kept = within & (orders >= tl.load(least_ptr + row))
+    return orders, mass, kept & (tl.cumsum(mass, axis=0) - mass < limit), first
+
+
 @triton.jit(
     do_not_specialize=["num_samples", "count"],
     do_not_specialize_on_alignment=ROW_POINTERS,
@@ -220,20 +246,10 @@ def top_words_kernel(
 ):
     """The best score among the kept of a row's first tokens. Grid: (F,)."""
     row = tl.program_id(0)
-    offs = tl.arange(0, BLOCK)
-    orders = tl.load(first_ptr + row * count + offs, mask=offs < count, other=0)
-    first = tl.max(orders, axis=0)
+    orders, _, kept, first = keep_first(
+        first_ptr, temperature_ptr, most_ptr, share_ptr, least_ptr, least_of_total_ptr, count, BLOCK
+    )
     logits = value_of(orders)
-    temperature = safe_temperature(tl.load(temperature_ptr + row))
-    top = value_of(first)
-    within = (orders > 0) & (offs < tl.load(most_ptr + row))
-    in_total = within & (orders >= tl.load(least_of_total_ptr + row))
-    mass = tl.where(within, masses(logits, mass_row(top, temperature)), 0)
-    total = tl.sum(tl.where(in_total, mass, 0), axis=0)
-    limit = mass_limit(total, tl.load(share_ptr + row))
-    kept = within & (orders >= tl.load(least_ptr + row))
-    kept = kept & (tl.cumsum(mass, axis=0) - mass < limit)
-
     ids = ((orders & TOKEN_MASK) ^ TOKEN_MASK).to(tl.int32)
     draw = load_draw(seed_ptr, position_ptr, temperature_ptr, row)
     is_nan = ((first >> TOKEN_BITS) & KEY_MASK) == KEY_NAN
@@ -241,6 +257,34 @@ def top_words_kernel(
         scores = token_scores(logits, ids, draw, sample)
         best = tl.max(tl.where(kept, pack(scores, ids), 0), axis=0)
         tl.store(words_ptr + row * num_samples + sample, tl.where(is_nan, nan_word(), best))
+
+
+@triton.jit(
+    do_not_specialize=["count"],
+    do_not_specialize_on_alignment=ROW_POINTERS,
+)
+def kept_of_first_kernel(
+    # inputs
+    first_ptr,  # [F, count] int64, order words, descending
+    temperature_ptr,  # [F] fp32
+    most_ptr,  # [F] int64
+    share_ptr,  # [F] fp64
+    least_ptr,  # [F] int64
+    least_of_total_ptr,  # [F] int64
+    # outputs
+    found_ptr,  # [F, 2] int64
+    # sizes
+    count,
+    BLOCK: tl.constexpr,  # >= count
+):
+    """The last kept of a row's first tokens, above all words if none is; their mass. Grid: (F,)."""
+    row = tl.program_id(0)
+    orders, mass, kept, first = keep_first(
+        first_ptr, temperature_ptr, most_ptr, share_ptr, least_ptr, least_of_total_ptr, count, BLOCK
+    )
+    kept = kept & (((first >> TOKEN_BITS) & KEY_MASK) != KEY_NAN)
+    tl.store(found_ptr + 2 * row, tl.min(tl.where(kept, orders, ABOVE_ALL), axis=0))
+    tl.store(found_ptr + 2 * row + 1, tl.sum(tl.where(kept, mass, 0), axis=0))
 
 
 @triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)

@@ -1,0 +1,126 @@
+"""Hidden states to the logits of the first tokens of each row, from upper ends of all logits.
+
+Upper ends of a part of the shard are stored first. The k-th largest of them says which ids can be
+among the part's first k tokens. Only these get their exact logits, while the others are left out.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tpsample.backends.numba_.kernels.compiling import F32, I32, I64, U32, U64, jit
+from tpsample.backends.numba_.kernels.head import (
+    end_logits,
+    exact_logits,
+    is_plain,
+    lower_ends,
+    slack_of,
+    up,
+    upper_ends,
+)
+from tpsample.backends.numba_.kernels.inputs import (
+    BLOCK,
+    block_at,
+    blocks_of,
+    part_of,
+    put,
+    take_rows,
+)
+from tpsample.backends.numba_.kernels.numbers import (
+    lanes_reaching,
+    lowest_lane,
+    of_ordered,
+    ordered,
+)
+from tpsample.backends.numba_.kernels.primitives import larger
+from tpsample.backends.numba_.kernels.products import fp32_products, products_of
+from tpsample.backends.numba_.kernels.store import filter_threshold
+from tpsample.backends.numba_.kernels.threads import share
+
+KEY_BITS = 11
+"""Bits of a number's key that a histogram tells apart. Two of them leave 2^-13 of the number."""
+
+
+@jit()
+def key_of_end(end):
+    """Return the bits of an fp32 number as an integer of the same order; a NaN has the largest."""
+    return U32(I64(ordered(end)) + I64(2**31))
+
+
+@jit()
+def near_largest(ends, count, bins):
+    """Return a number that at least `count` of these ends reach, and few more; NaN if all may.
+
+    Args:
+        ends: fp32; a NaN counts as the largest.
+        bins: int64 [2^KEY_BITS], of any content.
+    """
+    prefix, left = U32(0), count
+    for turn in range(1, 3):
+        shift = U32(32 - KEY_BITS * turn)
+        bins[:] = 0
+        for v in range(len(ends)):
+            key = key_of_end(ends[v]) >> shift
+            if turn == 1 or key >> U32(KEY_BITS) == prefix:
+                bins[key & U32(2**KEY_BITS - 1)] += 1
+        place = 2**KEY_BITS - 1
+        while place > 0 and bins[place] < left:
+            left -= bins[place]
+            place -= 1
+        prefix = U32((prefix << U32(KEY_BITS)) | U32(place))
+    return of_ordered(I32(I64(prefix << U32(32 - 2 * KEY_BITS)) - I64(2**31)))
+
+
+@jit(entry=True)
+def store_first(start, stop, parts, threads, arguments):
+    """Do `store_first_range` for each part of a range; see `backends.numba_.kernels.threads`."""
+    share(store_first_range, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def store_first_range(start, stop, part, arguments):
+    """Store the logits of the first tokens of a range, and -inf for the others.
+
+    Args:
+        weight, hidden, index, head, memory, computed: as in `draw.draw_range`.
+        top_k: int64 [R] >= 1; step: float64 [R], see `store.filter_threshold`.
+    """
+    weight, hidden, index, head, memory, top_k, step, computed = arguments
+    weight, rows = part_of(weight, start, stop), take_rows(hidden, index)
+    products, plain = products_of(rows, F32), is_plain(head)
+    upper, lower = np.empty(BLOCK, F32), np.empty(BLOCK, F32)
+    slack, bins = np.zeros(len(index), F32), np.empty(2**KEY_BITS, I64)
+    stored = memory.processed if len(memory.processed) else memory.raw
+    for n in range(blocks_of(weight)):
+        block = block_at(weight, n)
+        fp32_products(weight, block, rows, products)
+        for i in range(len(index)):
+            upper_ends(products.values[i], products.errors[i], upper)
+            lower_ends(products.values[i], products.errors[i], lower)
+            if not plain:
+                end_logits(upper, block, index[i], head, F32(1))
+                end_logits(lower, block, index[i], head, F32(-1))
+            slack[i] = larger(slack[i], slack_of(upper, lower, block))
+            put(upper, block, stored[memory.places[i]])
+    thresholds = np.empty(len(index), F32)
+    for i in range(len(index)):
+        ends = stored[memory.places[i], weight.start : weight.stop]
+        # As many logits reach the k-th largest end less the slack.
+        bound = -up(slack[i] - near_largest(ends, top_k[i], bins))
+        top = -up(slack[i] - ends.max())
+        thresholds[i] = filter_threshold(bound, top_k[i], top, step[i])
+    # The rows take turns block by block, because a block of weights stays in the cache.
+    for n in range(blocks_of(weight)):
+        block = block_at(weight, n)
+        for i in range(len(index)):
+            raw, ends = memory.raw[memory.places[i]], stored[memory.places[i]]
+            upper[:] = -np.inf
+            for k in range(block.count):
+                upper[k] = ends[block.local + k]
+                raw[block.local + k] = ends[block.local + k] = -np.inf
+            lanes = lanes_reaching(upper, thresholds[i], ~U64(0))
+            while lanes:
+                v = block.local + lowest_lane(lanes)
+                lanes &= lanes - U64(1)
+                raw[v], ends[v] = exact_logits(weight, v, rows.hidden[i], index[i], head)
+                computed[part, 0, i] += 1
