@@ -24,11 +24,14 @@ FIRST = 1024
 """How many logits a way looks at before it sorts all."""
 
 
-def race(logits: Tensor, samples: int) -> Tensor:
-    """Draw by exponential clocks; torch.multinomial stands for several samples."""
-    if samples > 1:
-        return logits.softmax(dim=1).multinomial(samples, replacement=True)
+def race(logits: Tensor, _: int) -> Tensor:
+    """Draw one sample by exponential clocks."""
     return softmax_race(logits).unsqueeze(1)
+
+
+def multinomial(logits: Tensor, samples: int) -> Tensor:
+    """Draw several samples by torch.multinomial."""
+    return logits.softmax(dim=1).multinomial(samples, replacement=True)
 
 
 def inverse(logits: Tensor, samples: int) -> Tensor:
@@ -39,6 +42,7 @@ def inverse(logits: Tensor, samples: int) -> Tensor:
 
 
 DRAWS = {"race": race, "inverse CDF": inverse}
+SEVERAL_DRAWS = {"multinomial": multinomial, "inverse CDF": inverse}
 
 
 def of_step(
@@ -52,7 +56,9 @@ def of_step(
     """
     temperature, count = fields.get("temperature", 1.0), fields.get("logprobs")
     processed = "logprobs_mode" in fields
-    draws = DRAWS if temperature else {"argmax": lambda x, _: x.argmax(dim=1, keepdim=True)}
+    draws = DRAWS if samples == 1 else SEVERAL_DRAWS
+    if not temperature:
+        draws = {"argmax": lambda logits, _: logits.argmax(dim=1, keepdim=True)}
 
     def way(logits: Tensor, keep: Callable[[Tensor], Selection], draw: Any) -> list[Tensor]:
         if temperature or count is not None:
