@@ -18,10 +18,10 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.lab import machine
-from benchmarks.lab.harness import Benchmark, Run, execute
+from benchmarks.lab.harness import Benchmark, Run, execute, unmeasured
 from benchmarks.lab.page import write_page
 from benchmarks.lab.problem import DTYPES, WrongToken
-from benchmarks.lab.results import POINT, RESULT, Result, Row
+from benchmarks.lab.results import POINT, RESULT, Result, Row, differences
 from benchmarks.lab.shapes import shape_named
 from benchmarks.questions import BENCHMARKS
 from tpsample.distributed import join
@@ -52,6 +52,10 @@ def bench(
         Path | None,
         typer.Option(help="Where folders <topic>-<hardware>-<date> go; default results/."),
     ] = None,
+    onto: Annotated[
+        Path | None,
+        typer.Option(help="Folder whose page gets these rows as well, also of another dtype."),
+    ] = None,
 ) -> None:
     """Measure tpsample against its baselines and limits. Wrong ids abort a benchmark."""
     known(f"names ({_OTHERS})", names or (), BENCHMARKS)
@@ -62,7 +66,7 @@ def bench(
             raise typer.BadParameter("no GPU here: try --tiny, or name --shapes and --batches")
         for name in names or [each.name for each in BENCHMARKS.values() if each.by_default]:
             run = Run.small(job, **settings) if tiny else Run(job, **settings)
-            run_one(BENCHMARKS[name], run, folder)
+            run_one(BENCHMARKS[name], run, folder, onto)
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -105,18 +109,24 @@ def sizes(shapes: str, batches: str, dtype: str) -> dict[str, Any]:
     return found | ({"batches": numbers(batches)} if batches else {})
 
 
-def run_one(benchmark: Benchmark, run: Run, output: Path) -> None:
+def run_one(benchmark: Benchmark, run: Run, output: Path, onto: Path | None = None) -> None:
     """Run a benchmark and write its page into a folder below `output`; rank 0 writes.
+
+    Args:
+        onto: a folder in place of that one, whose result goes on.
 
     Raises:
         typer.Exit: a token was wrong.
+        typer.BadParameter: the result in `onto` is of another benchmark, machine or settings.
     """
     name, job = benchmark.name, run.job
     console = Console(stderr=True, quiet=job.rank != 0)
-    folder = output / machine.folder_name(name, machine.describe(job.device, job.world_size))
+    here = machine.describe(job.device, job.world_size)
+    folder = onto or output / machine.folder_name(name, here)
     path = folder / RESULT if job.rank == 0 else None
+    earlier = _earlier(benchmark, run, path) if onto and path else None
     try:
-        if not shown(console, benchmark, run, path).rows:
+        if not shown(console, benchmark, run, path, earlier=earlier).rows:
             console.print(f"{name}: nothing measured: {' '.join(run.notes)}", soft_wrap=True)
     except WrongToken as error:
         console.print(f"[bold red]{name}: wrong token, nothing was measured: {error}")
@@ -124,6 +134,20 @@ def run_one(benchmark: Benchmark, run: Run, output: Path) -> None:
     finally:
         if path is not None and path.exists():
             console.print(f"{name}: {write_page(folder)}", soft_wrap=True)
+
+
+def _earlier(benchmark: Benchmark, run: Run, path: Path) -> Result | None:
+    """Return the result in a file, which goes on with another dtype too; None without the file."""
+    if not path.exists():
+        return None
+    old, new = Result.load(path), unmeasured(benchmark, run)
+    dtypes = dict.fromkeys([*old.settings["dtype"].split(", "), run.dtype])
+    old.settings["dtype"] = new.settings["dtype"] = ", ".join(dtypes)
+    wrong = differences(old, new)
+    if old.benchmark != new.benchmark or wrong:
+        told = "; ".join(wrong) or f"it answers {old.benchmark}"
+        raise typer.BadParameter(f"onto: {path} is of another run: {told}")
+    return old
 
 
 def shown(

@@ -25,7 +25,7 @@ from rich.console import Console
 from benchmarks.lab import harness, machine, ranks
 from benchmarks.lab.harness import Run
 from benchmarks.lab.page import write_page
-from benchmarks.lab.results import RESULT, Result
+from benchmarks.lab.results import RESULT, Result, differences
 from benchmarks.lab.shapes import SHAPES
 from benchmarks.lab.started_ranks import StartedRanks
 from benchmarks.questions import scaling as question
@@ -41,8 +41,6 @@ GPU = {"shapes": SHAPES[:2], "batches": (1, 16, 64, 256)}
 """Sizes where none are named."""
 TIMEOUT_S = 300.0
 """How long a rank waits for another: loading libraries and compiling may take minutes."""
-SAME = ("hardware", "cpu", "cpu_cores", "commit", "tpsample", "torch", "triton", "python")
-"""Facts of a machine that must not change between a run and the one that goes on with it."""
 
 
 @app.command()
@@ -179,13 +177,6 @@ def _new_or_going_on(output: Path, new: Result, fresh: bool) -> tuple[Path, Resu
                 "or another --output"
             )
     return today, new
-
-
-def differences(old: Result, new: Result) -> list[str]:
-    """Return why a run may not go on with an old one."""
-    pairs = [(name, old.machine.get(name), new.machine.get(name)) for name in SAME]
-    pairs += [(name, old.settings.get(name), value) for name, value in new.settings.items()]
-    return [f"{name} was {before}, is {now}" for name, before, now in pairs if before != now]
 
 
 def _ended(path: Path, failed: list[str]) -> Path:

@@ -44,6 +44,9 @@ WHO = {
 Sampler = Callable[[Tensor], Tensor]
 """Maps logits [B, V] to ids [B]."""
 
+Kept = tuple[Tensor, Tensor]
+"""Logits [B, n] in falling order, -inf where a filter drops one, and their ids."""
+
 
 def has_triton(device: torch.device) -> bool:
     """Return whether Triton kernels run here: on a GPU, or in the interpreter."""
@@ -132,32 +135,56 @@ def gumbel_argmax(problem: Problem) -> Sampler:
     return sample
 
 
-def sort_sample(logits: Tensor, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Tensor:
+def sort_sample(logits: Tensor, **filters: Any) -> Tensor:
     """Return draws by sorting the whole vocabulary."""
-    logits, ids = logits.float().sort(dim=1, descending=True)
-    if top_k > 0:
-        logits, ids = logits[:, :top_k], ids[:, :top_k]
-    return _draw_sorted(logits, ids, top_p, min_p)
+    return _draw(*sort_kept(logits.float(), **filters))
 
 
-def topk_sample(logits: Tensor, top_k: int, top_p: float = 1.0, min_p: float = 0.0) -> Tensor:
+def topk_sample(logits: Tensor, top_k: int, **filters: Any) -> Tensor:
     """Return draws from the k largest logits, without a sort of the others."""
-    return _draw_sorted(*logits.float().topk(top_k, dim=1), top_p, min_p)
+    return _draw(*topk_kept(logits.float(), top_k, **filters))
 
 
 def mask_sample(logits: Tensor, min_p: float) -> Tensor:
     """Return draws from the logits that lie near enough to the largest one."""
-    logits = logits.float()
+    return softmax_race(mask_kept(logits.float(), min_p))
+
+
+def sort_kept(logits: Tensor, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Kept:
+    """Return what filters keep, by sorting the whole vocabulary."""
+    logits, ids = logits.sort(dim=1, descending=True)
+    if top_k > 0:
+        logits, ids = logits[:, :top_k], ids[:, :top_k]
+    return _cut(logits, top_p, min_p), ids
+
+
+def topk_kept(logits: Tensor, top_k: int, top_p: float = 1.0, min_p: float = 0.0) -> Kept:
+    """Return what filters keep of the k largest logits."""
+    logits, ids = logits.topk(top_k, dim=1)
+    return _cut(logits, top_p, min_p), ids
+
+
+def mask_kept(logits: Tensor, min_p: float) -> Tensor:
+    """Return logits [B, V] with -inf where they lie too far below the largest one."""
     least = logits.amax(dim=1, keepdim=True) + math.log(min_p)
-    return softmax_race(logits.masked_fill(logits < least, -torch.inf))
+    return logits.masked_fill(logits < least, -torch.inf)
 
 
-def _draw_sorted(logits: Tensor, ids: Tensor, top_p: float, min_p: float) -> Tensor:
-    """Draw from logits in falling order; top_p is of the mass that min_p left."""
+def within(logits: Tensor, top_p: float, probabilities: Tensor) -> Tensor:
+    """Return logits in falling order with -inf after those that have a mass of top_p."""
+    before = probabilities.cumsum(dim=1) - probabilities
+    return logits.masked_fill(before >= top_p, -torch.inf)
+
+
+def _cut(logits: Tensor, top_p: float, min_p: float) -> Tensor:
+    """Return logits in falling order with -inf where they are dropped.
+
+    top_p is of the mass that min_p left.
+    """
     if min_p > 0:
         logits = logits.masked_fill(logits < logits[:, :1] + math.log(min_p), -torch.inf)
-    if top_p < 1:
-        probabilities = logits.softmax(dim=1)
-        before = probabilities.cumsum(dim=1) - probabilities
-        logits = logits.masked_fill(before >= top_p, -torch.inf)
+    return within(logits, top_p, logits.softmax(dim=1)) if top_p < 1 else logits
+
+
+def _draw(logits: Tensor, ids: Tensor) -> Tensor:
     return ids.gather(1, softmax_race(logits).unsqueeze(1)).squeeze(1)

@@ -6,6 +6,7 @@ The result is written after every point, so a run that is cut short keeps what i
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -128,7 +129,10 @@ class Run:
                     raise RuntimeError(f"{name}: {why}")
                 self.note(f"{name}: not measured, {why}")
                 prepared.pop(name, None)
-        mine = measure(prepared, self.device, repeats=self.repeats, align=align)
+        with warnings.catch_warnings():
+            # A repeat is the same step again on purpose.
+            warnings.filterwarnings("ignore", "positions: the rows draw again")
+            mine = measure(prepared, self.device, repeats=self.repeats, align=align)
         ranks = self.job.gather(
             {name: [each.times_us, each.graph, prepared[name].why] for name, each in mine.items()}
         )

@@ -70,11 +70,15 @@ def _table(view: Row, panel: Any, every: list[Row], starred: bool) -> str:
     cells = {(row[view["x"]], row[view["series"]]): cell(row) for row in rows}
     prefix = "" if view["series"] in ("candidate", "family") else f"{view['series']} "
     header = [view["x"], *(f"{prefix}{name}" for name in series)]
-    lines = [
-        (x, *(cells.get((x, name), "") for name in series)) for x in sorted(unique(rows, view["x"]))
-    ]
+    lines = [(x, *(cells.get((x, name), "") for name in series)) for x in _in_order(view, rows)]
     name = panel if isinstance(panel, str) else f"{view['panel']} {panel}"
     return f"{name}{f', {unit}' if unit else ''}:\n\n{text.table(header, lines)}"
+
+
+def _in_order(view: Row, rows: list[Row]) -> list[Any]:
+    """Return the values of x: numbers in rising order, names as they came."""
+    found = unique(rows, view["x"])
+    return found if isinstance(found[0], str) else sorted(found)
 
 
 def _wins_and_losses(rows: list[Row]) -> list[str]:

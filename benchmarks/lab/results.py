@@ -19,6 +19,8 @@ RESULT = "result.json"
 Row = dict[str, Any]
 POINT = ("shape", "mode", "world_size", "batch")
 """The columns that say where a row was measured, as far as it has them."""
+SAME = ("hardware", "cpu", "cpu_cores", "commit", "tpsample", "torch", "triton", "python")
+"""Facts of a machine that must not change between a run and the one that goes on with it."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,13 @@ class Result:
 
 def _now() -> str:
     return datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+def differences(old: Result, new: Result) -> list[str]:
+    """Return why a run may not go on with an old one."""
+    pairs = [(name, old.machine.get(name), new.machine.get(name)) for name in SAME]
+    pairs += [(name, old.settings.get(name), value) for name, value in new.settings.items()]
+    return [f"{name} was {before}, is {now}" for name, before, now in pairs if before != now]
 
 
 def row(candidate: str, kind: str, timing: Timing, **point: Any) -> Row:

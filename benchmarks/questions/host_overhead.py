@@ -5,8 +5,14 @@
 Kernels are compiled for sm_90 and their launches end where the CUDA driver would be called, so a
 number holds whatever a launch costs but for that call, about 2 µs each. Under a CUDA graph none of
 this is paid. CPU time of the thread, the least of several rounds: other processes do not count.
-A step is counted, too: calls of functions of the package, and the files that they are in. The time
-of `select` includes torch's own work, because the rows lie on the CPU.
+A step is counted, too: calls of functions of the package, and the files that they are in.
+
+Each kind of request has a step. The rows lie on the CPU, so operators of torch do their work there
+in place of launching it, and their time is part of that of `select` and of every kind but
+plain. `--rows 1` leaves little of it. The `topk` of top_k 50 is most of its time over 64
+rows. As nothing writes the results, rows with top_p count as decided by their best scores, which is
+what most steps find, and the wait for that answer is left out. In fixed rounds all launches are
+made.
 
 Between two steps an engine arranges its batch: in 256 rows on the CPU one request leaves, one comes
 and all rows move, in one `SamplingBatch.arrange`; the least and the median of many. Where requests
@@ -29,27 +35,23 @@ from unittest.mock import patch
 
 import torch
 import triton
+from triton.runtime.jit import JITFunction
 
 import tpsample
 from benchmarks.lab import machine
 from benchmarks.lab.absent import AbsentGpu
 from benchmarks.lab.problem import Problem, make_sampler, make_weight
+from benchmarks.lab.requests import REQUESTS
 from tpsample import SampleOutput, SamplingBatch, SamplingParams, VocabShard
 from tpsample.agreement import construction
-from tpsample.backends.triton_ import decode, launch
+from tpsample.backends.triton_.passes import TritonShardLogits
 from tpsample.core import tensors
 from tpsample.ranks.ranks import Ranks
 
 ROUNDS = 7
+KINDS = ("plain", "penalties and a bias", "top_k 50", "top_p 0.9", "logprobs 5")
 PACKAGE = str(Path(tpsample.__file__).parent)
 KERNEL_FILES = (f"{PACKAGE}/kernels/", f"{PACKAGE}/native/")
-
-
-class NoKernel:
-    """In place of a kernel: nothing of Triton is run either."""
-
-    def __getitem__(self, grid: Any) -> Callable[..., None]:
-        return lambda **arguments: None
 
 
 def host_us(step: Callable[[], object], steps: int) -> float:
@@ -83,31 +85,53 @@ def walk(step: Callable[[], object]) -> dict[str, int]:
 
 
 def steps_of(rows: int) -> dict[str, Callable[[], object]]:
-    """Return steps of one rank into an output of before: over a batch, and over slots as well."""
+    """Return steps of one rank into outputs of before: by kind of request, and over slots."""
     if triton.knobs.runtime.interpret:
         raise SystemExit("host_overhead: unset TRITON_INTERPRET; it replaces what is measured")
-    problem = Problem.make(make_weight(1024, 4096, torch.device("cpu")), rows)
+    # From fewer ids top_k 50 would take torch's operators in place of kernels.
+    problem = Problem.make(make_weight(8192, 4096, torch.device("cpu")), rows)
     with patch.object(construction, "interpreted", lambda: True):  # Triton's backend on a CPU
-        sampler = make_sampler(problem.weight, rows, group=Ranks())
-    out = SampleOutput.empty(problem.batch.seed, None)
+        sampler = make_sampler(problem.weight, rows, group=Ranks(), backend="triton")
     slots = SamplingBatch.of_slots(rows, vocab_size=problem.vocab_size)
     slots.put(list(range(rows)), problem.params)
     named, held = torch.arange(rows), slots.select(torch.arange(rows))
 
-    def step(batch: Any = problem.batch) -> object:
-        return sampler(problem.hidden_states, batch, problem.positions, out=out)
+    def step_of(name: str, **options: Any) -> Callable[..., object]:
+        before = {"prompt_token_ids": [[1, 2]] * rows, "output_token_ids": [[3]] * rows}
+        params = problem.filtered(**REQUESTS[name]).params
+        given = {"vocab_size": problem.vocab_size, **before, **options}
+        own = SamplingBatch.from_params(params, **given)
+        out = SampleOutput.empty(own.seed, None)
+        out.token_ids.zero_()  # no kernel writes tokens and status
+        out.status.zero_()
 
-    return {"step": step, "select + step": lambda: step(slots.select(named, out=held))}
+        def step(batch: Any = own) -> object:
+            return sampler(problem.hidden_states, batch, problem.positions, out=out)
+
+        return step
+
+    plain = step_of("plain")
+    found = {"select + plain": lambda: plain(slots.select(named, out=held))}
+    found |= {name: step_of(name) for name in KINDS}
+    return found | {"top_p 0.9, fixed rounds": step_of("top_p 0.9", fixed_rounds=True)}
+
+
+def _decided(first_kept: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method of a step in which every row is decided by its best scores."""
+
+    def decided(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        words, undefined = first_kept(*arguments)
+        return words, undefined.fill_(True)
+
+    return decided
 
 
 @patch.object(tensors, "READ_ON", ())  # the host reads nothing of a GPU
+@patch.object(TritonShardLogits, "first_kept", _decided(TritonShardLogits.first_kept))
 def overheads(rows: int, times: int) -> dict[str, dict[str, float]]:
     """Return the walk of each step, and its µs without Triton and with it."""
     steps = steps_of(rows)
-    with (  # this package's own Python and nothing else
-        patch.object(launch, "lm_head_kernel", NoKernel()),
-        patch.object(decode, "decode_kernel", NoKernel()),
-    ):
+    with patch.object(JITFunction, "run", lambda *_, **__: None):  # nothing of Triton
         found: dict[str, dict[str, float]] = {
             name: {**walk(step), "tpsample_us": host_us(step, times)}
             for name, step in steps.items()
@@ -150,6 +174,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--steps", type=int, default=1000)
     options = parser.parse_args(arguments)
+    torch.set_num_threads(1)  # a thread that waits for others would count
     found: dict[str, Any] = {"rows": options.rows, **overheads(options.rows, options.steps)}
     found["arranging 256 rows"] = {kind: arranging(kind, options.steps) for kind in ARRANGED}
     found["machine"] = machine.describe(torch.device("cpu"))

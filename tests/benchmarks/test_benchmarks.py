@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from typer.testing import CliRunner
 
+from benchmarks import run
 from benchmarks.lab import baselines, harness, ranks
 from benchmarks.lab.harness import NotCaptured, Run, execute
 from benchmarks.lab.page import write_page
@@ -30,7 +31,8 @@ from tpsample.distributed import Job
 
 CPU = torch.device("cpu")
 NAMES = tuple(name for name, each in BENCHMARKS.items() if each.by_default)
-SAMPLING = [name for name in NAMES if name != "ceilings"]
+TINY = (*NAMES, "kinds")
+SAMPLING = [name for name in TINY if name != "ceilings"]
 
 
 def _small(job: Job | None = None) -> Run:
@@ -46,7 +48,7 @@ def _on_ranks(folder: Path) -> list[str]:
 
 
 class TestEachBenchmark:
-    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize("name", TINY)
     def test_writes_a_result_a_page_and_plots(self, name, tmp_path):
         pytest.importorskip("matplotlib")
         rows = execute(BENCHMARKS[name], _small(), tmp_path / RESULT).rows
@@ -62,7 +64,7 @@ class TestEachBenchmark:
         page = write_page(tmp_path).read_text()
         assert "Tiny sizes" in page and result.machine["command"] in page
         drawn = {p.stem for p in tmp_path.glob("*.png")}
-        assert shown <= drawn
+        assert shown <= drawn | {""}
         assert all(f"({name}.png)" in page for name in drawn)
 
     def _every_setting_of_filters_has_one_row_a_point(self, rows):
@@ -138,6 +140,15 @@ class TestCommand:
         assert done.returncode == 0, done.stderr
         assert {folder.name.split("-cpu-")[0] for folder in tmp_path.iterdir()} == set(names)
         assert "exchange: nothing measured: peer is not measured, because" in done.stderr
+
+    def test_a_page_gets_the_rows_of_another_dtype_but_not_of_other_repeats(self, tmp_path):
+        words = ["exchange", "--tiny", "--batches", "2", "--onto", str(tmp_path), "--repeats"]
+        for dtype in ("bf16", "fp32"):
+            assert CliRunner().invoke(run.app, [*words, "1", "--dtype", dtype]).exit_code == 0
+        result = Result.load(tmp_path / RESULT)
+        assert result.settings["dtype"] == "bf16, fp32" and len(result.sessions) == 2
+        refused = CliRunner().invoke(run.app, [*words, "2"])
+        assert refused.exit_code != 0 and "repeats was 1, is 2" in refused.output
 
     @pytest.mark.parametrize(
         ("module", "words"), [("run", ["exchange", "--tiny"]), ("scaling", ["scaling"])]

@@ -30,8 +30,8 @@ benchmarks/lab/results.py
     > test_a_page_says_how_busy_the_machine_was
 benchmarks/lab/baselines.py
     a baseline with min_p keeps every token
-    - softmax_race(logits.masked_fill(logits < least, -torch.inf))
-    + softmax_race(logits)
+    - logits.masked_fill(logits < least, -torch.inf)
+    + logits
     > test_every_sampler_draws_from_the_kept_set_alone_and_all_of_it
 benchmarks/questions/scaling_candidates.py
     a baseline may draw what the filters drop
