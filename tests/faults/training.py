@@ -24,6 +24,18 @@ tpsample/training/logprobs.py
     - return grads / temperature[row].double() * slopes(products, scored.head)
     + return grads / temperature[row].double() * scored.head.logit_scale
     > test_gradients_agree_with_small_differences
+    a part of the weight's gradient has no pair of its first row
+    - torch.searchsorted(places, ends)
+    + torch.searchsorted(places, ends, right=True)
+    > test_gradients_are_those_of_a_masked_softmax_in_float64[{}-False]
+    drawn tokens of whole rows are those of the first part
+    - inside = (column >= part.start) & (column < part.stop)
+    + inside = column < part.stop - part.start
+    > test_gradients_are_those_of_a_masked_softmax_in_float64[{}-False]
+    the gradient of the whole weight is float64
+    - for part in parts(len(used), size) if
+    + for part in [slice(0, len(used))] if
+    > test_memory_grows_with_the_sets_and_not_with_the_head
 tpsample/training/products.py
     sums that are undecided are rounded as they come
     - found[undecided] = exact_sums(products[undecided])

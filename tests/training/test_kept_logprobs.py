@@ -11,10 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tests.support.ranks import run_ranks
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard
-from tpsample.training import KeptLogprobs, KeptTokens, kept_logprobs
+from tpsample.training import KeptLogprobs, KeptTokens, kept_logprobs, products
 from tpsample.training import logprobs as module
 from tpsample.training.products import pair_products
 
@@ -126,8 +128,37 @@ def test_products_of_pairs_are_exact():
     assert found.tolist() == [1.0, 1.0]
 
 
+class _Largest(TorchDispatchMode):
+    """Notes the most 8-byte numbers that a tensor has which an operator returns."""
+
+    most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for each in tree_leaves(result):
+            if isinstance(each, Tensor) and each.element_size() == 8:
+                self.most = max(self.most, each.numel())
+        return result
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_memory_grows_with_the_sets_and_not_with_the_head(sparse):
+    """No float64 tensor has all numbers of the weight, nor those of all pairs at once."""
+    pick = torch.Generator().manual_seed(0)
+    states, weight = torch.randn(600, 64, generator=pick), torch.randn(9000, 64, generator=pick)
+    sets = torch.randint(9000, (600, 8), generator=pick)
+    kept = KeptTokens.from_lists([sorted({*row}) for row in sets.tolist()])
+    leaves = [each.requires_grad_() for each in (states, weight)]
+    with _Largest() as largest:
+        scores = kept_logprobs(*leaves, sets[:, 0], kept, 1.0, group="alone", sparse=sparse)
+        scores.logprobs.sum().backward()
+    assert 600 * 64 < largest.most <= products.AT_ONCE < 9000 * 64
+    assert weight.grad is not None and weight.grad.is_sparse == sparse
+
+
 @pytest.mark.parametrize(("head", "sparse"), _pairs(HEADS, [False, True]))
-def test_gradients_are_those_of_a_masked_softmax_in_float64(head, sparse):
+def test_gradients_are_those_of_a_masked_softmax_in_float64(head, sparse, monkeypatch):
+    monkeypatch.setattr(products, "AT_ONCE", 100 * D)  # several parts of the weight's rows
     case, _, _ = _rollout(torch.float32, **head)
     states, weight, token_ids, kept, temperature = case
     if sparse:

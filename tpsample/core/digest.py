@@ -23,12 +23,19 @@ _FEW = 4096
 """Elements of a tensor that the host reads one by one."""
 
 
-def digest_rows(*columns: Tensor) -> Tensor:
+_AT_ONCE = 2**18
+"""Elements that are mixed at once: 2 MB of int64, of which there are up to five."""
+
+
+def digest_rows(*columns: Tensor, first: int = 0) -> Tensor:
     """Return an int64 scalar of integer tensors [B], in which the order of rows and columns counts.
 
     The rows are summed modulo 2^64, so the order in which a device adds them does not count.
+
+    Args:
+        first: the number of the first row.
     """
-    rows = torch.arange(columns[0].shape[0], device=columns[0].device) + _GOLDEN
+    rows = torch.arange(first, first + len(columns[0]), device=columns[0].device) + _GOLDEN
     digest = mix(rows)
     for column in columns:
         digest = mix(digest + column)
@@ -58,7 +65,9 @@ def digest_bits(tensor: Tensor) -> int:
     flat = flat.view(_INTEGERS[flat.element_size()])
     if flat.numel() <= _FEW:
         return digest_text(str(flat.tolist()))
-    return int(digest_rows(flat.to(torch.int64)))
+    parts = enumerate(flat.split(_AT_ONCE))
+    found = [digest_rows(part.to(torch.int64), first=i * _AT_ONCE) for i, part in parts]
+    return int(torch.stack(found).sum())
 
 
 def digest_text(text: str) -> int:

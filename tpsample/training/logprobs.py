@@ -28,9 +28,11 @@ from tpsample.core.order import below_top
 from tpsample.core.score import Head
 from tpsample.training.kept_tokens import KeptTokens
 from tpsample.training.products import (
-    add_gradients,
+    add_to_hidden,
+    add_to_weight,
     logits_of,
     pair_products,
+    parts,
     slopes,
     tile_products,
 )
@@ -152,40 +154,45 @@ class KeptLogprobsFunction(torch.autograd.Function):
 
         row_of, ids = scored.row_of(), scored.kept.token_ids
         own, weight_rows = scored.owned()
-        is_drawn = ids[own] == scored.token_ids[row_of[own]]
-        grads = of_products(products, row_of[own], is_drawn)
-        places = weight_rows
-        if scored.sparse and for_weight:
-            weight_rows_once, places = weight_rows.unique(return_inverse=True)
-            num_places = len(weight_rows_once)
-        else:
-            num_places = len(weight)
+        rows, is_drawn = row_of[own], ids[own] == scored.token_ids[row_of[own]]
+        grads = of_products(products, rows, is_drawn)
         to_hidden = torch.zeros_like(hidden_states, dtype=torch.float64) if for_hidden else None
-        to_weight = None
-        if for_weight:
-            to_weight = weight.new_zeros(num_places, weight.shape[1], dtype=torch.float64)
-        add_gradients(
-            grads, hidden_states, row_of[own], weight, weight_rows, to_hidden, to_weight, places
-        )
-        for part in scored.whole_parts():
-            rows = weight[: len(ranks.shard)]
-            tile = tile_products(hidden_states[part], rows)
-            is_drawn = torch.zeros_like(tile, dtype=torch.bool)
-            is_drawn[_owned_tokens(scored, part)] = True
-            grads = of_products(tile, part.unsqueeze(1), is_drawn)
-            if to_hidden is not None:
-                to_hidden[part] += grads @ rows.double()
-            if to_weight is not None:
-                to_weight[: len(rows)] += grads.T @ hidden_states[part].double()
+        if to_hidden is not None:
+            add_to_hidden(to_hidden, grads, rows, weight, weight_rows)
+
+        whole_parts, size = scored.whole_parts(), weight.shape[1]
+        used = torch.arange(len(weight), device=weight.device) if whole_parts else weight_rows
+        used = used.unique()
+        places, order = torch.searchsorted(used, weight_rows).sort(stable=True)
+        grads, rows = grads[order], rows[order]
+        to_weight = weight.new_zeros(len(used) if scored.sparse else len(weight), size)
+        # Some rows of the weight at a time, because of all float64 would take 8 bytes a number.
+        for part in parts(len(used), size) if for_weight or whole_parts else ():
+            block = weight.new_zeros(part.stop - part.start, size, dtype=torch.float64)
+            ends = torch.tensor([part.start, part.stop], device=weight.device)
+            its = slice(*torch.searchsorted(places, ends).tolist())
+            add_to_weight(block, grads[its], hidden_states, rows[its], places[its] - part.start)
+            of_part = weight[part][: max(0, len(ranks.shard) - part.start)]
+            for whole in whole_parts:
+                tile = tile_products(hidden_states[whole], of_part)
+                own, column = _owned_tokens(scored, whole)
+                is_drawn = torch.zeros_like(tile, dtype=torch.bool)
+                inside = (column >= part.start) & (column < part.stop)
+                is_drawn[own[inside], column[inside] - part.start] = True
+                of_tile = of_products(tile, whole.unsqueeze(1), is_drawn)
+                if to_hidden is not None:
+                    to_hidden[whole] += of_tile @ of_part.double()
+                block[: len(of_part)] += of_tile.T @ hidden_states[whole].double()
+            to_weight[part if scored.sparse else used[part]] = block.to(weight.dtype)
         if to_hidden is not None:
             to_hidden = ranks.sum(to_hidden).to(hidden_states.dtype)
-        if to_weight is not None:
-            to_weight = to_weight.to(weight.dtype)
-            if scored.sparse:
-                places = weight_rows_once.unsqueeze(0)
-                to_weight = torch.sparse_coo_tensor(
-                    places, to_weight, weight.shape, is_coalesced=True, check_invariants=False
-                )
+        if not for_weight:
+            return to_hidden, None, None
+        if scored.sparse:
+            to_weight = torch.sparse_coo_tensor(
+                used.unsqueeze(0), to_weight, weight.shape, is_coalesced=True,
+                check_invariants=False,
+            )  # fmt: skip
         return to_hidden, to_weight, None
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from tpsample.core.exact_sum import MARGIN, exact_sums
 from tpsample.core.score import Head, head_logits, logits_tile
 
-AT_ONCE = 2**20
-"""Products that are computed at once: 8 MB of float64."""
+AT_ONCE = 2**18
+"""Products that are computed at once: 2 MB of float64, of which there are up to five."""
 
 
 def pair_products(
@@ -34,7 +34,7 @@ def pair_products(
         fp32; float64 of a weight in float64. An overflow is NaN, because it is no logit.
     """
     found = hidden_states.new_empty(len(rows), dtype=_dtype_of(weight))
-    for part in _parts(len(rows), weight.shape[1]):
+    for part in parts(len(rows), weight.shape[1]):
         left = hidden_states[rows[part]].double()
         right = weight[weight_rows[part]].double()
         found[part] = _dots(left, right, found.dtype)
@@ -65,31 +65,32 @@ def slopes(product: Tensor, head: Head) -> Tensor:
     return scale / torch.cosh(product.double() * head.logit_scale / head.logit_softcap) ** 2
 
 
-def add_gradients(
-    grads: Tensor,
-    hidden_states: Tensor,
-    rows: Tensor,
-    weight: Tensor,
-    weight_rows: Tensor,
-    of_hidden: Tensor | None,
-    of_weight: Tensor | None,
-    weight_places: Tensor,
+def add_to_hidden(
+    of_hidden: Tensor, grads: Tensor, rows: Tensor, weight: Tensor, weight_rows: Tensor
 ) -> None:
-    """Add g_t · w_id(t) to row(t) of `of_hidden`, and g_t · h_row(t) to the weight row's place.
+    """Add g_t · w_id(t) to row(t) of `of_hidden`, float64 [N, D].
 
     Args:
         grads: float64 [T], gradients of the products.
-        of_hidden: float64 [N, D], or None.
-        of_weight: float64 [places, D], or None.
-        weight_places: int64 [T], rows of `of_weight`.
     """
-    for part in _parts(len(rows), weight.shape[1]):
+    for part in parts(len(rows), weight.shape[1]):
         factors = grads[part].unsqueeze(1)
-        if of_hidden is not None:
-            of_hidden.index_add_(0, rows[part], factors * weight[weight_rows[part]].double())
-        if of_weight is not None:
-            states = hidden_states[rows[part]].double()
-            of_weight.index_add_(0, weight_places[part], factors * states)
+        of_hidden.index_add_(0, rows[part], factors * weight[weight_rows[part]].double())
+
+
+def add_to_weight(
+    of_weight: Tensor, grads: Tensor, hidden_states: Tensor, rows: Tensor, places: Tensor
+) -> None:
+    """Add g_t · h_row(t) to place(t) of `of_weight`, float64 [places, D]; see `add_to_hidden`."""
+    for part in parts(len(rows), hidden_states.shape[1]):
+        factors = grads[part].unsqueeze(1)
+        of_weight.index_add_(0, places[part], factors * hidden_states[rows[part]].double())
+
+
+def parts(count: int, hidden_size: int) -> Iterator[slice]:
+    """Yield slices of `count` rows of so many numbers, AT_ONCE numbers or one row each."""
+    step = max(1, AT_ONCE // max(1, hidden_size))
+    return (slice(first, min(first + step, count)) for first in range(0, count, step))
 
 
 def _dtype_of(weight: Tensor) -> torch.dtype:
@@ -107,8 +108,3 @@ def _dots(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
     undecided = ((total - error).float() != (total + error).float()) & total.isfinite()
     found[undecided] = exact_sums(products[undecided])
     return found
-
-
-def _parts(count: int, hidden_size: int) -> Iterator[slice]:
-    step = max(1, AT_ONCE // max(1, hidden_size))
-    return (slice(first, first + step) for first in range(0, count, step))
