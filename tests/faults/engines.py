@@ -121,6 +121,14 @@ tpsample/integrations/vllm_v2_drafts.py
     - drafts = drafts.masked_fill((at <= lengths).unsqueeze(1), -1)
     + pass
     > test_drafts_within_a_prompt_or_behind_a_grammar_are_none
+    drafts of vLLM are drawn with the noise of the token before
+    - positions = sample_src_positions.to(torch.int64) + 1
+    + positions = sample_src_positions.to(torch.int64)
+    > test_drafts_are_drawn_as_the_targets_tokens_with_filters_and_penalties
+    drafts of vLLM's warm-up name slots without a request
+    - there = (idx_mapping >= 0) & self._sampler.taken[idx_mapping.clamp(min=0)]
+    + there = idx_mapping >= 0
+    > test_padding_and_slots_without_a_request_have_a_token_that_can_be_embedded
     logprobs of drafts of vLLM stand as if each row had one token
     - firsts = [width * row for row in range(count + 1)]
     + firsts = list(range(count + 1))

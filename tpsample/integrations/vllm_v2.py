@@ -60,7 +60,12 @@ def attach(runner: Any, head: VllmHead, kinds: Kinds) -> V2Sampler:
 
 
 class V2Sampler:
-    """Stands where vLLM's `Sampler` stands, whose states others read."""
+    """Stands where vLLM's `Sampler` stands, whose states others read.
+
+    Attributes:
+        batch: a row per slot of the runner.
+        taken: bool, of every slot, whether a request is in it.
+    """
 
     def __init__(self, own: Any, max_rows: int, steps: EngineSteps, kinds: Kinds) -> None:
         self._own, self._kinds, self.steps = own, kinds, steps
@@ -74,6 +79,7 @@ class V2Sampler:
         self._joining: dict[int, Any] = {}
         self._requests: dict[int, EngineRequest] = {}
         self._slots = StepRows.of(self.batch, (), [])
+        self.taken = torch.zeros(max_rows, dtype=torch.bool, device=steps.device)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._own, name)
@@ -167,6 +173,7 @@ class V2Sampler:
         self._requests = there | joined
         requests = [self._requests.get(slot) for slot in range(self.batch.rows)]
         self._slots = StepRows.of(self.batch, (), requests)
+        self.taken.copy_(torch.tensor([each is not None for each in requests]), non_blocking=True)
 
     def _tokens(self, slot: int) -> tuple[list[int], list[int]]:
         """Return prompt and output of a slot, which the runner keeps on the device."""
