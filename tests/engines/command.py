@@ -28,7 +28,7 @@ from benchmarks.lab import machine
 from benchmarks.lab.machine import ROOT
 from tests.engines import page
 from tests.engines.comparison import (
-    DRAFTS,
+    DRAFTING,
     ENGINES,
     HF,
     PARTS,
@@ -104,7 +104,7 @@ class Run:
                 },
                 "answers": self._ask(server, PARTS[kind]),
             }
-            if kind.arguments == DRAFTS:
+            if kind in DRAFTING:
                 part["answers"]["counts"] = {
                     "drafted": server.count("vllm:spec_decode_num_draft_tokens_total"),
                     "accepted": server.count("vllm:spec_decode_num_accepted_tokens_total"),
