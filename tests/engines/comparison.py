@@ -30,6 +30,8 @@ LIKELY = _drafts("draft_model", model="{model}")
 """The drafter is the model itself, and takes its most likely tokens."""
 DRAWN = _drafts("draft_model", model="{model}", draft_sample_method="probabilistic")
 """The drafter is the model itself, and draws as the target does."""
+KNOWN = _drafts("eagle", model="{model}/eagle", draft_sample_method="probabilistic")
+"""The drafter is a head of EAGLE that knows the answers, in a folder of the model."""
 V2_ON_CPU = (
     ("PYTHONPATH", f"{ROOT / 'tests' / 'engines' / 'v2_on_cpu'}{os.pathsep}{ROOT}"),
     ("VLLM_USE_V2_MODEL_RUNNER", "1"),
@@ -49,7 +51,8 @@ V2_TP1 = Kind("V2, 1 rank", 1, WATCHED, variables=V2_ON_CPU)
 N_GRAMS_V2 = Kind("V2 with drafts by n-grams, 1 rank", 1, WATCHED, BY_N_GRAMS, V2_ON_CPU)
 LIKELY_TP1 = Kind("V2 with likely drafts of a model, 1 rank", 1, WATCHED, LIKELY, V2_ON_CPU)
 DRAWN_TP2 = Kind("V2 with drawn drafts of a model, 2 ranks", 2, WATCHED, DRAWN, V2_ON_CPU)
-DRAFTING = (DRAFTS_TP2, DRAFTS_TP1, N_GRAMS_V2, LIKELY_TP1, DRAWN_TP2)
+EAGLE_TP2 = Kind("V2 with drawn drafts of EAGLE, 2 ranks", 2, WATCHED, KNOWN, V2_ON_CPU)
+DRAFTING = (DRAFTS_TP2, DRAFTS_TP1, N_GRAMS_V2, LIKELY_TP1, DRAWN_TP2, EAGLE_TP2)
 """The servers with drafts."""
 WITH_MASKS = (
     *("--return-sampling-mask", "--logprobs-mode", "processed_logprobs"),
@@ -144,6 +147,8 @@ def compare(answers: Answers, seen: dict[str, list[dict[str, Any]]]) -> list[Ver
         same(kind.name, part.get("drafted"), DRAFTED)
         if part:
             found.append(verdicts.accepted(kind.name, part["counts"]))
+            what = f"logprobs of {V1_TP2.name} and {kind.name}"
+            found.append(verdicts.equal_logprobs(what, kinds, part["drafted"]))
     for name in ENGINES:
         part = answers.get(name, {"tokens": {}})
         tokens = {kind: {"tokens": ids} for kind, ids in part["tokens"].items()}
