@@ -11,6 +11,7 @@
 | `workers.py` | watches a worker: the oracle's tokens, and what crosses between ranks |
 | `on_hosts.py` | starts a server over two network namespaces, where there are root and memory |
 | `traffic.py` | counts the tensors that ranks send, and the largest axis of each |
+| `eagle.py` | writes a drafter of EAGLE that knows the answers |
 | `huggingface.py`, `sglang.py` | ask `generate` of transformers, and SGLang, the same |
 | `verdicts.py` | says what was compared, and whether it held |
 | `sglang_on_cpu/` | stands in for what SGLang imports and does not need on a CPU |

@@ -28,7 +28,8 @@ from benchmarks.lab import machine
 from benchmarks.lab.machine import ROOT
 from tests.engines import page
 from tests.engines.comparison import (
-    DRAFTS,
+    DRAFTING,
+    EAGLE_TP2,
     ENGINES,
     HF,
     PARTS,
@@ -84,6 +85,8 @@ class Run:
         if name in ENGINES:
             return self.engine(name)
         (kind,) = (kind for kind in PARTS if kind.name == name)
+        if kind is EAGLE_TP2:
+            self._beside(name, sys.executable, "eagle")
         return self.serve(kind)
 
     def serve(self, kind: Kind) -> Part:
@@ -104,7 +107,7 @@ class Run:
                 },
                 "answers": self._ask(server, PARTS[kind]),
             }
-            if kind.arguments == DRAFTS:
+            if kind in DRAFTING:
                 part["answers"]["counts"] = {
                     "drafted": server.count("vllm:spec_decode_num_draft_tokens_total"),
                     "accepted": server.count("vllm:spec_decode_num_accepted_tokens_total"),
@@ -158,16 +161,22 @@ class Run:
 
     def engine(self, name: str) -> Part:
         """Ask another engine, in a process of its own, what the first server was asked."""
-        folder, ranks = self.cache / "runs", ENGINES[name]
-        asked, out = folder / "kinds.json", folder / f"{slug(name)}.json"
-        asked.write_text(json.dumps(self.parts[V1_TP2.name]["answers"]))
+        out, ranks = self.cache / "runs" / f"{slug(name)}.json", ENGINES[name]
         python, module, own = sys.executable, "huggingface", dict[str, str]()
         if name != HF:
             python, module, own = str(make_sglang(self.cache)), "sglang", sglang_variables(ranks)
-        words = f"tests.engines.{module}", str(self.model), str(asked), str(out), str(ranks)
-        with out.with_suffix(".log").open("wb") as log:
+        self._beside(name, python, module, str(out), str(ranks), **own)
+        found: dict[str, Any] = json.loads(out.read_text())
+        return {"answers": found}
+
+    def _beside(self, name: str, python: str, module: str, *words: str, **own: str) -> None:
+        """Run a module with the model and the first server's answers, in a process of its own."""
+        folder = self.cache / "runs"
+        asked = folder / "kinds.json"
+        asked.write_text(json.dumps(self.parts[V1_TP2.name]["answers"]))
+        with (folder / f"{slug(name)}.log").open("wb") as log:
             process = subprocess.Popen(
-                [python, "-m", *words],
+                [python, "-m", f"tests.engines.{module}", str(self.model), str(asked), *words],
                 env={**client_variables(), **own},
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -180,8 +189,6 @@ class Run:
                     os.killpg(process.pid, signal.SIGKILL)
         if code:
             raise RuntimeError(f"{name}: exit code {code}, see {log.name}")
-        found: dict[str, Any] = json.loads(out.read_text())
-        return {"answers": found}
 
 
 def sglang_variables(ranks: int) -> dict[str, str]:
@@ -240,7 +247,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name in sorted(todo, key=NAMES.index):
         if run.left_s() < 60:
             say(f"{name}: no time is left; the same command goes on from here")
-        elif name in ENGINES and V1_TP2.name not in run.parts:
+        elif name in (*ENGINES, EAGLE_TP2.name) and V1_TP2.name not in run.parts:
             say(f"{name}: it is asked what {V1_TP2.name} was asked; run that first")
         else:
             try:

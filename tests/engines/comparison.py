@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import Any
 
@@ -15,12 +16,22 @@ from tests.engines.verdicts import Answers, Verdict
 
 WATCHED, WATCHED_PLAIN = "tests.engines.workers.Watched", "tests.engines.workers.Plain"
 """The adapter's worker, whose tokens are compared with the oracle; vLLM's, whose traffic counts."""
-N_GRAMS = (
-    '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, '
-    '"prompt_lookup_max": 3}'
-)
-"""A drafter that looks for the last tokens in the text."""
-DRAFTS = ("--speculative-config", N_GRAMS)
+
+
+def _drafts(method: str, **settings: Any) -> tuple[str, str]:
+    """Return the option of three drafts a step."""
+    its = {"method": method, "num_speculative_tokens": 3, **settings}
+    return "--speculative-config", json.dumps(its)
+
+
+BY_N_GRAMS = _drafts("ngram", prompt_lookup_min=1, prompt_lookup_max=3)
+"""The drafter looks for the last tokens in the text."""
+LIKELY = _drafts("draft_model", model="{model}")
+"""The drafter is the model itself, and takes its most likely tokens."""
+DRAWN = _drafts("draft_model", model="{model}", draft_sample_method="probabilistic")
+"""The drafter is the model itself, and draws as the target does."""
+KNOWN = _drafts("eagle", model="{model}/eagle", draft_sample_method="probabilistic")
+"""The drafter is a head of EAGLE that knows the answers, in a folder of the model."""
 V2_ON_CPU = (
     ("PYTHONPATH", f"{ROOT / 'tests' / 'engines' / 'v2_on_cpu'}{os.pathsep}{ROOT}"),
     ("VLLM_USE_V2_MODEL_RUNNER", "1"),
@@ -33,10 +44,16 @@ V1_TP2 = Kind("V1, 2 ranks", 2, WATCHED)
 V1_TP1 = Kind("V1, 1 rank", 1, WATCHED)
 V1_HOSTS = Kind("V1, 2 hosts", 2, WATCHED)
 PLAIN = Kind("vLLM itself, 2 ranks", 2, WATCHED_PLAIN)
-DRAFTS_TP2 = Kind("V1 with drafts, 2 ranks", 2, WATCHED, DRAFTS)
-DRAFTS_TP1 = Kind("V1 with drafts, 1 rank", 1, WATCHED, DRAFTS)
+DRAFTS_TP2 = Kind("V1 with drafts, 2 ranks", 2, WATCHED, BY_N_GRAMS)
+DRAFTS_TP1 = Kind("V1 with drafts, 1 rank", 1, WATCHED, BY_N_GRAMS)
 V2_TP2 = Kind("V2, 2 ranks", 2, WATCHED, variables=V2_ON_CPU)
 V2_TP1 = Kind("V2, 1 rank", 1, WATCHED, variables=V2_ON_CPU)
+N_GRAMS_V2 = Kind("V2 with drafts by n-grams, 1 rank", 1, WATCHED, BY_N_GRAMS, V2_ON_CPU)
+LIKELY_TP1 = Kind("V2 with likely drafts of a model, 1 rank", 1, WATCHED, LIKELY, V2_ON_CPU)
+DRAWN_TP2 = Kind("V2 with drawn drafts of a model, 2 ranks", 2, WATCHED, DRAWN, V2_ON_CPU)
+EAGLE_TP2 = Kind("V2 with drawn drafts of EAGLE, 2 ranks", 2, WATCHED, KNOWN, V2_ON_CPU)
+DRAFTING = (DRAFTS_TP2, DRAFTS_TP1, N_GRAMS_V2, LIKELY_TP1, DRAWN_TP2, EAGLE_TP2)
+"""The servers with drafts."""
 WITH_MASKS = (
     *("--return-sampling-mask", "--logprobs-mode", "processed_logprobs"),
     "--enable-scale-out",  # requests of token ids, which alone are answered with masks
@@ -69,8 +86,7 @@ PARTS = {
     PLAIN: ("greedy",),
     V2_TP2: ("kinds", "more", "failing"),
     V2_TP1: ("kinds",),
-    DRAFTS_TP2: ("drafted",),
-    DRAFTS_TP1: ("drafted",),
+    **dict.fromkeys(DRAFTING, ("drafted",)),
     MASKS_TP2: ("masks", "first masks"),
     MASKS_TP1: ("masks",),
     PLAIN_MASKS: ("first masks",),
@@ -126,11 +142,13 @@ def compare(answers: Answers, seen: dict[str, list[dict[str, Any]]]) -> list[Ver
         adapter = answers[LORA_TP2.name]["adapter"]
         same(LORA_TP2.name, adapter["without"], adapter["without"])
         found.append(verdicts.tuned(LORA_TP2.name, adapter))
-    for kind in (DRAFTS_TP2, DRAFTS_TP1):
+    for kind in DRAFTING:
         part = answers.get(kind.name, {})
         same(kind.name, part.get("drafted"), DRAFTED)
         if part:
             found.append(verdicts.accepted(kind.name, part["counts"]))
+            what = f"logprobs of {V1_TP2.name} and {kind.name}"
+            found.append(verdicts.equal_logprobs(what, kinds, part["drafted"]))
     for name in ENGINES:
         part = answers.get(name, {"tokens": {}})
         tokens = {kind: {"tokens": ids} for kind, ids in part["tokens"].items()}
@@ -150,7 +168,7 @@ def compare(answers: Answers, seen: dict[str, list[dict[str, Any]]]) -> list[Ver
         ]:
             found.append(Verdict(f"V2: {verdict.what}", verdict.held, verdict.found))
     for kind in PARTS:
-        if kind.name in seen and watched(kind) and kind.arguments != DRAFTS:
+        if kind.name in seen and watched(kind) and kind not in DRAFTING:
             found.append(verdicts.oracle(kind.name, seen[kind.name]))
         if seen.get(kind.name) and kind.world_size > 1:
             shard = VOCAB_SIZE // kind.world_size

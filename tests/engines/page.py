@@ -38,7 +38,7 @@ def text(verdicts: list[Verdict], about: dict[str, Any]) -> str:
         "# engines",
         "Is a vLLM server with tpsample a vLLM server? It was started on loopback with "
         "`--worker-cls`, and asked by the `openai` client: ten kinds of requests at once, sixteen "
-        "at once, streams, `n`, stop strings, a row of NaN, a killed worker, drafts by n-grams. "
+        "at once, streams, `n`, stop strings, a row of NaN, a killed worker, drafts. "
         "All in fp32, no GPU.",
         table(("compared", "held", "found"), compared, right=3),
         table(("server", "vLLM's runner", "ranks", "tokens of", "started in"), started, right=4),

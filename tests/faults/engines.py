@@ -83,8 +83,8 @@ tpsample/integrations/vllm_steps.py
     + rows.batch.append(out.token_ids)
     > test_rows_in_the_middle_of_their_prompt_count_nothing_and_fail_silently
     a grammar of vLLM stays for the next step
-    - rows.batch.grammar_bitmask, self.grammar = self.grammar, None
-    + rows.batch.grammar_bitmask = self.grammar
+    - grammar, self.grammar = self.grammar, None
+    + grammar = self.grammar
     > test_grammars_reach_their_rows_once
     chosen logprobs of vLLM stand behind the most likely
     - token_ids, values = token_ids.gather(1, index), values.gather(1, index)
@@ -112,6 +112,27 @@ tpsample/integrations/vllm_v2.py
     - ids[np.lexsort((ids, row))]
     + ids
     > test_sampling_masks_are_the_kept_sets_of_the_tokens
+tpsample/integrations/vllm_v2_drafts.py
+    a draft of vLLM that no grammar has looked at is accepted
+    - given = given.masked_fill(invalid_drafts, -1)
+    + pass
+    > test_drafts_within_a_prompt_or_behind_a_grammar_are_none
+    what stands for a draft of vLLM within a prompt is accepted
+    - drafts = drafts.masked_fill((at <= lengths).unsqueeze(1), -1)
+    + pass
+    > test_drafts_within_a_prompt_or_behind_a_grammar_are_none
+    drafts of vLLM are drawn with the noise of the token before
+    - positions = sample_src_positions.to(torch.int64) + 1
+    + positions = sample_src_positions.to(torch.int64)
+    > test_drafts_are_drawn_as_the_targets_tokens_with_filters_and_penalties
+    drafts of vLLM's warm-up name slots without a request
+    - there = (idx_mapping >= 0) & self._sampler.taken[idx_mapping.clamp(min=0)]
+    + there = idx_mapping >= 0
+    > test_padding_and_slots_without_a_request_have_a_token_that_can_be_embedded
+    logprobs of drafts of vLLM stand as if each row had one token
+    - firsts = [width * row for row in range(count + 1)]
+    + firsts = list(range(count + 1))
+    > test_drafts_that_are_decoded_tokens_are_accepted_and_others_not
 tpsample/integrations/vllm_plugin.py
     the plug-in of vLLM samples without its option
     - if options is None and not self.always:

@@ -108,11 +108,6 @@ def test_a_head_that_is_no_product_is_vllms_own_without_its_gather(
     assert found == [expected(name, [], **head) for name in names]
 
 
-def test_a_head_that_is_no_product_verifies_no_drafts():
-    with pytest.raises(UnsupportedParameter, match="--speculative-config: not with an LM head"):
-        v1(depth=2, method=fakes.Int8Method())
-
-
 def test_what_was_handed_on_comes_back_once():
     runner = v1()
     head = runner.sampler.steps.head

@@ -91,7 +91,12 @@ def test_the_token_that_ends_a_request_is_its_own():
     assert vllm_params.end_of(Request(eos_token_id=None, all_stop_token_ids=set())) == 0
 
 
-OTHER_DRAFTS, N_GRAMS = (SimpleNamespace(method=method) for method in ("eagle3", "ngram"))
+def drafts(method: str = "ngram", *, v2: bool = False, **settings: Any) -> dict[str, Any]:
+    """Settings of a server with drafts."""
+    its = SimpleNamespace(method=method, **settings)
+    return {"vllm_config.speculative_config": its, "vllm_config.use_v2_model_runner": v2}
+
+
 REFUSED_MODES: list[tuple[str, dict[str, Any]]] = [
     ("--logits-processors", {"model_config.logits_processors": ["own.Processor"]}),
     ("--watermark-config", {"vllm_config.watermark_config": object()}),
@@ -105,10 +110,12 @@ REFUSED_MODES: list[tuple[str, dict[str, Any]]] = [
         "--prefill-context-parallel-size",
         {"vllm_config.parallel_config.prefill_context_parallel_size": 2},
     ),
-    ("--speculative-config", {"vllm_config.speculative_config": OTHER_DRAFTS}),
+    ("--speculative-config method", drafts("eagle3")),
+    ("--speculative-config method", drafts("suffix", v2=True)),
+    ("--speculative-config rejection_sample_method", drafts(rejection_sample_method="block")),
     (
-        "--speculative-config",
-        {"vllm_config.speculative_config": N_GRAMS, "vllm_config.use_v2_model_runner": True},
+        "--speculative-config enable_adaptive_verification",
+        drafts("eagle", v2=True, enable_adaptive_verification=True),
     ),
     ("--async-scheduling", {"vllm_config.scheduler_config.async_scheduling": True}),
     ("--distributed-executor-backend external_launcher", {"broadcast_pp_output": True}),
@@ -147,6 +154,13 @@ def test_modes_of_the_surroundings_are_refused_too(monkeypatch):
 def test_without_asynchronous_scheduling_or_with_runner_v2_a_server_starts(either):
     paths = "vllm_config.scheduler_config.async_scheduling", "vllm_config.use_v2_model_runner"
     vllm_modes.check_modes(runner_with(dict.fromkeys(paths, either)))
+
+
+def test_a_server_starts_with_drafts_that_are_verified():
+    standard = {"rejection_sample_method": "standard", "enable_adaptive_verification": False}
+    for runner, methods in vllm_modes.VERIFIED.items():
+        for method in methods:
+            vllm_modes.check_modes(runner_with(drafts(method, v2=runner == "V2", **standard)))
 
 
 def test_every_refused_mode_has_a_case():

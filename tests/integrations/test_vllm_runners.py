@@ -15,11 +15,13 @@ from tests.support.ranks import same_on_ranks
 from tests.support.vllm_fakes import EOS, D, Request, V
 from tests.support.vllm_steps import (
     B_ENDS,
+    DRAFTED,
     ORDERS,
     PROMPTS,
     REQUESTS,
     STEPS,
     WEIGHT,
+    drafted_v2,
     expected,
     rows_of,
     step_v1,
@@ -87,9 +89,9 @@ def test_sampling_masks_are_the_kept_sets_of_the_tokens():
     mask = reference.kept_mask(reference.logits(hidden[:1], WEIGHT), batch)
     assert found[0].tolist() == mask[0].nonzero().flatten().tolist()
     assert found[1].tolist() == out.sampled_token_ids[1].tolist()
-    assert found[2].tolist() == [], "its prompt goes on"
-    assert found[3].tolist() == list(range(V)) and found[3].dtype == np.int32
-    assert found[4].tolist() == [4, 9] and lists.cu_num_generated_tokens is None
+    assert lists.cu_num_generated_tokens == [0, 1, 2, 2, 3, 4], "the prompt of a goes on"
+    assert found[2].tolist() == list(range(V)) and found[2].dtype == np.int32
+    assert found[3].tolist() == [4, 9]
     assert step_v2(v2(), names[:4], hidden).sampling_mask_tensors is None
 
 
@@ -212,44 +214,100 @@ def test_what_a_client_may_ask_and_we_cannot_do_ends_its_request(caplog):
     assert "thinking_token_budget" in caplog.text
 
 
-def drafted(runner, drafts: dict[str, list[int]], hidden: torch.Tensor):
-    """A step of these requests with their drafts, right behind their prompts."""
-    fakes.v1_batch(runner, list(drafts))
-    counts = [len(its) for its in drafts.values()]
-    runner.seq_lens[: len(counts)] += torch.tensor(counts, dtype=torch.int32)
-    every = [token_id for its in drafts.values() for token_id in its]
-    metadata = SimpleNamespace(
-        num_draft_tokens=counts,
-        max_spec_len=max(counts),
-        draft_token_ids=torch.tensor(every, dtype=torch.int32),
-    )
-    handed = runner.model.compute_logits(hidden)
-    return runner.rejection_sampler(metadata, None, handed, runner.input_batch.sampling_metadata)
-
-
-def test_drafts_that_are_decoded_tokens_are_accepted_and_others_not():
+@pytest.mark.parametrize("runner", DRAFTED)
+def test_drafts_that_are_decoded_tokens_are_accepted_and_others_not(runner):
     """Rows with 2, 0 and 1 drafts; what comes out is what decoding without drafts draws."""
-    first = {name: expected(name, []) for name in "abc"}
+    make, step = DRAFTED[runner]
+    each, first = make(depth=3), {name: expected(name, []) for name in "abc"}
     second = expected("a", [first["a"]])
     drafts = {"a": [first["a"], second + 1], "b": [], "c": [first["c"]]}
-    out = drafted(v1(depth=3), drafts, rows_of("aaabcc"))
+    out = step(each, drafts, rows_of("aaabcc"))
     assert out.sampled_token_ids.tolist() == [
         [first["a"], second, -1],
         [first["b"], -1, -1],
         [first["c"], expected("c", [first["c"]]), -1],
     ]
-    assert out.logprobs_tensors.logprob_token_ids.shape[0] == 9
+    tables = out.logprobs_tensors
+    assert tables.logprob_token_ids.shape[0] == 9
+    if runner == "V2":
+        assert tables.cu_num_generated_tokens == [0, 3, 6, 9]
+        assert out.num_sampled.tolist() == [2, 1, 2] and out.num_rejected.tolist() == [1, 0, 0]
+    # The penalties of c count both tokens in the next step.
+    after = expected("c", [first["c"], expected("c", [first["c"]])])
+    for token_id in out.sampled_token_ids[2, :2].tolist():
+        if runner == "V1":
+            each.requests["c"].output_token_ids.append(token_id)
+        else:
+            fakes.v2_append(each, 3, token_id)
+    assert int(STEPS[runner][1](each, ["c"], rows_of("c")).sampled_token_ids[0, 0]) == after
 
 
-def test_a_step_in_which_no_row_has_drafts_is_a_plain_one():
-    out = drafted(v1(depth=3), {"a": [], "b": []}, rows_of("ab"))
+@pytest.mark.parametrize("runner", DRAFTED)
+def test_a_step_in_which_no_row_has_drafts_is_a_plain_one(runner):
+    make, step = DRAFTED[runner]
+    out = step(make(depth=3), {"a": [], "b": []}, rows_of("ab"))
     assert out.sampled_token_ids.tolist() == [[expected("a", [])], [expected("b", [])]]
 
 
-def test_a_row_of_nan_behind_its_drafts_ends_there():
+@pytest.mark.parametrize("runner", DRAFTED)
+def test_a_row_of_nan_behind_its_drafts_ends_there(runner):
+    make, step = DRAFTED[runner]
     hidden = torch.stack([rows_of("a")[0], torch.full((D,), torch.nan)])
-    out = drafted(v1(depth=2), {"a": [expected("a", [])]}, hidden)
+    out = step(make(depth=2), {"a": [expected("a", [])]}, hidden)
     assert out.sampled_token_ids.tolist() == [[expected("a", []), EOS]]
+
+
+@pytest.mark.parametrize("runner", DRAFTED)
+def test_a_head_that_is_no_product_verifies_drafts_by_its_logits(runner):
+    make, step = DRAFTED[runner]
+    first = expected("a", [])
+    out = step(make(depth=2, method=fakes.Int8Method()), {"a": [first]}, rows_of("aa"))
+    assert out.sampled_token_ids.tolist() == [[first, expected("a", [first])]]
+
+
+def test_drafts_within_a_prompt_or_behind_a_grammar_are_none():
+    first, runner = expected("a", []), v2(depth=2)
+    invalid = torch.tensor([False, True])
+    out = drafted_v2(runner, {"a": [first]}, rows_of("aa"), invalid)
+    assert out.sampled_token_ids.tolist() == [[first, -1]]
+    runner = v2(depth=2)
+    # Its prompt ends with the first position of this step, whose draft is a stand-in.
+    runner.sampler.req_states.prefill_len.gpu[1] += 1
+    out = drafted_v2(runner, {"a": [first]}, rows_of("aa"))
+    assert out.sampled_token_ids.tolist() == [[first, -1]] and out.num_sampled.tolist() == [1]
+    runner.sampler.req_states.prefill_len.gpu[1] += 7
+    out = drafted_v2(runner, {"a": [first]}, rows_of("aa"))
+    assert out.num_sampled.tolist() == [0] == out.num_rejected.tolist()
+
+
+def test_a_grammar_has_bits_for_every_position_of_runner_v2():
+    runner = v2(depth=2)
+    runner.sampler.req_states.prefill_len.gpu[:] -= 1
+    batch = fakes.v2_batch(runner, ["b", "a"], drafts=[[], [17]])
+    bits = np.stack([allowing(17), allowing(18)])
+    runner.structured_outputs_worker.apply_grammar_bitmask(None, batch, ["a"], bits)
+    handed = runner.model.compute_logits(rows_of("baa"))
+    out = runner.rejection_sampler(handed, batch, None, None)
+    assert out.sampled_token_ids.tolist() == [[expected("b", []), -1], [17, 18]]
+
+
+def test_a_verification_that_warms_up_draws_nothing():
+    runner = v2(depth=2)
+    batch = fakes.v2_batch(runner, ["x", "y"], [1, 1], [[5], []])
+    out = runner.rejection_sampler(
+        runner.model.compute_logits(torch.zeros(3, D)), batch, None, None
+    )
+    assert out.sampled_token_ids.tolist() == [[0, 0], [0, 0]]
+    assert not runner.rejection_sampler.enable_adaptive_verification
+
+
+def test_sampling_masks_of_drafts_are_those_of_the_tokens_that_came_out():
+    runner, first = v2(depth=3, return_sampling_mask=True), expected("b", [])
+    out = drafted_v2(runner, {"a": [0, 0], "b": [first]}, rows_of("aaabb"))
+    lists = out.sampling_mask_tensors.to_cpu_nonblocking().tolists(out.num_sampled.numpy())
+    assert out.num_sampled.tolist() == [1, 2] and lists.cu_num_generated_tokens == [0, 1, 3]
+    assert lists.offsets.tolist() == [0, V, V + 1, V + 2], "of a every id, of b the drawn ones"
+    assert lists.token_ids[V:].tolist() == [first, expected("b", [first])]
 
 
 def _tokens(**options) -> list[list[list[int]]]:

@@ -86,6 +86,7 @@ class Model(nn.Module):
             weight=nn.Parameter(own, requires_grad=False),
             quant_method=method,
             num_embeddings_per_partition=PADDED,
+            org_vocab_size=V,
             shard_indices=SimpleNamespace(
                 org_vocab_start_index=shard.start, org_vocab_end_index=shard.stop
             ),
@@ -237,6 +238,7 @@ def v2_runner(**config: Any) -> Any:
     each = runner(**config)
     each.sampler = _OwnSampler(each.max_num_reqs, each.model_config)
     each.prompt_logprobs_worker = None
+    each.speculator = SimpleNamespace(draft_logits=None)  # one of n-grams
     each.structured_outputs_worker = SimpleNamespace(apply_grammar_bitmask=None)
     return each
 
@@ -260,26 +262,40 @@ def v2_append(each: Any, slot: int, token_id: int) -> None:
     states.total_len.gpu[slot] += 1
 
 
-def v2_batch(each: Any, names: Sequence[str], lengths: Sequence[int] | None = None) -> Any:
-    """The batch of a step of these requests; `lengths` are those of all tokens computed by then."""
+def v2_batch(
+    each: Any,
+    names: Sequence[str],
+    lengths: Sequence[int] | None = None,
+    drafts: Sequence[Sequence[int]] | None = None,
+) -> Any:
+    """The batch of a step of these requests; `lengths` are those of all tokens before its drafts.
+
+    Of each row the batch has its last token and its drafts.
+    """
     states = each.sampler.req_states
     slots = [states.req_id_to_index.get(name, 0) for name in names]
     if lengths is None:
         lengths = [int(states.total_len.gpu[slot]) for slot in slots]
-    seq_lens = torch.tensor(lengths, dtype=torch.int32)
+    of_row = [[]] * len(names) if drafts is None else drafts
+    counts = np.array([len(its) for its in of_row])
+    starts = np.concatenate([[0], np.cumsum(counts + 1)])
+    firsts = np.repeat(np.array(lengths) - 1 - starts[:-1], counts + 1)
     return SimpleNamespace(
         req_ids=list(names),
         num_reqs=len(names),
         idx_mapping=torch.tensor(slots),
         idx_mapping_np=np.array(slots),
-        seq_lens=seq_lens,
-        cu_num_logits=torch.arange(len(names) + 1),
-        positions=seq_lens.to(torch.int64) - 1,
-        logits_indices=torch.arange(len(names)),
+        seq_lens=torch.tensor(np.array(lengths) + counts, dtype=torch.int32),
+        cu_num_logits=torch.tensor(starts, dtype=torch.int32),
+        cu_num_logits_np=starts,
+        num_draft_tokens_per_req=None if drafts is None else counts,
+        input_ids=torch.tensor([i for its in of_row for i in (0, *its)], dtype=torch.int32),
+        positions=torch.tensor(firsts + np.arange(starts[-1])),
+        logits_indices=torch.arange(int(starts[-1])),
     )
 
 
 def count_sampled(num_sampled, seq_lens, cu_num_logits, idx_mapping, prefill_len):
-    """vLLM's `get_num_sampled_and_rejected` without drafts."""
+    """vLLM's `get_num_sampled_and_rejected`."""
     done = (seq_lens >= prefill_len[idx_mapping]).to(num_sampled.dtype)
-    return done, torch.zeros_like(done)
+    return done * num_sampled, done * (cu_num_logits.diff() - num_sampled)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import torch
 
 from tests.support import vllm_fakes as fakes
 from tests.support.vllm_fakes import D, LogprobsTensors, Output, Request, V, V1State
 from tpsample import SamplingBatch, reference
-from tpsample.integrations import vllm_v1, vllm_v2
+from tpsample.integrations import vllm_v1, vllm_v2, vllm_v2_drafts
 from tpsample.integrations.vllm_params import to_params
 
 WEIGHT = fakes.whole_weight()
@@ -35,10 +36,13 @@ def v1(depth: int = 1, group="alone", **config):
     return runner
 
 
-def v2(**config):
+def v2(depth: int = 1, group="alone", **config):
     runner = fakes.v2_runner(**config)
     kinds = Output, LogprobsTensors, fakes.SamplingMaskLists, fakes.count_sampled
-    vllm_v2.attach(runner, fakes.head_of(runner), vllm_v2.Kinds(*kinds))
+    head = fakes.head_of(runner, group=group, depth=depth)
+    sampler = vllm_v2.attach(runner, head, vllm_v2.Kinds(*kinds))
+    if depth > 1:
+        vllm_v2_drafts.attach(runner, sampler)
     for slot, (name, request) in enumerate(REQUESTS.items(), 1):
         fakes.v2_request(runner, name, slot, request, PROMPTS[name])
     return runner
@@ -65,7 +69,31 @@ def step_v2(runner, names, hidden) -> Output:
     return out
 
 
+def drafted_v1(runner, drafts, hidden) -> Output:
+    """A step of requests with drafts, right behind their prompts."""
+    fakes.v1_batch(runner, list(drafts))
+    counts = [len(its) for its in drafts.values()]
+    runner.seq_lens[: len(counts)] += torch.tensor(counts, dtype=torch.int32)
+    every = [token_id for its in drafts.values() for token_id in its]
+    metadata = SimpleNamespace(
+        num_draft_tokens=counts,
+        max_spec_len=max(counts),
+        draft_token_ids=torch.tensor(every, dtype=torch.int32),
+    )
+    handed = runner.model.compute_logits(hidden)
+    return runner.rejection_sampler(metadata, None, handed, runner.input_batch.sampling_metadata)
+
+
+def drafted_v2(runner, drafts, hidden, invalid=None) -> Output:
+    """A step of requests with drafts, right behind their prompts."""
+    batch = fakes.v2_batch(runner, list(drafts), drafts=list(drafts.values()))
+    # vLLM drafts behind a token that it sampled, so the last one of a prompt stands for that.
+    runner.sampler.req_states.prefill_len.gpu[batch.idx_mapping] -= 1
+    return runner.rejection_sampler(runner.model.compute_logits(hidden), batch, None, invalid)
+
+
 STEPS = {"V1": (v1, step_v1), "V2": (v2, step_v2)}
+DRAFTED = {"V1": (v1, drafted_v1), "V2": (v2, drafted_v2)}
 TRACE = random.Random(2)
 ORDERS = [TRACE.sample("abcd", count) for count in (2, 4, 3, 3, 2, 1, 4, 3, 4, 2, 3, 4, 3, 2)]
 

@@ -15,7 +15,7 @@ from vllm.distributed.parallel_state import get_tp_group  # noqa: E402
 from vllm.model_executor.layers.logits_processor import LogitsProcessor  # noqa: E402
 from vllm.v1.outputs import LogprobsTensors, SamplingMaskLists  # noqa: E402
 
-from tpsample.integrations import vllm_v1, vllm_v2  # noqa: E402
+from tpsample.integrations import vllm_v1, vllm_v2, vllm_v2_drafts  # noqa: E402
 from tpsample.integrations.vllm_head import VllmHead, only_processor  # noqa: E402
 from tpsample.integrations.vllm_modes import check_modes  # noqa: E402
 
@@ -53,7 +53,9 @@ def attach(runner: Any, **options: Any) -> VllmHead:
     if runner.vllm_config.use_v2_model_runner:
         count = get_num_sampled_and_rejected
         kinds = vllm_v2.Kinds(SamplerOutput, LogprobsTensors, SamplingMaskLists, count)
-        vllm_v2.attach(runner, head, kinds)
+        sampler = vllm_v2.attach(runner, head, kinds)
+        if drafts is not None:
+            vllm_v2_drafts.attach(runner, sampler)
     else:
         vllm_v1.attach(runner, head, SamplerOutput, LogprobsTensors)
     return head

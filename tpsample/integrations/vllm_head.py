@@ -20,8 +20,9 @@ from tpsample.agreement.arguments import WEIGHT_DTYPES
 from tpsample.core.sealed import Sealed
 from tpsample.errors import UnsupportedParameter
 from tpsample.integrations.heads import KeptHead, is_quantised
-from tpsample.output import SampleOutput
+from tpsample.output import SampleOutput, VerifyOutput
 from tpsample.request.step_batch import StepBatch
+from tpsample.speculative.verify import verify, verify_logits
 
 logger = logging.getLogger(f"vllm.{__name__}")  # vLLM shows the lines of its own loggers
 
@@ -56,11 +57,6 @@ class VllmHead(Sealed):
             self.kept.take(runner.model.compute_logits(probe))
         lm_head = self.kept.lm_head
         self.fused = _is_product(lm_head, processor)
-        if not self.fused and depth > 1:
-            raise UnsupportedParameter(
-                "--speculative-config: not with an LM head that is quantised, of another dtype "
-                "than the model, or scaled after its soft-cap"
-            )
         # A head without a weight takes logits; its rows are the columns that vLLM computes.
         padded = lm_head.num_embeddings_per_partition
         self.kept.build(
@@ -82,6 +78,19 @@ class VllmHead(Sealed):
             return self.kept.sampler.sample_logits(kept.contiguous(), batch, positions)
         self.kept.follow_weight()
         return self.kept.sampler(kept.contiguous(), batch, positions)
+
+    def verify(
+        self, kept: Tensor, drafts: Tensor, batch: StepBatch, positions: Tensor
+    ) -> VerifyOutput:
+        """Verify drafts [B, K] by what was kept, [B, K + 1, …]. Collective."""
+        if not self.fused:
+            return verify_logits(self.kept.sampler, kept, drafts, batch, positions)
+        self.kept.follow_weight()
+        return verify(self.kept.sampler, kept, drafts, batch, positions)
+
+    def is_of(self, model: Any) -> bool:
+        """Return whether a model makes its logits by the `LogitsProcessor` of this head."""
+        return any(module is self._processor for module in model.modules())
 
     @contextmanager
     def given(self, replace: Callable[[Tensor], Tensor]) -> Iterator[None]:

@@ -13,9 +13,16 @@ from typing import Any
 
 from tpsample.errors import UnsupportedParameter
 
+VERIFIED = {
+    "V1": ("ngram",),
+    "V2": ("ngram", "ngram_gpu", "draft_model", "eagle", "eagle3", "mtp"),
+}
+"""The methods of drafting whose drafts are verified, by runner."""
 
-def _by_ngrams_with_v1(config: Any) -> bool:
-    return config.speculative_config.method == "ngram" and not config.use_v2_model_runner
+
+def _drafts(runner: Any, name: str) -> Any:
+    """Return a setting of speculative decoding; None without drafts."""
+    return getattr(runner.vllm_config.speculative_config, name, None)
 
 
 REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
@@ -43,10 +50,22 @@ REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
         lambda r: r.model_config.enable_prompt_embeds,
         "penalties would not see such a prompt",
     ),
-    "--speculative-config": (
-        lambda r: r.vllm_config.speculative_config and not _by_ngrams_with_v1(r.vllm_config),
-        "drafts are verified for ngram with the V1 runner; "
-        "for others they were not tried (VLLM_USE_V2_MODEL_RUNNER=0 chooses V1)",
+    "--speculative-config method": (
+        lambda r: (
+            r.vllm_config.speculative_config is not None
+            and _drafts(r, "method")
+            not in VERIFIED["V2" if r.vllm_config.use_v2_model_runner else "V1"]
+        ),
+        "drafts are verified for ngram with the V1 runner, and for ngram, ngram_gpu, draft_model, "
+        "eagle, eagle3 and mtp with the V2 runner",
+    ),
+    "--speculative-config rejection_sample_method": (
+        lambda r: _drafts(r, "rejection_sample_method") not in (None, "standard"),
+        "a draft is accepted if it is the token that would be drawn, and by no other rule",
+    ),
+    "--speculative-config enable_adaptive_verification": (
+        lambda r: _drafts(r, "enable_adaptive_verification"),
+        "the host would not know how many drafts a row has",
     ),
     "--async-scheduling": (
         lambda r: (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,22 @@ from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import LogprobsMode, SamplingParams
 
 logger = logging.getLogger(f"vllm.{__name__}")  # vLLM shows the lines of its own loggers
+
+
+class Verified(NamedTuple):
+    """The tokens of a step in which rows have drafts.
+
+    Attributes:
+        token_ids: int64 [B, K + 1], -1 behind a row's last.
+        num_accepted: int64 [B], how many drafts became tokens; a row has one token more.
+        tables: logprobs of B · (K + 1) rows as vLLM takes them, if a row asks for any.
+        kept: sets of these rows, of a batch with a `kept_cap`.
+    """
+
+    token_ids: Tensor
+    num_accepted: Tensor
+    tables: Any
+    kept: KeptSets | None
 
 
 class EngineSteps(Sealed):
@@ -63,11 +79,51 @@ class EngineSteps(Sealed):
             positions: [B], of the tokens to come.
             unfinished: bool [B], rows in the middle of their prompt, whose tokens nobody wants.
         """
-        rows.batch.grammar_bitmask, self.grammar = self.grammar, None
+        rows.batch.grammar_bitmask = self._take_grammar()
         out = self.head.sample(kept, rows.batch, positions.to(torch.int64))
         rows.batch.append(out.token_ids.masked_fill(unfinished, -1))
         token_ids = self.ended(rows, out.token_ids, out.status, unfinished)
         return token_ids, self.tables(rows, out.logprobs, token_ids), out.kept
+
+    def verify(
+        self,
+        flat: Tensor,
+        starts: Tensor,
+        drafts: Tensor,
+        rows: StepRows,
+        at: Tensor,
+        unfinished: Tensor,
+    ) -> Verified:
+        """Return the tokens of a step in which rows have drafts. Collective.
+
+        They are those of plain decoding.
+
+        Args:
+            flat: what the head was given: of each row its position before the drafts, then theirs.
+            starts: int [B], where the positions of each row begin.
+            drafts: int64 [B, K], -1 behind a row's last.
+            at: [B], the positions of the first tokens to come.
+            unfinished: bool [B], rows in the middle of their prompt, whose tokens nobody wants.
+        """
+        place = torch.arange(drafts.shape[1] + 1, device=self.device)
+        # Those behind a row's last position may be anything.
+        index = (starts.unsqueeze(1) + place).clamp(max=len(flat) - 1)
+        grammar = self._take_grammar()
+        rows.batch.grammar_bitmask = None if grammar is None else grammar[index].flatten(0, 1)
+        out = self.head.verify(flat[index], drafts, rows.batch, at.to(torch.int64))
+        rows.batch.append(out.token_ids.masked_fill(unfinished.unsqueeze(1), -1))
+
+        # A row without a token behind its drafts ends there.
+        last = out.num_accepted.unsqueeze(1)
+        behind = self.ended(rows, out.token_ids.gather(1, last).squeeze(1), out.status, unfinished)
+        token_ids = out.token_ids.scatter(1, last, behind.unsqueeze(1))
+        tables = self.tables(rows, out.logprobs, token_ids.flatten())
+        return Verified(token_ids, out.num_accepted, tables, out.kept)
+
+    def _take_grammar(self) -> Tensor | None:
+        """Return the bits of the grammars of this step, once."""
+        grammar, self.grammar = self.grammar, None
+        return grammar
 
     def ended(
         self, rows: StepRows, token_ids: Tensor, status: Tensor, unfinished: Tensor

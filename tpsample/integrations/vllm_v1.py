@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from tpsample.integrations.engine_rows import EngineRequest, EngineRows, StepRows
 from tpsample.integrations.vllm_head import VllmHead
 from tpsample.integrations.vllm_steps import EngineSteps
-from tpsample.speculative.verify import verify
 
 Kind = Callable[..., Any]
 
@@ -105,33 +104,16 @@ class V1Verifier(nn.Module):
             ids = torch.zeros(len(counts), width, dtype=torch.int32, device=logits.device)
             return sampler.output(sampled_token_ids=ids, logprobs_tensors=None)
         flat = steps.head.kept.take(logits)
-        steps.head.kept.follow_weight()
-        place = torch.arange(width, device=logits.device)
-        there = place <= counts.unsqueeze(1)
-        hidden = flat.new_zeros(len(counts), width, flat.shape[1])
-        hidden[there] = flat
+        place = torch.arange(width - 1, device=logits.device)
         drafts = torch.full((len(counts), width - 1), -1, device=logits.device)
-        drafts[place[:-1] < counts.unsqueeze(1)] = metadata.draft_token_ids.to(torch.int64)
-        if steps.grammar is not None:
-            grammar = steps.grammar.new_full((*there.shape, steps.grammar.shape[1]), -1)
-            grammar[there] = steps.grammar
-            steps.grammar = grammar.flatten(0, 1)
-
-        rows = sampler.rows()
-        rows.batch.grammar_bitmask, steps.grammar = steps.grammar, None
-        positions = sampler.runner.seq_lens[: len(counts)].to(torch.int64) - counts
-        out = verify(steps.head.kept.sampler, hidden, drafts, rows.batch, positions)
+        drafts[place < counts.unsqueeze(1)] = metadata.draft_token_ids.to(torch.int64)
+        starts = (counts + 1).cumsum(0) - (counts + 1)
+        positions = sampler.runner.seq_lens[: len(counts)] - counts
         unfinished = sampler.unfinished(len(counts))
-        rows.batch.append(out.token_ids.masked_fill(unfinished.unsqueeze(1), -1))
-
-        # A row without a token behind its drafts ends there.
-        last = out.num_accepted.unsqueeze(1)
-        behind = steps.ended(rows, out.token_ids.gather(1, last).squeeze(1), out.status, unfinished)
-        token_ids = out.token_ids.scatter(1, last, behind.unsqueeze(1))
-        tables = steps.tables(rows, out.logprobs, token_ids.flatten())
+        found = steps.verify(flat, starts, drafts, sampler.rows(), positions, unfinished)
         return sampler.output(
-            sampled_token_ids=token_ids.to(torch.int32),
-            logprobs_tensors=tables,
+            sampled_token_ids=found.token_ids.to(torch.int32),
+            logprobs_tensors=found.tables,
         )
 
 

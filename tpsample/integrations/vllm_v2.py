@@ -46,17 +46,26 @@ class Kinds(NamedTuple):
     count_sampled: Callable[..., tuple[Tensor, Tensor]]
 
 
-def attach(runner: Any, head: VllmHead, kinds: Kinds) -> None:
-    """Let a runner sample with tpsample, and hand its tokens on in these classes of vLLM."""
+def attach(runner: Any, head: VllmHead, kinds: Kinds) -> V2Sampler:
+    """Let a runner sample with tpsample, and hand its tokens on in these classes of vLLM.
+
+    Drafts are another file's, `vllm_v2_drafts`.
+    """
     steps = EngineSteps(head, runner.sampler.logprobs_mode, kinds.logprobs)
     sampler = V2Sampler(runner.sampler, runner.max_num_reqs, steps, kinds)
     runner.sampler = sampler
     runner.prompt_logprobs_worker = PromptLogprobs(steps)
     runner.structured_outputs_worker.apply_grammar_bitmask = sampler.keep_grammar
+    return sampler
 
 
 class V2Sampler:
-    """Stands where vLLM's `Sampler` stands, whose states others read."""
+    """Stands where vLLM's `Sampler` stands, whose states others read.
+
+    Attributes:
+        batch: a row per slot of the runner.
+        taken: bool, of every slot, whether a request is in it.
+    """
 
     def __init__(self, own: Any, max_rows: int, steps: EngineSteps, kinds: Kinds) -> None:
         self._own, self._kinds, self.steps = own, kinds, steps
@@ -70,6 +79,7 @@ class V2Sampler:
         self._joining: dict[int, Any] = {}
         self._requests: dict[int, EngineRequest] = {}
         self._slots = StepRows.of(self.batch, (), [])
+        self.taken = torch.zeros(max_rows, dtype=torch.bool, device=steps.device)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._own, name)
@@ -83,22 +93,28 @@ class V2Sampler:
         self, logits: Tensor, input_batch: Any, grammar_req_ids: Sequence[str], bitmask: Any
     ) -> None:
         """Keep the bits of the requests with a grammar for the step that follows."""
-        self.steps.keep_grammar(input_batch.req_ids, grammar_req_ids, bitmask, {})
+        drafts: dict[str, range] = {}
+        if input_batch.num_draft_tokens_per_req is not None:
+            counts = input_batch.num_draft_tokens_per_req.tolist()
+            drafts = dict(zip(input_batch.req_ids, map(range, counts), strict=True))
+        self.steps.keep_grammar(input_batch.req_ids, grammar_req_ids, bitmask, drafts)
 
     def __call__(self, logits: Tensor, input_batch: Any) -> Any:
         """Sample the rows of a step. The logits are the [rows, 0] of the head."""
-        kept, states = self.steps.head.kept.take(logits), self.req_states
-        num_sampled, num_rejected = self._kinds.count_sampled(
-            input_batch.seq_lens.new_ones(input_batch.num_reqs),
-            input_batch.seq_lens,
-            input_batch.cu_num_logits,
-            input_batch.idx_mapping,
-            states.prefill_len.gpu,
-        )
-        known = states.req_id_to_index
-        if not known.keys() >= set(input_batch.req_ids):  # a step that warms up
-            ids = torch.zeros(len(logits), 1, dtype=torch.int64, device=logits.device)
-            return self._kinds.output(ids, None, None, num_sampled, num_rejected)
+        kept, rows = self.steps.head.kept.take(logits), self.rows(input_batch)
+        one = input_batch.seq_lens.new_ones(input_batch.num_reqs)
+        if rows is None:
+            return self.output(input_batch, torch.zeros_like(one, dtype=torch.int64), one)
+        positions = input_batch.positions[input_batch.logits_indices] + 1
+        unfinished = self.unfinished(input_batch)
+        token_ids, tables, sets = self.steps.sample(kept, rows, positions, unfinished)
+        return self.output(input_batch, token_ids, one, tables, sets)
+
+    def rows(self, input_batch: Any) -> StepRows | None:
+        """Return the rows of a step; None for a step that warms up."""
+        known = self.req_states.req_id_to_index
+        if not known.keys() >= set(input_batch.req_ids):
+            return None
         if self._joining:
             self._join({known[name]: name for name in known})
         slots = input_batch.idx_mapping
@@ -106,12 +122,37 @@ class V2Sampler:
             slots, host=input_batch.idx_mapping_np, out=self._selected.get(len(slots))
         )
         self._selected[len(slots)] = selected
-        rows = StepRows(selected, input_batch.req_ids, self._slots.ids[slots])
-        positions = input_batch.positions[input_batch.logits_indices] + 1
-        token_ids, tables, sets = self.steps.sample(kept, rows, positions, num_sampled == 0)
+        return StepRows(selected, input_batch.req_ids, self._slots.ids[slots])
+
+    def unfinished(self, input_batch: Any) -> Tensor:
+        """Return bool [B], the rows that are in the middle of their prompt."""
+        lengths = self.req_states.prefill_len.gpu[input_batch.idx_mapping]
+        found: Tensor = input_batch.seq_lens[: input_batch.num_reqs] < lengths
+        return found
+
+    def output(
+        self,
+        input_batch: Any,
+        token_ids: Tensor,
+        num_sampled: Tensor,
+        tables: Any = None,
+        sets: KeptSets | None = None,
+    ) -> Any:
+        """Hand tokens [B] or [B, K + 1] on; unfinished rows have none.
+
+        Args:
+            num_sampled: int32 [B], how many a row would have, were it finished.
+        """
+        counts = self._kinds.count_sampled(
+            num_sampled,
+            input_batch.seq_lens,
+            input_batch.cu_num_logits,
+            input_batch.idx_mapping,
+            self.req_states.prefill_len.gpu,
+        )
         masks = None if sets is None else SamplingMasks(sets, self._kinds.masks)
-        its = token_ids.view(-1, 1), tables, None, num_sampled, num_rejected
-        return self._kinds.output(*its, masks)
+        token_ids = token_ids.view(input_batch.num_reqs, -1)
+        return self._kinds.output(token_ids, tables, None, *counts, masks)
 
     def _join(self, names: Mapping[int, str]) -> None:
         """Put requests that joined into their slots, now that the runner has staged their tokens.
@@ -132,6 +173,7 @@ class V2Sampler:
         self._requests = there | joined
         requests = [self._requests.get(slot) for slot in range(self.batch.rows)]
         self._slots = StepRows.of(self.batch, (), requests)
+        self.taken.copy_(torch.tensor([each is not None for each in requests]), non_blocking=True)
 
     def _tokens(self, slot: int) -> tuple[list[int], list[int]]:
         """Return prompt and output of a slot, which the runner keeps on the device."""
@@ -153,24 +195,24 @@ class SamplingMasks(Sealed):
         its = {name: getattr(self._kept, name).to("cpu", non_blocking=True) for name in names}
         return SamplingMasks(KeptSets(**its), self._kind)
 
-    def tolists(self, num_sampled_tokens: Any = None) -> Any:
-        """Return each row's ids, ascending, one row after the other.
+    def tolists(self, num_sampled_tokens: Any) -> Any:
+        """Return the ids of each token, ascending, one token after the other.
 
         Args:
-            num_sampled_tokens: int [B] or [B, 1]; a row with 0, whose prompt goes on, has no ids.
+            num_sampled_tokens: int [B] or [B, 1]; a row whose prompt goes on has 0.
         """
-        kept = self._kept
+        kept, sampled = self._kept, np.asarray(num_sampled_tokens).reshape(-1)
         whole, counts = kept.whole.numpy(), kept.offsets.diff().numpy()
         ids, sizes = kept.token_ids[: int(kept.offsets[-1])].numpy(), kept.sizes.numpy()
         row = np.repeat(np.arange(len(counts)), counts)
         parts = np.split(ids[np.lexsort((ids, row))].astype(np.int32), np.cumsum(counts)[:-1])
         for index in np.flatnonzero(whole):
             parts[index] = np.arange(sizes[index], dtype=np.int32)
-        if num_sampled_tokens is not None:
-            for index in np.flatnonzero(np.asarray(num_sampled_tokens).reshape(-1) == 0):
-                parts[index] = parts[index][:0]
+        there = np.arange(len(counts) // len(sampled)) < sampled[:, None]
+        parts = [parts[index] for index in np.flatnonzero(there)]
         offsets = np.cumsum([0, *map(len, parts)])
-        return self._kind(np.concatenate([np.empty(0, np.int32), *parts]), offsets, None)
+        firsts = np.cumsum([0, *sampled]).tolist()
+        return self._kind(np.concatenate([np.empty(0, np.int32), *parts]), offsets, firsts)
 
 
 class PromptLogprobs(Sealed):
