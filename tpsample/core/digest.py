@@ -24,7 +24,7 @@ _FEW = 4096
 
 
 _AT_ONCE = 2**18
-"""Elements that are mixed at once: 2 MB of int64, of which there are up to five."""
+"""Elements that are mixed at once: 2 MB of int64, in up to five tensors."""
 
 
 def digest_rows(*columns: Tensor, first: int = 0) -> Tensor:

@@ -17,7 +17,7 @@ from tpsample.core.exact_sum import MARGIN, exact_sums
 from tpsample.core.score import Head, head_logits, logits_tile
 
 AT_ONCE = 2**18
-"""Products that are computed at once: 2 MB of float64, of which there are up to five."""
+"""Products that are computed at once: 2 MB of float64, in up to five tensors."""
 
 
 def pair_products(
