@@ -152,14 +152,17 @@ def test_top_words(shard, num_samples):
 def test_what_is_kept_of_first_words(twins, count):
     """The last word that is kept, and the mass down to it; nothing of a row with a NaN."""
     first = twins.plain.first_words(count)
-    found = twins.plain.kept_of_first(first, twins.thresholds)
-    for rows in twins.kernels:
-        assert _equal(rows.kept_of_first(first, twins.thresholds), found)
-    cut, mass = found.unbind(dim=1)
-    without = first[:, 0] * (word.key_of(first[:, 0]) != word.KEY_NAN) < word.LOWEST_DRAWABLE
-    assert (cut[without] == ABOVE_ALL).all() and not mass[without].any()
+    ones = torch.ones_like(twins.cut)
+    open_ = {"most": count * ones, "share": ones.double(), "least": word.LOWEST_DRAWABLE * ones}
+    for thresholds in (twins.thresholds, twins.thresholds._replace(**open_)):
+        found = twins.plain.kept_of_first(first, thresholds)
+        for rows in twins.kernels:
+            assert _equal(rows.kept_of_first(first, thresholds), found)
+        cut, mass = found.unbind(dim=1)
+        without = first[:, 0] * (word.key_of(first[:, 0]) != word.KEY_NAN) < word.LOWEST_DRAWABLE
+        assert (cut[without] == ABOVE_ALL).all() and not mass[without].any()
     if len(twins.logits[0]):
-        assert without.any() and (first == cut.unsqueeze(1)).any(dim=1)[~without].any()
+        assert without.any() and (first == cut.unsqueeze(1)).any(dim=1)[~without].all()
 
 
 @pytest.mark.parametrize(("order", "left"), [("sequential", {0}), ("min_p_last", {0, 1})])

@@ -265,6 +265,15 @@ def test_logprobs_of_a_row_made_greedy_by_its_temperature_are_of_all_ids(logprob
     assert (found.entropies[1] > found.entropies[0] + 1).all()
 
 
+def test_no_more_is_listed_than_top_k_asks_for():
+    """Falling logits so far apart that no other one reaches the upper end of the k-th."""
+    falling = torch.arange(1000.0, 0.0, -1.0).unsqueeze(1).repeat(1, 16)
+    for top_k in (65, 100):
+        case = Problem(falling, torch.ones(2, 16))
+        logits, _ = compare(case, of([SamplingParams(top_k=top_k, seed=1)] * 2, 1000))
+        assert (logits > -torch.inf).sum(dim=1).tolist() == [top_k] * 2
+
+
 def test_the_threshold_of_min_p_is_reached():
     """Logits that lie on the threshold, or an fp32 number beside it, are there if they are kept."""
     for step in range(1, 40):
