@@ -56,6 +56,16 @@ FILTERED: list[dict[str, Any]] = [
     {"top_k": 4},
     {"top_p": 0.7, "presence_penalty": 0.5, "temperature": 0.6},
 ]
+BY_FIRST_WORDS: list[dict[str, Any]] = [
+    {"top_k": 1},
+    {"top_k": 7},
+    {"top_k": 40, "top_p": 0.5},
+    {"top_k": 300, "top_p": 0.01},
+    {"top_k": 30, "min_p": 0.5},
+    {"top_k": 90, "top_p": 0.9},
+]
+"""Requests whose first tokens decide them."""
+
 REPORTING: list[dict[str, Any]] = [
     {"logprobs": 3, "logprob_token_ids": [0, 5, V - 1], "logprobs_mode": mode, **fields}
     for mode in ("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits")
@@ -178,6 +188,8 @@ def reports(make: Make) -> Found:
     yield "prompt", sampler.prompt_logprobs(hidden_states[:, 2], torch.arange(rows) * 30, top=2)
     batch = batch_of(requests(), sampler.shard, kept_cap=12)
     yield "kept", sampler(head(ROWS)[0][:, 0], batch, 5)
+    batch = batch_of(requests(BY_FIRST_WORDS), sampler.shard, kept_cap=12)
+    yield "kept of first words", sampler(hidden_states[: len(BY_FIRST_WORDS), 0], batch, 5)
 
 
 def logits(make: Make) -> Found:
