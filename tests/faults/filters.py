@@ -56,8 +56,8 @@ tpsample/request/row_filter.py
     + self.top_k if by_first else 0
     > filters/test_filters.py::test_tokens_are_the_oracles[0-1]
     the most likely tokens that were asked for are not listed
-    - most=max(self.most, count) if few else 0
-    + most=self.most if few else 0
+    - most=max(self.most, count) if listed else 0
+    + most=self.most if listed else 0
     > test_logprobs_of_a_row_made_greedy_by_its_temperature_are_of_all_ids
 tpsample/request/filters.py
     as many rows are taken for all in order

@@ -33,8 +33,8 @@ tpsample/training/logprobs.py
     + inside = column < part.stop - part.start
     > test_gradients_are_those_of_a_masked_softmax_in_float64[{}-False]
     the gradient of the whole weight is float64
-    - for part in parts(len(used), size) if
-    + for part in [slice(0, len(used))] if
+    - list(parts(len(used), size, AT_ONCE if whole_parts else 0))
+    + [slice(0, len(used))]
     > test_memory_grows_with_the_sets_and_not_with_the_head
 tpsample/training/products.py
     sums that are undecided are rounded as they come

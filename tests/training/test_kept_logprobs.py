@@ -158,7 +158,8 @@ def test_memory_grows_with_the_sets_and_not_with_the_head(sparse):
 
 @pytest.mark.parametrize(("head", "sparse"), _pairs(HEADS, [False, True]))
 def test_gradients_are_those_of_a_masked_softmax_in_float64(head, sparse, monkeypatch):
-    monkeypatch.setattr(products, "AT_ONCE", 7 * D)  # several parts of the weight's rows
+    for each in (products, module):
+        monkeypatch.setattr(each, "AT_ONCE", 7 * D)  # several parts of the weight's rows
     case, _, _ = _rollout(torch.float32, **head)
     states, weight, token_ids, kept, temperature = case
     if sparse:

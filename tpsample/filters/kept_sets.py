@@ -3,7 +3,7 @@
 Each filter keeps a prefix of the total order, which ends at one order word, its cut. The kept set
 goes down to the largest of the cuts. `tpsample.filters.thresholds` finds those of most rules. That
 of top_k is where the number of tokens reaches k, that of top_p where their mass reaches its limit.
-These two are searched for.
+These two are searched for, unless the first words over all ranks hold every set.
 
 Where the host may read the device, one exchange sums a histogram over 512 even steps of y and one
 gathers the words of the step in which the limit is reached: at most 4 KB each per row. A row

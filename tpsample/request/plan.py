@@ -141,8 +141,16 @@ class BatchPlan:
 
         A kept set, and logprobs of it, need no others than the row's token does.
         """
-        found = {place: self._reported(row, its) for place, row, its in self._filtered}
-        return {place: demand for place, demand in found.items() if demand.few}
+        asked, found = self.logprobs, {}
+        modes = zip(asked.row_list, asked.processed_list, strict=True) if asked else ()
+        processed = dict(modes)
+        for place, row, demand in self._filtered:
+            if asked is not None and row in processed:
+                of_all = asked.chosen.shape[1] > 0 or not processed[row]
+                demand = Demand() if of_all else demand.listing(asked.top)
+            if demand.few:
+                found[place] = demand
+        return found
 
     @cached_property
     def rough(self) -> list[int]:
@@ -158,20 +166,12 @@ class BatchPlan:
 
     @property
     def _filtered(self) -> Iterator[tuple[int, int, Demand]]:
-        """Yield place among the stored, row and demand of the filtered rows, the first stored ones;
-        of none if all logits are stored."""
+        """Yield the place, the row and the demand of each filtered row; of none if all logits are
+        stored. The stored rows begin with the filtered ones, in the same order."""
         if self.filters is not None and not self.stores_all:
             rows = zip(self.filters.row_list, self.filters.kinds, strict=True)
             for place, (row, kind) in enumerate(rows):
                 yield place, row, kind.demand
-
-    def _reported(self, row: int, demand: Demand) -> Demand:
-        """Return what a row needs, with its logprobs."""
-        asked = self.logprobs
-        if asked is None or row not in asked.row_list:
-            return demand
-        of_all = asked.chosen.shape[1] > 0 or not asked.processed_list[asked.row_list.index(row)]
-        return Demand() if of_all else demand.listing(asked.top)
 
     @property
     def _replaced(self) -> set[int]:

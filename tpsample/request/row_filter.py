@@ -18,8 +18,8 @@ from tpsample.request.params import SamplingParams
 
 MAX_TOP_WORDS, MAX_WEIGHED_WORDS = 256, 1024
 """Largest top_k whose tokens are worth exchanging, by itself and with a top_p of what it leaves. By
-itself the best scores nearly always decide a row; with such a top_p only a search does, which sends
-14 KB per row."""
+itself the best scores nearly always decide a row, for fewer bytes. With such a top_p only a search
+does, in six exchanges."""
 
 LOWEST = "the least word that can be drawn"
 BY_FIRST_WORDS = "by first words"
@@ -86,8 +86,8 @@ class Demand(NamedTuple):
         """Return what the row needs if its first `count` tokens are reported, kept or not."""
         if not count:
             return self
-        few = self.most > 0 and count <= MAX_TOP_WORDS
-        return self._replace(most=max(self.most, count) if few else 0, least=-math.inf)
+        listed = self.most > 0 and count <= MAX_TOP_WORDS
+        return self._replace(most=max(self.most, count) if listed else 0, least=-math.inf)
 
     @staticmethod
     def of_any(demands: Iterable[Demand]) -> Demand:

@@ -16,6 +16,7 @@ kept every id are taken some at a time, and none of their logits is kept.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -161,16 +162,19 @@ class KeptLogprobsFunction(torch.autograd.Function):
             add_to_hidden(to_hidden, grads, rows, weight, weight_rows)
 
         whole_parts, size = scored.whole_parts(), weight.shape[1]
-        used = torch.arange(len(weight), device=weight.device) if whole_parts else weight_rows
-        used = used.unique()
+        every = torch.arange(len(weight), device=weight.device)
+        used = every if whole_parts else weight_rows.unique()
         places, order = torch.searchsorted(used, weight_rows).sort(stable=True)
         grads, rows = grads[order], rows[order]
-        to_weight = weight.new_zeros(len(used) if scored.sparse else len(weight), size)
-        # Some rows of the weight at a time, because of all float64 would take 8 bytes a number.
-        for part in parts(len(used), size) if for_weight or whole_parts else ():
+        num_rows = len(used) if scored.sparse else len(weight)
+        to_weight = weight.new_zeros(num_rows if for_weight else 0, size)
+        # Some rows of the weight at a time, because float64 of all would take 8 bytes a number.
+        blocks = list(parts(len(used), size, AT_ONCE if whole_parts else 0))
+        blocks = blocks if for_weight or whole_parts else []
+        ends = torch.tensor([0, *(part.stop for part in blocks)], device=weight.device)
+        bounds = itertools.pairwise(torch.searchsorted(places, ends).tolist())
+        for part, its in zip(blocks, itertools.starmap(slice, bounds), strict=True):
             block = weight.new_zeros(part.stop - part.start, size, dtype=torch.float64)
-            ends = torch.tensor([part.start, part.stop], device=weight.device)
-            its = slice(*torch.searchsorted(places, ends).tolist())
             add_to_weight(block, grads[its], hidden_states, rows[its], places[its] - part.start)
             of_part = weight[part][: max(0, len(ranks.shard) - part.start)]
             for whole in whole_parts:
@@ -183,7 +187,8 @@ class KeptLogprobsFunction(torch.autograd.Function):
                 if to_hidden is not None:
                     to_hidden[whole] += of_tile @ of_part.double()
                 block[: len(of_part)] += of_tile.T @ hidden_states[whole].double()
-            to_weight[part if scored.sparse else used[part]] = block.to(weight.dtype)
+            if for_weight:
+                to_weight[part if scored.sparse else used[part]] = block.to(weight.dtype)
         if to_hidden is not None:
             to_hidden = ranks.sum(to_hidden).to(hidden_states.dtype)
         if not for_weight:

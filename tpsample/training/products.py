@@ -87,9 +87,13 @@ def add_to_weight(
         of_weight.index_add_(0, places[part], factors * hidden_states[rows[part]].double())
 
 
-def parts(count: int, hidden_size: int) -> Iterator[slice]:
-    """Yield slices of `count` rows of so many numbers, AT_ONCE numbers or one row each."""
-    step = max(1, AT_ONCE // max(1, hidden_size))
+def parts(count: int, hidden_size: int, at_once: int = 0) -> Iterator[slice]:
+    """Yield slices of `count` rows of so many numbers: one row each, or more.
+
+    Args:
+        at_once: most numbers of several rows; 0 for AT_ONCE.
+    """
+    step = max(1, (at_once or AT_ONCE) // max(1, hidden_size))
     return (slice(first, min(first + step, count)) for first in range(0, count, step))
 
 

@@ -38,7 +38,7 @@ from tpsample.backends.numba_.kernels.store import filter_threshold
 from tpsample.backends.numba_.kernels.threads import share
 
 KEY_BITS = 11
-"""Bits of a number's key that a histogram tells apart. Two of them leave 2^-13 of the number."""
+"""Bits of a key that one histogram tells apart; two histograms find a number within 2^-13 of it."""
 
 
 @jit()
@@ -49,7 +49,9 @@ def key_of_end(end):
 
 @jit()
 def near_largest(ends, count, bins):
-    """Return a number that at least `count` of these ends reach, and few more; NaN if all may.
+    """Return a number that at least `count` of these ends reach, and few others.
+
+    It is a NaN, below which nothing lies, if there are fewer ends, or as many that are NaN.
 
     Args:
         ends: fp32; a NaN counts as the largest.
