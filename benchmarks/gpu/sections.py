@@ -40,6 +40,7 @@ SECTIONS = {
     "shard": Section(75, 33),
     "filters": Section(80, 60),
     "screened": Section(60, 25),
+    "kinds": Section(150, 80),
     "features": Section(100, 50),
     "ceilings": Section(45, 20),
     "virtual_ranks": Section(60, 25),
@@ -51,8 +52,8 @@ SECTIONS = {
     "processes": Section(60, 30),
 }
 
-ON_REQUEST = ("tune",)
-"""Left out unless it is named, because it takes minutes."""
+ON_REQUEST = ("tune", "kinds")
+"""Left out unless they are named, because they take minutes."""
 POINTS: dict[str, tuple[tuple[Shape, ...], tuple[int, ...]]] = {
     "ceilings": (SHAPES[:2], ()),
     "tune": (SHAPES[:2], (16, 64, 128, 256)),
@@ -60,6 +61,7 @@ POINTS: dict[str, tuple[tuple[Shape, ...], tuple[int, ...]]] = {
     "shard": (SHAPES[:2], (16, 32, 64, 1, 256)),
     "filters": (SHAPES[1:2], (64, 1)),
     "screened": (SHAPES[:2], (16, 1)),
+    "kinds": (SHAPES[1:2], (64, 1)),
     "epilogue": (SHAPES[:2], (64,)),
     "exchange": (SHAPES[:1], (64,)),
 }

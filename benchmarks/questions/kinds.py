@@ -1,14 +1,15 @@
-"""Every kind of call beside the best way to make it from stored logits, on a CPU.
+"""Every kind of call beside the best way to make it from stored logits.
 
 Each kind of call is timed in turn with all of `benchmarks.questions.kinds_baselines` that can make
 it, and the fastest of them counts at each point. On several ranks they start from whole logits,
-which every rank has after an all-gather.
+which every rank has after an all-gather. On a GPU a call is timed twice: as the replay of a graph,
+whose rows are drawn in fixed rounds, and as it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -88,26 +89,52 @@ class Call(Candidate):
         return Compared(self.problem.rows)
 
 
+WHOLE = 64.0
+"""Standard deviation of whole numbers whose products a GPU sums exactly, in any order."""
+
+
+def whole_numbers(values: Tensor) -> Tensor:
+    """Return values of N(0, 1) as whole numbers that every dtype of weights has."""
+    return values.mul(WHOLE).round_().clamp_(-128, 128)
+
+
 class Calls:
-    """The calls and their baselines at a shape and a batch size."""
+    """The calls and their baselines at a shape and a batch size.
+
+    On a GPU weights and hidden states are whole numbers, so that no row is a near tie, and
+    `logit_scale` makes logits of N(0, 1) of their products.
+    """
 
     def __init__(self, run: Run, weight: Tensor, rows: int) -> None:
-        rank, world_size = run.job.rank, run.job.world_size
-        self.plain = Problem.make(weight, rows)
-        shard = VocabShard.even(len(weight), rank, world_size)
-        own = weight[shard.start : shard.stop]
-        self.sampler = LMHeadSampler(own, shard=shard, max_rows=max(256, SAMPLES * rows))
-        ids = partial(torch.randint, len(weight), generator=torch.Generator().manual_seed(3))
-        self.before, self.drafts = (ids((rows, PROMPT)), ids((rows, OUTPUT))), ids((rows, DRAFTS))
+        rank, world_size, device = run.job.rank, run.job.world_size, run.device
         states = Problem.make(weight, (DRAFTS + 1) * rows).hidden_states
+        self.on_gpu, self.logit_scale = device.type == "cuda", 1.0
+        if self.on_gpu:
+            root = weight.shape[1] ** 0.5
+            self.logit_scale = 1.0 / (WHOLE * WHOLE * root)
+            weight, states = whole_numbers(weight * root), whole_numbers(states)
+        self.plain = replace(Problem.make(weight, rows), hidden_states=states[:rows])
         self.drafted = states.view(rows, DRAFTS + 1, -1)
+        shard = VocabShard.even(len(weight), rank, world_size)
+        self.sampler = LMHeadSampler(
+            weight[shard.start : shard.stop],
+            shard=shard,
+            max_rows=max(256, SAMPLES * rows),
+            logit_scale=self.logit_scale,
+        )
+        drawn = partial(torch.randint, len(weight), generator=torch.Generator().manual_seed(3))
+        self.before = tuple(drawn((rows, count)).to(device) for count in (PROMPT, OUTPUT))
+        self.drafts = drawn((rows, DRAFTS)).to(device)
         gathered = AllGather(weight, rank, world_size).logits if world_size > 1 else None
         self._whole = gathered or (lambda hidden_states: hidden_states @ weight.T)
 
     @cached_property
     def logits(self) -> Tensor:
         """Return the exact logits [B, V]."""
-        return reference.logits(self.plain.hidden_states, self.plain.weight)
+        return self._exact(self.plain.hidden_states)
+
+    def _exact(self, hidden_states: Tensor) -> Tensor:
+        return reference.logits(hidden_states, self.plain.weight, logit_scale=self.logit_scale)
 
     def baselines(self, kind: Kind) -> dict[str, Callable[[], object]]:
         """Return the baselines of a kind, from hidden states on, by name. Collective."""
@@ -121,17 +148,24 @@ class Calls:
             hidden_states = self.drafted.flatten(0, 1)
             ways = kinds_baselines.of_verification(self.drafts, kind.how)
 
+        hidden_states = hidden_states * self.logit_scale
+
         def step(way: Way) -> object:
             return way(self._whole(hidden_states))
 
         return {name: partial(step, way) for name, way in ways.items()}
 
-    def ours(self, kind: Kind) -> Call:
-        """Return a kind of call."""
+    def ours(self, kind: Kind, graph: bool = True) -> Call:
+        """Return a kind of call.
+
+        Args:
+            graph: whether it is replayed from a graph, where there is a GPU.
+        """
         problem = self.plain.filtered(**kind.fields)
         prompt, output = (its.tolist() for its in self.before)
         its: dict[str, Any] = {"vocab_size": problem.vocab_size, "kept_cap": kind.kept_cap}
         its |= {"prompt_token_ids": prompt, "output_token_ids": output}
+        its |= {"device": problem.weight.device, "fixed_rounds": graph and self.on_gpu}
         batch = SamplingBatch.from_params(problem.params, **its)
         given, states = (batch, problem.positions), problem.hidden_states
         make: Callable[[], Any]
@@ -153,7 +187,7 @@ class Calls:
             make = partial(verify, self.sampler, self.drafted, self.drafts, *given, **its)
             right = partial(self._verified, *given, **its)
             shape = (problem.rows, DRAFTS + 1)
-        found, token_ids = list[Any](), torch.empty(shape, dtype=torch.int64)
+        found, token_ids = list[Any](), batch.seed.new_empty(shape)
 
         def step() -> None:
             found[:] = [make()]
@@ -164,12 +198,15 @@ class Calls:
             if kind.kept_cap:
                 compare_kept(found[0].kept, reference.kept_mask(self.logits, batch))
 
-        return Call(problem, step, token_ids, judge=judge)
+        return Call(problem, step, token_ids, graph, judge)
 
     def _verified(self, *given: Any, method: Any) -> VerifyOutput:
-        logits = reference.logits(self.drafted.flatten(0, 1), self.plain.weight)
+        logits = self._exact(self.drafted.flatten(0, 1))
         whole = logits.view(*self.drafted.shape[:2], -1)
         return speculative.reference.verify(whole, self.drafts, *given, method=method)
+
+
+EAGER = "tpsample, no graph"
 
 
 def compare(found: Any, right: Any) -> None:
@@ -205,9 +242,6 @@ def compare_kept(kept: KeptSets, mask: Tensor) -> None:
 
 def rows(run: Run) -> Iterator[list[Row]]:
     """Yield the times of every shape, batch size and kind that is not done yet. Collective."""
-    if run.device.type != "cpu":
-        run.note("Not here: these calls are timed on CPUs.")
-        return
     many, threads = run.job.world_size > 1, torch.get_num_threads()
     run.note(
         "Baselines are plain PyTorch and draw noise of their own, once by exponential clocks "
@@ -218,8 +252,17 @@ def rows(run: Run) -> Iterator[list[Row]]:
         "Random weights and hidden states make logits about N(0, 1), which are flatter than a "
         f"model's. A row has {PROMPT + OUTPUT} tokens before the step. Drafts are random, so "
         "nearly all are rejected. A prompt has as many tokens as the batch has rows.",
-        f"Threads of each {f'of {run.job.world_size} ranks' if many else 'rank alone'}: {threads}.",
     )
+    if run.device.type == "cpu":
+        each = f"of {run.job.world_size} ranks" if many else "rank alone"
+        run.note(f"Threads of each {each}: {threads}.")
+    else:
+        run.note(
+            "Weights and hidden states are whole numbers and logits scaled products of them, so "
+            "that tokens are those of the reference to the last. A call is captured in a graph "
+            f"and draws in fixed rounds, but kept sets, which a graph cannot have; {EAGER} is the "
+            "same call as engines make it, launches by the host included."
+        )
     for shape in run.shapes:
         weight = run.weight(shape)
         for batch in run.batches:
@@ -238,14 +281,21 @@ def _panel(run: Run, shape: Shape) -> str:
 
 def _of_kind(run: Run, calls: Calls, kind: Kind, point: Row) -> list[Row]:
     """Return the times of one kind of call and its baselines, timed in turn."""
-    candidates, others = {"tpsample": calls.ours(kind)}, calls.baselines(kind)
+    graph = not kind.kept_cap
+    candidates, others = {"tpsample": calls.ours(kind, graph)}, calls.baselines(kind)
     if (bare := kind.bare()) is not None:
-        candidates["without"] = calls.ours(bare)
+        candidates["without"] = calls.ours(bare, graph)
+    if calls.on_gpu and graph:
+        candidates[EAGER] = calls.ours(kind, graph=False)
     times = run.time_checked(candidates, others, ranks.align(run))
-    ours = row("tpsample", "tpsample", times["tpsample"], **point)
+    names = [name for name in candidates if name != "without"]
+    mine = [row(name, "tpsample", times[name], **point) for name in names]
+    ours = mine[0]
     if bare is not None:
         ours["over_without"] = ours["median_us"] / times["without"].median_us
-    found = with_ratios([ours, *(row(n, "baseline", times[n], **point) for n in others)])
+    found = with_ratios(
+        [*mine, *(row(n, "baseline", times[n], **point) for n in others if n in times)]
+    )
     for each in found:
         each["fastest"] = each["candidate"] in ("tpsample", ours["best_baseline"])
     return found
@@ -258,10 +308,17 @@ def _view(title: str, y: str = "median_us", kind: str = "tpsample") -> View:
 
 BENCHMARK = Benchmark(
     "kinds",
-    "How long does each kind of call take on a CPU, beside the best way with stored logits?",
+    "How long does each kind of call take, beside the best way with stored logits?",
     [
         _view("tpsample ÷ best baseline (below 1 is faster)", "over_best_baseline"),
         _view("Time of tpsample"),
+        View(
+            "",
+            "Time of tpsample without a graph",
+            x="mode",
+            series="batch",
+            where={"candidate": EAGER},
+        ),
         _view("Time of the best baseline", kind="baseline"),
         _view("With logprobs or kept sets ÷ the same step without them", "over_without"),
     ],

@@ -37,7 +37,7 @@ def multinomial(logits: Tensor, samples: int) -> Tensor:
 def inverse(logits: Tensor, samples: int) -> Tensor:
     """Draw by one uniform number per sample, which is looked up in the sums of probabilities."""
     sums = logits.softmax(dim=1).cumsum(dim=1)
-    at = torch.rand(len(sums), samples) * sums[:, -1:]
+    at = torch.rand(len(sums), samples, device=sums.device) * sums[:, -1:]
     return torch.searchsorted(sums, at, right=True).clamp(max=sums.shape[1] - 1)
 
 
@@ -161,14 +161,16 @@ def of_verification(drafts: Tensor, method: str) -> dict[str, Way]:
     Plain draws at all positions stand beside it for "coupled".
     """
     num_rows, count = drafts.shape
-    each = torch.arange(num_rows)
+    each = torch.arange(num_rows, device=drafts.device)
 
     def rejected(logits: Tensor, draw: Any) -> list[Tensor]:
         logits = logits.float()
         total = logits.logsumexp(dim=1).view(num_rows, -1)[:, :count]
         rows = logits.view(num_rows, count + 1, -1)
         own = rows[:, :count].gather(2, drafts.unsqueeze(2)).squeeze(2) - total
-        accepted = (torch.rand(num_rows, count) < own.exp()).cumprod(dim=1).sum(dim=1)
+        accepted = (
+            (torch.rand(num_rows, count, device=own.device) < own.exp()).cumprod(dim=1).sum(dim=1)
+        )
         left = rows[each, accepted]
         stop = accepted < count
         left[each[stop], drafts[each[stop], accepted[stop]]] = -torch.inf

@@ -104,16 +104,23 @@ def so_far(rows: int) -> dict[str, list[list[int]]]:
 
 def batch_of(params: Sequence[SamplingParams], shard: VocabShard, **options: Any) -> SamplingBatch:
     """A batch whose rows have had a prompt and some output."""
-    made = SamplingBatch.from_params(params, vocab_size=V, **so_far(len(params)), **options)
+    its = so_far(len(params)) | {"device": torch.get_default_device()} | options
+    made = SamplingBatch.from_params(params, vocab_size=V, **its)
     made.prepare(shard)
     return made
+
+
+def integers(least: int, most: int, *shape: int, generator: torch.Generator) -> Tensor:
+    """Return random integers from `least` on and below `most`, the same on every device."""
+    made = torch.randint(least, most, shape, generator=generator, device="cpu")
+    return made.to(torch.get_default_device())
 
 
 def head(rows: int) -> tuple[Tensor, Tensor]:
     """Small integers, whose products are exact in every order and dtype."""
     generator = torch.Generator().manual_seed(77)
-    hidden_states = torch.randint(-2, 3, (rows, DRAFTS + 1, D), generator=generator)
-    weight = torch.randint(-2, 3, (V, D), generator=generator)
+    hidden_states = integers(-2, 3, rows, DRAFTS + 1, D, generator=generator)
+    weight = integers(-2, 3, V, D, generator=generator)
     return hidden_states.float(), weight.float()
 
 
@@ -121,7 +128,7 @@ def cancelling_head(rows: int) -> tuple[Tensor, Tensor]:
     """Real numbers of 24 bits whose products, of ±1.5e7, cancel by seven digits."""
     generator = torch.Generator().manual_seed(78)
     hidden_states, weight, rest = (
-        torch.randint(-(2**24), 2**24, (size, 24), generator=generator) / scale
+        integers(-(2**24), 2**24, size, 24, generator=generator) / scale
         for size, scale in ((rows, 4800.0), (V, 3200.0), (V, 1.6e10))
     )
     return hidden_states.repeat(1, 2), torch.cat([weight, rest - weight], dim=1)
@@ -195,7 +202,7 @@ def reports(make: Make) -> Found:
 def logits(make: Make) -> Found:
     """Logits of the caller, real numbers; every kind of request meets each way to fail."""
     generator = torch.Generator().manual_seed(79)
-    whole = torch.randint(-(2**16), 2**16, (ROWS, V), generator=generator) / 2.0**13
+    whole = integers(-(2**16), 2**16, ROWS, V, generator=generator) / 2.0**13
     failing = whole.clone()
     failing[1::5, 17], failing[2::5] = torch.nan, -torch.inf
     failing[3::5, 90] = failing[3::5, 30] = torch.inf
@@ -216,7 +223,7 @@ def logits(make: Make) -> Found:
 def slots(make: Make) -> Found:
     hidden_states, weight = head(8)
     sampler, params = make(weight), [*requests(), *requests(REPORTING)[3:]]
-    batch = SamplingBatch.of_slots(8, vocab_size=V)
+    batch = SamplingBatch.of_slots(8, vocab_size=V, device=torch.get_default_device())
     batch.prepare(sampler.shard)
     order = [6, 1, 7, 0, 3, 5, 2, 4]
     for wave in range(0, len(params), 8):

@@ -1,0 +1,33 @@
+"""On a machine with a GPU: the committed tokens of every kind of request and way to verify."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from tests.gpu.golden import EXACT, differing, recorded
+from tests.support.commands import run_command
+
+ON_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+
+
+@ON_A_GPU
+@pytest.mark.parametrize(
+    ("part", "world_size"),
+    [*((part, 1) for part in EXACT), ("heads", 2), ("changes", 3), ("verified", 3)],
+)
+def test_golden_tokens_on_a_gpu(part: str, world_size: int) -> None:
+    """In a process of its own: the tests interpret kernels, this one compiles them."""
+    done = run_command(sys.executable, "-m", "tests.gpu.golden", part, str(world_size))
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def test_a_difference_is_named() -> None:
+    """The same comparison without a GPU, and a token that was changed."""
+    (found,) = recorded("heads", 1, "cpu", "torch")
+    assert differing("heads", found) == []
+    name = next(name for name in found if name.endswith(": tokens"))
+    found[name][0] += 1
+    assert differing("heads", found) == [name]
