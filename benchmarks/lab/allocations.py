@@ -20,6 +20,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 from benchmarks.lab.launches import listed
+from benchmarks.lab.timing import waits_raise
 
 VIEWS = ("slice", "select", "view", "detach", "squeeze", "transpose")
 """Operators that only make another view of a tensor: they neither allocate nor launch."""
@@ -88,11 +89,8 @@ def _outside(run: Callable[..., Any]) -> Callable[..., Any]:
 def noise_on_gpu(step: Callable[[], object]) -> str:
     """Count what a step allocates; raises where the host waits for the device."""
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waits_raise():
         allocations = allocated_on_gpu(step)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     return f"{allocations} allocations" if allocations else ""
 
 

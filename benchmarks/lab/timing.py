@@ -7,8 +7,9 @@ read around the call.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import quantiles
 from typing import Any
@@ -98,8 +99,21 @@ def measure(
     return {name: Timing(tuple(times[name]), each.graph) for name, each in candidates.items()}
 
 
+@contextlib.contextmanager
+def waits_raise() -> Iterator[None]:
+    """An operator of torch that waits for the device raises RuntimeError."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 def captured(step: Callable[[], object], device: torch.device) -> Callable[[], object]:
     """A call that replays `step` from a CUDA graph, captured after a warm-up; on a CPU the step.
+
+    A step that waits for the device is not captured at all: a capture that fails leaves torch's
+    generator as if it still went on.
 
     Raises:
         Exception: it cannot be taken, compiled or captured; the current stream is the caller's.
@@ -111,6 +125,8 @@ def captured(step: Callable[[], object], device: torch.device) -> Callable[[], o
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(WARM_UP_CALLS):
+            step()
+        with waits_raise():
             step()
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
