@@ -234,7 +234,7 @@ def compare_kept(kept: KeptSets, mask: Tensor) -> None:
         WrongToken: they differ.
     """
     listed = mask & ~(kept.whole | kept.overflow).unsqueeze(1)
-    ids = [each.sort().values for each in kept.token_ids.tensor_split(kept.offsets[1:-1])]
+    ids = [each.sort().values for each in kept.token_ids.tensor_split(kept.offsets[1:-1].cpu())]
     same = all(map(torch.equal, ids, (each.nonzero().view(-1) for each in listed)))
     if not same or not kept.sizes.equal(mask.sum(dim=1)):
         raise WrongToken("kept sets are not those of the oracle")

@@ -311,7 +311,8 @@ def _ours(kernel: str, known: dict[str, Any]) -> Launch:
 def _general(launch: Launch) -> Launch:
     """Return a launch in which strides and the width of states alone are multiples of 16."""
     numbers = (name for name, value in launch.arguments if value == 16 and name.islower())
-    odd = {name: 17 for name in numbers if "stride" not in name and name != "state_width"}
+    kept = ("state_width", "num_warps")
+    odd = {name: 17 for name in numbers if "stride" not in name and name not in kept}
     return Launch(launch.kernel, tuple((launch.named | odd).items()))
 
 

@@ -21,7 +21,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tpsample.backends.torch_.logprobs import first_of
 from tpsample.backends.torch_.passes import ShardLogits, last_tied
 from tpsample.core import word
 from tpsample.core.masses import TOP_MASS
@@ -226,7 +225,7 @@ def _of_first_words(
     and their cuts and masses, int64 [R] each. Collective as `thresholds_of` is, after one gather.
     """
     gathered = ranks.gather_integers(rows.first_words(filters.demand.first))
-    first = first_of(gathered, gathered.shape[2])
+    first = rows.first_of(gathered, gathered.shape[2])
     top_word = first[:, 0]
     rows = replace(rows, top=rows.value_of(top_word))
     cut, mass = rows.kept_of_first(first, thresholds_of(rows, filters, ranks)).unbind(dim=1)

@@ -123,7 +123,7 @@ def _by_first_words(
 ) -> Tensor:
     """Return words [F, num_samples], from the first k tokens of each rank, [W, F, k]. Collective
     as `thresholds_of` is."""
-    first = gathered.transpose(0, 1).flatten(1).topk(gathered.shape[2], dim=1).values
+    first = rows.first_of(gathered, gathered.shape[2])
     if filters.demand.ends:
         rows = replace(rows, top=word.value_of(first[:, 0]))
     return rows.best_of_first(first, thresholds_of(rows, filters, ranks))

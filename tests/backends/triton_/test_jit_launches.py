@@ -21,9 +21,12 @@ MASKED = (
     "drafts",
 )
 LEAST, TOP = "least_word", "value"
-LEADING, FIRST_KEPT = ["group_best", "best_scores"], ["before", "first_kept", "write_tokens"]
-FIRST_WORDS = ["group_first", "group_words"]
-LISTED, DIGITS = ["bin_of", "words", "cut"], ["digit", "next_digit"] * 9
+LEADING, FIRST_KEPT = (
+    ["group_best", "largest", "best_scores"],
+    ["before", "first_kept", "write_tokens"],
+)
+FIRST_WORDS = ["group_first", "largest", "group_words", "largest"]
+LISTED, DIGITS = ["bin_of", "words", "largest", "cut"], ["digit", "next_digit"] * 9
 SEARCHES = ["bin", *LISTED, *DIGITS, "bin", "mass", *LISTED, *DIGITS]
 TOP_WORDS = [*FIRST_WORDS, "top_words", "write_tokens"]
 LOGPROBS = [*FIRST_WORDS, "own_words", "listed_words", "mass", "count", "told_logprobs"]
@@ -56,26 +59,28 @@ STORED = {
     "top_k, top_p": TOP_WORDS,
     "many top_k, top_p": TOP_WORDS,
     "logprobs": LOGPROBS,
-    "all together": [*FIRST_WORDS, *EVERY_END, *TOP_WORDS[2:], *LOGPROBS],
-    "drafts": [*FIRST_WORDS, *EVERY_END, *TOP_WORDS[2:], *LOGPROBS],
+    "all together": [*FIRST_WORDS, *EVERY_END, *TOP_WORDS[4:], *LOGPROBS],
+    "drafts": [*FIRST_WORDS, *EVERY_END, *TOP_WORDS[4:], *LOGPROBS],
 }
 """Launches over the stored logits, without their `_kernel`."""
 SCREEN = ["screening_rows", "screen", "list_groups"]
 PREFETCHES = "L2+launch_dependents"
+MERGED = "merged"
+"""The largest words of all 8 ranks; one rank has nothing to merge."""
 SEARCH_OF_8 = ["digit", "exchange", "next_digit"] * 9
 REJECTION = [*LEADING, "exchange", "before", "exchange", "first_kept"]
 KEPT = ["best_kept", "exchange", "write_tokens"]
 FIXED = {
-    # Launches and exchanges of one of 8 ranks; one rank launches the same.
+    # Launches and exchanges of one of 8 ranks; one rank launches the same, but for what is merged.
     "top_p": [*REJECTION, TOP, *SEARCH_OF_8, *KEPT],
-    "top_k 5": [*FIRST_WORDS, "exchange", "top_words", "write_tokens"],
-    "min_p": [*REJECTION[:3], TOP, LEAST, *REJECTION[3:], *KEPT],
+    "top_k 5": [*FIRST_WORDS, "exchange", MERGED, "top_words", "write_tokens"],
+    "min_p": [*REJECTION[:4], TOP, LEAST, *REJECTION[4:], *KEPT],
     "top_k 2000, top_p": [*REJECTION, TOP, *SEARCH_OF_8, "mass", "exchange", *SEARCH_OF_8, *KEPT],
 }
 FIXED["top_k 300"] = FIXED["top_p"]
 FIXED["top_k 5, top_p"] = FIXED["top_k 300, top_p"] = FIXED["top_k 5"]
-BOTH_FIRST = [*FIRST_WORDS, *LEADING, "exchange", "exchange", "top_words"]
-FIXED["mixture"] = [*BOTH_FIRST, TOP, LEAST, *REJECTION[3:], *SEARCH_OF_8, *KEPT]
+BOTH_FIRST = [*FIRST_WORDS, *LEADING, "exchange", "exchange", MERGED, "top_words"]
+FIXED["mixture"] = [*BOTH_FIRST, TOP, LEAST, *REJECTION[4:], *SEARCH_OF_8, *KEPT]
 BY_RATIO = ["law_tops", "law_rows", "law_sums", "accept", "residual", "emit"]
 STORED |= dict.fromkeys(("rejection, certain", "rejection", "block"), BY_RATIO)
 STORED["block, 8 ranks"] = [
@@ -83,8 +88,8 @@ STORED["block, 8 ranks"] = [
     "emit",
 ]  # fmt: skip
 for fixed, one_of_8 in FIXED.items():
-    STORED[f"fixed rounds, {fixed}"] = [each for each in one_of_8 if each != "exchange"]
-    STORED[f"peer, fixed rounds, {fixed}"] = one_of_8
+    STORED[f"fixed rounds, {fixed}"] = [e for e in one_of_8 if e not in ("exchange", MERGED)]
+    STORED[f"peer, fixed rounds, {fixed}"] = [e.replace(MERGED, "largest") for e in one_of_8]
 MOST_OPERATORS = {
     "top_k": 7,
     "top_p": 6,

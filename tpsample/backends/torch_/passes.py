@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tpsample.backends.torch_.logprobs import ListedWords, listed_words, told_logprobs
+from tpsample.backends.torch_.logprobs import (
+    ListedWords,
+    first_of,
+    listed_words,
+    told_logprobs,
+)
 from tpsample.core import word
 from tpsample.core.masses import TOP_MASS, masses, masses_and_moments
 from tpsample.core.order import (
@@ -240,6 +245,10 @@ class ShardLogits:
         columns = torch.cat([(group.unsqueeze(2) * GROUP + inside).flatten(1), rest], dim=1)
         words = word.pack(self.logits.gather(1, columns), self.first_id + columns)
         return self.of_undone(words.topk(count, dim=1).values)
+
+    def first_of(self, gathered: Tensor, count: int) -> Tensor:
+        """Return the first words over all ranks, int64 [F, count], of [W, F, count or more]."""
+        return first_of(gathered, count)
 
     def words_from(self, cut: Tensor, count: int) -> Tensor:
         """Return the order words of each row that are >= `cut` int64 [F], descending.

@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpsample.backends.torch_.logprobs import ListedWords, first_of, log_totals
+from tpsample.backends.torch_.logprobs import ListedWords, log_totals
 from tpsample.backends.triton_.kernels.logprobs import (
     listed_words_kernel,
     own_words_kernel,
     told_logprobs_kernel,
 )
+from tpsample.backends.triton_.largest import first_of
 from tpsample.output import Logprobs
 from tpsample.request.filters import LogprobRows
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import triton
 from torch import Tensor
 
@@ -45,6 +44,7 @@ from tpsample.backends.triton_.kernels.sums import (
     top_words_kernel,
     value_kernel,
 )
+from tpsample.backends.triton_.largest import MOST, first_of, in_order, largest
 from tpsample.core.machine import interpreted
 from tpsample.core.masses import TOP_MASS
 from tpsample.core.order import ABOVE_ALL, BINS, DIGIT_BITS, DIGITS, Search
@@ -114,18 +114,24 @@ class TritonShardLogits(ShardLogits):
         )
         if count == 1:
             return first.amax(dim=1, keepdim=True)
-        if 2 * count <= groups:  # else few groups would be left out
-            first, groups = first.topk(count, dim=1).values, count
-        words = first.new_empty(rows, groups * GROUP)
-        group_words_kernel[(groups, rows)](
+        if count > MOST:  # few groups would be left out
+            return super().first_words(count)
+        chosen = min(count, groups)
+        number = first.new_empty(rows, dtype=torch.int32)
+        first = largest(first, chosen, zero=number)
+        words = first.new_empty(rows, chosen * GROUP)
+        group_words_kernel[(chosen, rows)](
             **self.shard_arguments(),
             first_ptr=first,
             words_ptr=words,
+            number_ptr=number,
+            wanted=count,
             GROUP=GROUP,
         )
-        if words.shape[1] < count:
-            words = F.pad(words, (0, count - words.shape[1]))
-        return words.topk(count, dim=1).values
+        return largest(words, count, number)
+
+    def first_of(self, gathered: Tensor, count: int) -> Tensor:
+        return first_of(gathered, count)
 
     def best_scores(self, count: int) -> Tensor:
         rows, samples, groups = len(self.logits), self.noise.num_samples, self.count_of(GROUP)
@@ -141,7 +147,7 @@ class TritonShardLogits(ShardLogits):
             GROUP=GROUP,
         )
         if groups > count:
-            best, groups = best.topk(count, dim=2).values, count
+            best, groups = largest(best.view(rows * samples, groups), count), count
         found = best.new_empty(rows, 1 + 2 * samples * count)
         best_scores_kernel[(samples, rows)](
             **self.shard_arguments(),
@@ -275,8 +281,7 @@ class TritonShardLogits(ShardLogits):
         return self._listed(count, bin_ptr=bins, cut_ptr=None)
 
     def words_from(self, cut: Tensor, count: int) -> Tensor:
-        words = self._listed(count, bin_ptr=None, cut_ptr=cut)[:, 1:]
-        return words.sort(dim=1, descending=True).values
+        return in_order(self._listed(count, bin_ptr=None, cut_ptr=cut)[:, 1:])
 
     def _listed(self, count: int, **which: Tensor | None) -> Tensor:
         """Return what `words_of_bin` does, of a bin or of what reaches a cut."""
@@ -311,7 +316,7 @@ class TritonShardLogits(ShardLogits):
         self, search: Search, listed: Tensor, keep_ties: Tensor, *, mass: bool
     ) -> tuple[Tensor, Tensor]:
         sources, rows, width = listed.shape
-        words = listed[:, :, 1:].transpose(0, 1).flatten(1).sort(dim=1, descending=True).values
+        words = in_order(listed[:, :, 1:].transpose(0, 1).flatten(1))
         cut = words.new_empty(rows)
         left = cut.new_empty(rows, dtype=torch.bool)
         cut_kernel[(rows,)](

@@ -3,8 +3,8 @@
 The choice can change the speed and nothing else: every entry gives the same tokens. A shape that
 was measured on this GPU takes what was fastest there, from `measured_tiles.json`, which
 `benchmarks.questions.tune` writes. The file that is shipped is empty. Any other shape takes a rule.
-The rules are argued from bytes, waves and static counts (`benchmarks.static.report`): nothing here
-has been measured yet.
+The rules are argued from bytes, waves and static counts (`benchmarks.static.report`). For 128 and
+256 rows they were then chosen by times on one H100.
 """
 
 import hashlib
@@ -51,8 +51,11 @@ class Tile:
         columns at once 64 accumulators per thread often spill and 128 always. 64 in one go save 3
         instructions per logit, but not with a loop over samples, which keeps the logits alive.
         Penalties and biases (`edits`) load per element, by 64-bit addresses: 16 columns; so do
-        masks, which only a loop over samples on top makes too much.
+        masks, which only a loop over samples on top makes too much. Where a thread has 128
+        accumulators, that takes 8.
         """
+        if masks and many_samples and self.block_v * self.block_b > 96 * 32 * self.num_warps:
+            return 8
         if edits or (masks and many_samples):
             return min(self.block_b, 16)
         return min(self.block_b, 32 if many_samples or self.block_b > 64 else 64)
@@ -161,8 +164,8 @@ _TILES = {
     16: Tile(block_v=128, block_b=16, block_d=64, num_warps=4, num_stages=5),
     32: Tile(block_v=128, block_b=32, block_d=64, num_warps=4, num_stages=5),
     64: Tile(block_v=128, block_b=64, block_d=64, num_warps=4, num_stages=4),
-    128: Tile(block_v=128, block_b=128, block_d=64, num_warps=8, num_stages=3),
-    256: Tile(block_v=128, block_b=256, block_d=64, num_warps=8, num_stages=3),
+    128: Tile(block_v=128, block_b=128, block_d=64, num_warps=4, num_stages=3),
+    256: Tile(block_v=128, block_b=256, block_d=64, num_warps=8, num_stages=4),
 }
 BATCH_TILES = tuple(_TILES)
 
@@ -184,10 +187,12 @@ _SHORT_TILES = {
     32: Tile(block_v=64, block_b=32, block_d=64, num_warps=4, num_stages=7),
     64: Tile(block_v=64, block_b=64, block_d=64, num_warps=4, num_stages=5),
     128: Tile(block_v=64, block_b=128, block_d=64, num_warps=8, num_stages=4),
-    256: Tile(block_v=64, block_b=256, block_d=64, num_warps=8, num_stages=3),
+    256: Tile(block_v=64, block_b=256, block_d=64, num_warps=8, num_stages=4),
 }
-# Before sm_90, where the short tile of 64 rows spills with all controls and other features.
+# Before sm_90, where these spill with all controls and other features. What a program has to keep
+# in registers there is in shared memory or tensor memory later.
 _EIGHT_WARPS = replace(_SHORT_TILES[64], num_warps=8)
+_EIGHT_WARPS_OF_128 = replace(_TILES[128], num_warps=8)
 # For the few ids that a screen has listed: about as many tiles as SMs, so each has an SM to itself
 # and needs all of its shared memory to keep enough bytes under way.
 _LIST_TILES = {
@@ -200,6 +205,11 @@ _FP32 = Tile(block_v=64, block_b=16, block_d=32, num_warps=4, num_stages=2)
 
 # The interpreter pays per operation, not per element: few large tiles.
 _INTERPRETER_BLOCK_V = 1024
+
+
+SHORT_COST = 1.17
+"""How long two short tiles of 256 rows take by the time of a high one: 1192 µs against 1021 for
+128256 × 8192 on an H100."""
 
 
 @cache
@@ -241,8 +251,8 @@ def fitted(tile: Tile, gpu: Gpu) -> Tile:
     """
     older = gpu.arch > 0 and not gpu.hopper
     small = older or 0 < gpu.shared_bytes < 100 * 1024
-    if small and tile == _TILES[MAX_BLOCK_B]:
-        tile = _TILES[MAX_BLOCK_B // 2]
+    if small and tile in (_TILES[128], _TILES[256]):
+        tile = _EIGHT_WARPS_OF_128
     if older and tile == _SHORT_TILES[64]:
         tile = _EIGHT_WARPS
     return tile.fitting(gpu, 2 * (tile.block_v + tile.block_b) * tile.block_d)
@@ -253,8 +263,11 @@ def rule(num_rows: int, vocab_rows: int, dtype: torch.dtype, gpu: Gpu) -> Tile:
     if dtype == torch.float32:
         return _FP32
     block_b = batch_tile(num_rows)
-    run_at_once = -(-vocab_rows // _SHORT_TILES[block_b].block_v) <= 2 * gpu.num_sms
-    short = block_b <= 32 and run_at_once
+    halves = -(-vocab_rows // _SHORT_TILES[block_b].block_v)
+    short = block_b <= 32 and halves <= 2 * gpu.num_sms
+    if block_b == MAX_BLOCK_B and gpu.num_sms:  # an SM runs one of them at a time
+        waves_of_halves, waves = (-(-n // gpu.num_sms) for n in (halves, -(-halves // 2)))
+        short = SHORT_COST * waves_of_halves < 2 * waves
     return fitted((_SHORT_TILES if short else _TILES)[block_b], gpu)
 
 

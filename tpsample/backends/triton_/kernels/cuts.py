@@ -21,6 +21,8 @@ from tpsample.core import order, word
 BINS_PER_Y, LARGEST = tl.constexpr(order.BINS_PER_Y), tl.constexpr(order.LARGEST)
 LAST_BIN = tl.constexpr(order.BINS - 1)
 LOWEST_DRAWABLE = tl.constexpr(word.LOWEST_DRAWABLE)
+SUMMED_DIGITS = tl.constexpr(8)
+"""Digits whose words a program counts or weighs together."""
 
 
 @triton.jit
@@ -208,8 +210,17 @@ def digit_kernel(
             weight = masses(logits, its)
         else:
             weight = tl.full(digit.shape, 1, bins_ptr.dtype.element_ty)
-        bins = bins_ptr + row * (1 << DIGIT_BITS) + digit
-        tl.atomic_add(bins, weight, mask=inside, sem="relaxed")
+        bins = bins_ptr + row * (1 << DIGIT_BITS)
+        # The first digits of nearly all words are the same few, and a row's programs would wait for
+        # each other word by word. So the weights of a few digits are summed before.
+        left, none = inside, 1 << DIGIT_BITS
+        for _ in range(SUMMED_DIGITS):
+            least = tl.min(tl.where(left, digit, none), axis=0)
+            if least < none:
+                own = left & (digit == least)
+                tl.atomic_add(bins + least, tl.sum(tl.where(own, weight, 0), 0), sem="relaxed")
+                left = left & (digit != least)
+        tl.atomic_add(bins + digit, weight, mask=left, sem="relaxed")
 
 
 @triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)

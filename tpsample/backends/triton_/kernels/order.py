@@ -41,7 +41,8 @@ ROW_POINTERS = [
     *("seed_ptr", "position_ptr", "temperature_ptr", "top_ptr", "row_done_ptr", "cut_ptr", "y_ptr"),
     *("most_ptr", "share_ptr", "least_ptr", "least_of_total_ptr", "keep_ties_ptr", "limit_ptr"),
     *("prefix_ptr", "reached_ptr"),
-    *("words_ptr", "first_ptr", "marks_ptr", "counts_ptr"),
+    *("words_ptr", "first_ptr", "marks_ptr", "counts_ptr", "number_ptr", "zero_ptr"),
+    "largest_ptr",
     # of logprobs
     *("ids_ptr", "own_ptr", "processed_ptr", "shown_temperature_ptr", "sampled_ptr", "chosen_ptr"),
     *("log_total_ptr", "entropy_ptr", "as_logits_ptr", "top_of_ptr", "value_ptr", "rank_ptr"),
@@ -224,26 +225,34 @@ def group_first_kernel(
     tl.store(words, best_of_groups(logits, ids, mask, GROUP), mask=group < groups)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["wanted"], do_not_specialize_on_alignment=ROW_POINTERS)
 def group_words_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
     stride_logits,
-    first_ptr,  # [F, count] int64, a word of each chosen group
+    first_ptr,  # [F, count] int64, descending: a word of each chosen group
     # outputs
-    words_ptr,  # [F, count, GROUP] int64; 0 outside the shard
+    words_ptr,  # [F, count · GROUP] int64, in any order
+    number_ptr,  # [F] int32, how many words there are, zero before
     # sizes
+    wanted,
     vocab_start,
     lead,
     width,
     GROUP: tl.constexpr,
 ):
-    """All order words of some groups. Grid: (count, F)."""
+    """Order words of some groups, down to the last of first_ptr; all, where more are wanted than
+    there are groups. Grid: (count, F)."""
     place, row, count = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
-    word = tl.load(first_ptr + row * count + place)
-    columns = group_columns(word, tl.arange(0, GROUP), vocab_start, lead, GROUP)
+    first = first_ptr + row.to(tl.int64) * count
+    columns = group_columns(tl.load(first + place), tl.arange(0, GROUP), vocab_start, lead, GROUP)
     mask = (columns >= 0) & (columns < width)
     logits = tl.load(logits_ptr + row.to(tl.int64) * stride_logits + columns, mask=mask, other=0.0)
     words = order_words(logits, vocab_start + columns, mask)
-    out = words_ptr + (row.to(tl.int64) * count + place) * GROUP
-    tl.store(out + tl.arange(0, GROUP), words)
+    least = tl.where(wanted > count, 1, tl.load(first + count - 1))
+    listed = words >= tl.maximum(least, 1)
+    number = tl.sum(listed.to(tl.int32), axis=0)
+    if number > 0:
+        out = words_ptr + row.to(tl.int64) * count * GROUP
+        out += tl.atomic_add(number_ptr + row, number, sem="relaxed")
+        tl.store(out + tl.cumsum(listed.to(tl.int32), axis=0) - 1, words, mask=listed)
