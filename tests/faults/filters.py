@@ -82,8 +82,7 @@ tpsample/filters/kept_sets.py
     + words * (words > cut.unsqueeze(1))
     > test_sets_of_rows_that_their_first_words_decide[batch-1]
     a greedy row keeps what its top_k left
-    - torch.where(random, cut, cut.maximum(top_word)),
-    + cut,
+    - cut = torch.where(random, cut, cut.maximum(first[:, 0]))
     > test_first_words_of_rows_without_a_token_and_of_greedy_ones[torch]
     a kept set at its cap overflows
     - listed = (sizes <= cap) & ~whole
@@ -120,6 +119,24 @@ tpsample/backends/triton_/passes.py
     - // size) if width else 0
     + // size)
     > test_an_empty_shard_has_no_group_that_nobody_writes
+tpsample/backends/triton_/kernels/largest.py
+    kernel: the largest words are left in the order of their places
+    - tl.store(largest + place, own, mask=offs < count)
+    + tl.store(largest + offs, own, mask=offs < count)
+    > test_they_are_those_of_topk
+    kernel: of many blocks the last alone is counted
+    - found += tl.sum((words >= least).to(tl.int32), axis=0)
+    + found = tl.sum((words >= least).to(tl.int32), axis=0)
+    > test_they_are_those_of_topk
+    kernel: words behind their number are looked at
+    - number = tl.minimum(num_words, tl.load(number_ptr + row))
+    + number = num_words
+    > test_words_behind_a_number_do_not_count
+tpsample/backends/triton_/kernels/order.py
+    kernel: the last of the chosen groups is not listed
+    - listed = words >= tl.maximum(least, 1)
+    + listed = words > tl.maximum(least, 1)
+    > test_first_words
 tpsample/backends/triton_/kernels/best_scores.py
     kernel: the comparison with the least word is turned
     - member = (mark >= least) &
@@ -141,6 +158,9 @@ tpsample/backends/triton_/kernels/cuts.py
     +         pass
     +     logits, ids, mask, _ = load_block(
     > test_rows_that_are_done_are_left_out
+    kernel: the words of a summed digit are weighed twice
+    - left = left & (digit != least)
+    > test_digits
 tpsample/core/spread.py
     a masked logit counts in the spread
     - unmasked = logits > -torch.inf

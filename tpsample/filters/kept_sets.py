@@ -60,6 +60,9 @@ def find_cut(
         thresholds: of the rows; None to find them.
         total: int64 [F], the masses that top_p takes a share of, over all ranks; None to sum them.
     """
+    if by_first_words(filters):
+        rows, _, cut, _ = _of_first_words(rows, filters, ranks)
+        return _cut_of_rows(rows, cut)
     assert rows.top is not None
     its = thresholds_of(rows, filters, ranks) if thresholds is None else thresholds
     cut, total_cut = its.least, its.least_of_total
@@ -86,6 +89,17 @@ def find_cut(
             limit = mass_limit(total, its.share)
             top_p_cut = _by_digits(rows, limit, its.keep_ties, ranks, mass=True)
         cut = torch.where(its.share < 1, cut.maximum(top_p_cut), cut)
+    return _cut_of_rows(rows, cut)
+
+
+def by_first_words(filters: RowFilters) -> bool:
+    """Return whether the first words over all ranks hold the kept set of every row."""
+    return all(kind.demand.first for kind in filters.kinds)
+
+
+def _cut_of_rows(rows: ShardLogits, cut: Tensor) -> Tensor:
+    """Return the cuts of rows whose filters end at `cut`, int64 [F]."""
+    assert rows.top is not None
     # A row that was made greedy by its temperature alone keeps what a mask leaves.
     cut = torch.where(rows.noise.random.squeeze(1), cut, word.LOWEST_DRAWABLE)
     return torch.where(rows.top > -torch.inf, cut, ABOVE_ALL)
@@ -173,8 +187,11 @@ def find_kept_sets(
             min(cap, V), and the sets lie in memory for as many ids of every row.
     """
     first: Tensor | None = None
-    if all(kind.demand.first for kind in filters.kinds):
+    if by_first_words(filters):
         rows, first, cut, mass = _of_first_words(rows, filters, ranks)
+        random = rows.noise.random.squeeze(1)
+        cut = torch.where(random, cut, cut.maximum(first[:, 0]))
+        mass = torch.where(random, mass, TOP_MASS)
         counts = (first >= cut.unsqueeze(1)).sum(dim=1).unsqueeze(0)
     else:
         top_word = ranks.gather_integers(rows.first_words(1)).amax(dim=0).squeeze(1)
@@ -226,13 +243,6 @@ def _of_first_words(
     """
     gathered = ranks.gather_integers(rows.first_words(filters.demand.first))
     first = rows.first_of(gathered, gathered.shape[2])
-    top_word = first[:, 0]
-    rows = replace(rows, top=rows.value_of(top_word))
+    rows = replace(rows, top=rows.value_of(first[:, 0]))
     cut, mass = rows.kept_of_first(first, thresholds_of(rows, filters, ranks)).unbind(dim=1)
-    random = rows.noise.random.squeeze(1)
-    return (
-        rows,
-        first,
-        torch.where(random, cut, cut.maximum(top_word)),
-        torch.where(random, mass, TOP_MASS),
-    )
+    return rows, first, cut, mass

@@ -140,7 +140,10 @@ def _by_rejection(
     if filters.demand.ends:
         rows = _with_top(rows, gathered)
     thresholds = thresholds_of(rows, filters, ranks)
-    sums = ranks.sum_integers(rows.before(gathered, thresholds, BEST_SCORES))
+    if filters.demand.counts or filters.demand.masses or rows.rough is not None:
+        sums = ranks.sum_integers(rows.before(gathered, thresholds, BEST_SCORES))
+    else:  # whether a token is kept follows from its logit alone
+        sums = gathered.new_zeros(gathered.shape[1], gathered.shape[2])
     words, decided = rows.first_kept(gathered, sums, thresholds, BEST_SCORES)
     total: Tensor | None = sums[:, -1]
     if filters.demand.searched:

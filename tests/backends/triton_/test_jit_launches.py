@@ -53,7 +53,7 @@ EVERY_END = [kernel for rule in ENDING for kernel in _asked_by(rule)]
 STORED = {
     "top_k": TOP_WORDS,
     "top_p": [*LEADING, *FIRST_KEPT],
-    **{rule.name: [*LEADING, TOP, *_asked_by(rule), *FIRST_KEPT] for rule in ENDING},
+    **{rule.name: [*LEADING, TOP, *_asked_by(rule), *FIRST_KEPT[1:]] for rule in ENDING},
     "filters, samples": [*LEADING, *FIRST_KEPT],
     "top_p in top_k": ["group_first", TOP, *SEARCHES, "best_kept", "write_tokens"],
     "top_k, top_p": TOP_WORDS,
@@ -74,7 +74,7 @@ FIXED = {
     # Launches and exchanges of one of 8 ranks; one rank launches the same, but for what is merged.
     "top_p": [*REJECTION, TOP, *SEARCH_OF_8, *KEPT],
     "top_k 5": [*FIRST_WORDS, "exchange", MERGED, "top_words", "write_tokens"],
-    "min_p": [*REJECTION[:4], TOP, LEAST, *REJECTION[4:], *KEPT],
+    "min_p": [*REJECTION[:4], TOP, LEAST, "first_kept", *KEPT],
     "top_k 2000, top_p": [*REJECTION, TOP, *SEARCH_OF_8, "mass", "exchange", *SEARCH_OF_8, *KEPT],
 }
 FIXED["top_k 300"] = FIXED["top_p"]
