@@ -28,16 +28,19 @@ TINY_RESULTS = Path(tempfile.gettempdir()) / "tpsample-benchmarks"
 def describe(device: torch.device, world_size: int = 1) -> dict[str, Any]:
     """Return everything that a reader needs to judge or repeat a measurement on `device`.
 
-    Where the files came without their repository, TPSAMPLE_COMMIT names the commit.
+    TPSAMPLE_COMMIT names the commit of files that came without their repository, or with an older
+    one.
     """
     # Pages of results are no code, and a run leaves one that nobody has committed yet.
     code = ("--untracked-files=no", "--", ".", ":!benchmarks/results")
     changes = printed("git", "-C", str(ROOT), "status", "--porcelain", *code)
+    named = os.environ.get("TPSAMPLE_COMMIT")
+    if named:
+        changes = ""
     record: dict[str, Any] = {
         "date": date.today().isoformat(),
         "command": command(),
-        "commit": printed("git", "-C", str(ROOT), "rev-parse", "HEAD")
-        or os.environ.get("TPSAMPLE_COMMIT"),
+        "commit": named or printed("git", "-C", str(ROOT), "rev-parse", "HEAD"),
         "uncommitted_changes": None if changes is None else bool(changes),
         "hardware": "CPU",
         "world_size": world_size,

@@ -189,8 +189,8 @@ _SHORT_TILES = {
     128: Tile(block_v=64, block_b=128, block_d=64, num_warps=8, num_stages=4),
     256: Tile(block_v=64, block_b=256, block_d=64, num_warps=8, num_stages=4),
 }
-# Before sm_90, where these spill with all controls and other features. What a program has to keep
-# in registers there is in shared memory or tensor memory later.
+# Before sm_90, where these spill with all controls and other features: a program keeps its operands
+# in registers there.
 _EIGHT_WARPS = replace(_SHORT_TILES[64], num_warps=8)
 _EIGHT_WARPS_OF_128 = replace(_TILES[128], num_warps=8)
 # For the few ids that a screen has listed: about as many tiles as SMs, so each has an SM to itself
