@@ -175,7 +175,8 @@ def _in_a_process(name: str, record: Record, seconds: float, ending: Ending) -> 
     error = lines[-1]
     if code is None:
         error = "told to stop" if ending.signal else f"not done in {seconds:.0f} s"
-    return part | {"error": error, "log": [*stdout.splitlines(), *lines][-40:]}
+    log = [line.replace(f"{ROOT}/", "") for line in (*stdout.splitlines(), *lines)]
+    return part | {"error": error, "log": log[-40:]}
 
 
 def command_of(name: str, record: Record, until: float) -> list[str]:

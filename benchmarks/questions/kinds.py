@@ -281,7 +281,7 @@ def _panel(run: Run, shape: Shape) -> str:
 
 def _of_kind(run: Run, calls: Calls, kind: Kind, point: Row) -> list[Row]:
     """Return the times of one kind of call and its baselines, timed in turn."""
-    graph = not kind.kept_cap
+    graph = not kind.kept_cap and kind.how != "prompt"  # which reads the ids
     candidates, others = {"tpsample": calls.ours(kind, graph)}, calls.baselines(kind)
     if (bare := kind.bare()) is not None:
         candidates["without"] = calls.ours(bare, graph)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tpsample.backends.triton_ import largest as tested
-from tpsample.backends.triton_.largest import FEW, MOST, first_of, in_order, largest
+from tpsample.backends.triton_.largest import FEW, MOST, Start, first_of, in_order, largest
 
 
 def _words(rows: int, width: int, seed: int = 0) -> torch.Tensor:
@@ -34,11 +34,22 @@ def test_they_are_those_of_topk(width: int, count: int) -> None:
 
 def test_words_behind_a_number_do_not_count() -> None:
     words = _words(3, 900, seed=1)
-    number, zero = torch.tensor([0, 17, 5000], dtype=torch.int32), torch.ones(3, dtype=torch.int32)
-    found = largest(words, 20, number, zero)
+    number = torch.tensor([0, 17, 5000], dtype=torch.int32)
+    found = largest(words, 20, number)
     inside = torch.arange(900) < number.unsqueeze(1)
     assert torch.equal(found, _expected(words * inside, 20))
-    assert zero.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("count", [3, 300])
+def test_a_first_selection_is_in_any_order_and_names_its_least(count: int) -> None:
+    words = _words(3, 5000, seed=4)
+    words[1, 2:] = 0
+    start = Start(torch.empty(3, dtype=torch.int64), torch.ones(3, dtype=torch.int32))
+    found = largest(words, count, start=start, ordered=False)
+    assert torch.equal(found.sort(dim=1, descending=True).values, _expected(words, count))
+    not_less = (words >= start.least.unsqueeze(1)).sum(dim=1)
+    assert not_less.tolist() == [count, (words[1] > 0).sum(), count]
+    assert start.least[1] == 1 and start.number.tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("width", [6, MOST, MOST + 5])

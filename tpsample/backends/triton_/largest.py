@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from torch import Tensor
 
 from tpsample.backends.torch_ import logprobs as plain
@@ -11,25 +13,41 @@ from tpsample.request.row_filter import MAX_TOP_WORDS, MAX_WEIGHED_WORDS
 FEW, MOST = MAX_TOP_WORDS, MAX_WEIGHED_WORDS
 """Words that one program puts in order. A kernel for few of them serves most requests, and no third
 one: a request must not compile what another of its kind has not."""
-BLOCK, NUM_WARPS = 4096, 16
+BLOCK = 4096
 COMPARED = 2**14
 """Pairs of words that a program compares at a time, so that they find registers."""
+
+
+class Start(NamedTuple):
+    """Numbers that the first of two selections leaves for the launch between them.
+
+    Attributes:
+        least: int64 [F], becomes a number that the words that were found reach and no other does;
+            1 where there are fewer than were wanted.
+        number: int32 [F], becomes 0.
+    """
+
+    least: Tensor
+    number: Tensor
 
 
 def largest(
     words: Tensor,
     count: int,
     number: Tensor | None = None,
-    zero: Tensor | None = None,
+    *,
+    start: Start | None = None,
+    ordered: bool = True,
     most: int | None = None,
 ) -> Tensor:
-    """Return the `count` largest words of each row, descending, int64 [F, count], then 0.
+    """Return the `count` largest words of each row, int64 [F, count], then 0.
 
     Args:
         words: int64 [F, n] >= 0, which differ within a row, but for 0.
         count: at most MOST.
         number: int32 [F], how many words of a row count, from its first on; None for all.
-        zero: int32 [F], which becomes 0.
+        start: is written.
+        ordered: whether they are descending, or in any order.
         most: FEW or MOST; None takes the one for `count`.
     """
     words = words.contiguous()
@@ -39,13 +57,15 @@ def largest(
             words_ptr=words,
             number_ptr=number,
             largest_ptr=found,
-            zero_ptr=zero,
+            least_ptr=start and start.least,
+            zero_ptr=start and start.number,
             num_words=words.shape[1],
             count=count,
+            ORDERED=ordered,
             MOST=most,
             CHUNK=COMPARED // most,
             BLOCK=BLOCK,
-            num_warps=NUM_WARPS,
+            num_warps=16 if ordered else 8,  # else registers spill
         )
     return found
 

@@ -44,7 +44,7 @@ from tpsample.backends.triton_.kernels.sums import (
     top_words_kernel,
     value_kernel,
 )
-from tpsample.backends.triton_.largest import MOST, first_of, in_order, largest
+from tpsample.backends.triton_.largest import MOST, Start, first_of, in_order, largest
 from tpsample.core.machine import interpreted
 from tpsample.core.masses import TOP_MASS
 from tpsample.core.order import ABOVE_ALL, BINS, DIGIT_BITS, DIGITS, Search
@@ -70,10 +70,10 @@ class TritonShardLogits(ShardLogits):
         return -(-(self.first_id % 4 + width) // size) if width else 0
 
     def launch(self, kernel: Any, **arguments: Any) -> None:
-        """Launch one program per block and row; none of an empty shard."""
+        """Launch one program per row and block; none of an empty shard."""
         if not self.logits.shape[1]:
             return
-        kernel[(self.count_of(BLOCK), len(self.logits))](
+        kernel[(len(self.logits), self.count_of(BLOCK))](
             **self.shard_arguments(),
             **arguments,
             BLOCK=BLOCK,
@@ -116,19 +116,18 @@ class TritonShardLogits(ShardLogits):
             return first.amax(dim=1, keepdim=True)
         if count > MOST:  # few groups would be left out
             return super().first_words(count)
-        chosen = min(count, groups)
-        number = first.new_empty(rows, dtype=torch.int32)
-        first = largest(first, chosen, zero=number)
-        words = first.new_empty(rows, chosen * GROUP)
-        group_words_kernel[(chosen, rows)](
+        start = Start(first.new_empty(rows), first.new_empty(rows, dtype=torch.int32))
+        chosen = largest(first, count, start=start, ordered=False)
+        words = first.new_empty(rows, count * GROUP)
+        group_words_kernel[(count, rows)](
             **self.shard_arguments(),
-            first_ptr=first,
+            first_ptr=chosen,
+            least_ptr=start.least,
             words_ptr=words,
-            number_ptr=number,
-            wanted=count,
+            number_ptr=start.number,
             GROUP=GROUP,
         )
-        return largest(words, count, number)
+        return largest(words, count, start.number)
 
     def first_of(self, gathered: Tensor, count: int) -> Tensor:
         return first_of(gathered, count)
@@ -147,7 +146,8 @@ class TritonShardLogits(ShardLogits):
             GROUP=GROUP,
         )
         if groups > count:
-            best, groups = largest(best.view(rows * samples, groups), count), count
+            best = largest(best.view(rows * samples, groups), count, ordered=False)
+            groups = count
         found = best.new_empty(rows, 1 + 2 * samples * count)
         best_scores_kernel[(samples, rows)](
             **self.shard_arguments(),

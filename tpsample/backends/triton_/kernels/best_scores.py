@@ -57,10 +57,10 @@ def group_best_kernel(
 ):
     """The best score of each group of ids, the first order word of each block.
 
-    Grid: (blocks, F). It would cost some 50 instructions per logit more to take a block's COUNT
+    Grid: (F, blocks). It would cost some 50 instructions per logit more to take a block's COUNT
     best here.
     """
-    block, row, blocks = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
+    row, block, blocks = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     group = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
     block_first = first_ptr + row * blocks + block + tl.arange(0, 1)
     rows_best = best_ptr + (row * num_samples).to(tl.int64) * groups
@@ -135,6 +135,11 @@ def best_scores_kernel(
         tl.store(place + num_samples * COUNT, order)
 
 
+NUMBER_SHIFT = tl.constexpr(52)
+"""Where a number stands above the masses of a block: 2048 of them add up to at most 2^51."""
+ONE, MASS_BITS = tl.constexpr(1 << 52), tl.constexpr((1 << 52) - 1)
+
+
 class Gathered(NamedTuple):
     """The best scores of all ranks: int64 [num_sources, num_rows, 1 + 2 · S · COUNT]."""
 
@@ -192,8 +197,8 @@ def before_kernel(
     WORDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Mass and number of the tokens before each of the best scores. Grid: (blocks, F)."""
-    row = tl.program_id(1)
+    """Mass and number of the tokens before each of the best scores. Grid: (F, blocks)."""
+    row = tl.program_id(0)
     if is_done(row_done_ptr, row):
         return
     logits, ids, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)
@@ -209,18 +214,21 @@ def before_kernel(
     out = sums_ptr + row * (2 * marks + 1)
     block_first = tl.max(orders, axis=0)
     tl.atomic_add(out + 2 * marks, tl.sum(tl.where(in_total, mass, 0), axis=0), sem="relaxed")
+    one_of_each = mass + ONE
     for sample in range(num_samples):
         scores, score_orders = load_gathered(gathered, row, sample, COUNT, WORDS)
+        # As many scores are greater as come before; 0 stands for none.
+        before = tl.sum((scores[None, :] > scores[:, None]).to(tl.int32), axis=1)
+        before = tl.where(scores > 0, before, COUNT)
         for c in tl.static_range(COUNT):
-            mark, scores = pop(scores, score_orders)[1:]
-            mark = mark | tie_bits
+            mark = tl.sum(tl.where(before == c, score_orders, 0), axis=0) | tie_bits
             # Winners are likely tokens: most blocks have none before them.
             if block_first > mark:
-                sum_mass = tl.sum(tl.where(orders > mark, mass, 0), axis=0)
-                number = tl.sum((orders > mark).to(tl.int32), axis=0)
+                both = tl.sum(tl.where(orders > mark, one_of_each, 0), axis=0)
                 place = out + sample * COUNT + c
-                tl.atomic_add(place, sum_mass, sem="relaxed")
-                tl.atomic_add(place + marks, number.to(tl.int64), sem="relaxed")
+                tl.atomic_add(place, both & MASS_BITS, sem="relaxed")
+                number = (both >> NUMBER_SHIFT) & (2 * BLOCK - 1)
+                tl.atomic_add(place + marks, number, sem="relaxed")
 
 
 @triton.jit(

@@ -50,8 +50,8 @@ def bin_kernel(
     MASS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Histogram of the bins of each row. Grid: (blocks, F)."""
-    row = tl.program_id(1)
+    """Histogram of the bins of each row. Grid: (F, blocks)."""
+    row = tl.program_id(0)
     logits, _, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)
     top, temperature = tl.load(top_ptr + row), tl.load(temperature_ptr + row)
     if MASS:
@@ -112,9 +112,9 @@ def words_kernel(
 ):
     """Order words in one bin of each row, or down to a cut, as many as there is room for.
 
-    Grid: (blocks, F).
+    Grid: (F, blocks).
     """
-    row = tl.program_id(1)
+    row = tl.program_id(0)
     logits, ids, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)
     orders = order_words(logits, ids, mask)
     if bin_ptr is None:
@@ -194,8 +194,8 @@ def digit_kernel(
     DIGIT_BITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Histogram of the next digit of the words that begin with the prefix. Grid: (blocks, F)."""
-    row = tl.program_id(1)
+    """Histogram of the next digit of the words that begin with the prefix. Grid: (F, blocks)."""
+    row = tl.program_id(0)
     if is_done(row_done_ptr, row):
         return
     logits, ids, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)

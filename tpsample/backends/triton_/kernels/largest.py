@@ -1,4 +1,4 @@
-"""The largest of a row's words, in falling order, by one program.
+"""The largest of a row's words, by one program.
 
 Twin: `torch.topk`, which looks at the 64 bits of every word two at a time, and needs a launch more
 to put what it finds in order.
@@ -8,6 +8,9 @@ import triton
 import triton.language as tl
 
 from tpsample.backends.triton_.kernels.order import ROW_POINTERS
+
+NO_WORD = tl.constexpr(1 << 62)
+"""Above all words."""
 
 
 @triton.jit
@@ -33,11 +36,13 @@ def largest_kernel(
     words_ptr,  # [F, num_words] int64 >= 0; all but 0 differ within a row
     number_ptr,  # [F] int32: how many words of a row count, or None: all
     # outputs
-    largest_ptr,  # [F, count] int64, descending, then 0
-    zero_ptr,  # [F] int32, becomes 0, or None
+    largest_ptr,  # [F, count] int64, then 0
+    least_ptr,  # [F] int64 that they alone reach, or 1 where there are fewer; or None
+    zero_ptr,  # [F] int32, becomes 0; or None
     # sizes
     num_words,
     count,
+    ORDERED: tl.constexpr,  # whether they are descending, or in any order
     MOST: tl.constexpr,  # >= count
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -45,7 +50,7 @@ def largest_kernel(
     """The largest words of each row. Grid: (F,).
 
     Halving finds a word such that as many as are wanted are not less. These are written down in
-    any order, and each counts how many of them are greater, which is its place.
+    any order, and then each counts how many of them are greater, which is its place.
     """
     row = tl.program_id(0).to(tl.int64)
     words, largest = words_ptr + row * num_words, largest_ptr + row * count
@@ -56,10 +61,11 @@ def largest_kernel(
         tl.store(zero_ptr + row, 0)
 
     # As many as `found` words are >= least, and fewer than `count` are >= above.
-    above = tl.full((), 1, tl.int64)
+    least, above = tl.full((), NO_WORD, tl.int64), tl.full((), 1, tl.int64)
     for start in range(0, number, BLOCK):
-        above = tl.maximum(above, 1 + tl.max(words_at(words, start, number, BLOCK), axis=0))
-    least = tl.full((), 1, tl.int64)
+        its = words_at(words, start, number, BLOCK)
+        least = tl.minimum(least, tl.min(tl.where(its > 0, its, NO_WORD), axis=0))
+        above = tl.maximum(above, 1 + tl.max(its, axis=0))
     found = number_from(words, least, number, BLOCK)
     while (found > count) & (above - least > 1):
         middle = least + (above - least) // 2
@@ -77,14 +83,20 @@ def largest_kernel(
         tl.store(largest + place, its, mask=(chosen > 0) & (place < count))
         written += tl.sum(chosen, axis=0)
     found = tl.minimum(written, count)
+    if least_ptr is not None:
+        tl.store(least_ptr + row, tl.where(found < count, 1, least))
 
-    tl.debug_barrier()  # every thread sees what the others have written
     offs = tl.arange(0, MOST)
-    own = tl.load(largest + offs, mask=offs < found, other=0)
-    greater = tl.zeros((MOST,), tl.int32)
-    for start in range(0, found, CHUNK):
-        others = words_at(largest, start, found, CHUNK)
-        greater += tl.sum((others[None, :] > own[:, None]).to(tl.int32), axis=1)
-    tl.debug_barrier()  # and none writes before all have read
-    place = tl.where(offs < found, greater, offs)
-    tl.store(largest + place, own, mask=offs < count)
+    if ORDERED:
+        tl.debug_barrier()  # every thread sees what the others have written
+        own = tl.load(largest + offs, mask=offs < found, other=0)
+        greater = tl.zeros((MOST,), tl.int32)
+        for start in range(0, found, CHUNK):
+            others = words_at(largest, start, found, CHUNK)
+            greater += tl.sum((others[None, :] > own[:, None]).to(tl.int32), axis=1)
+        tl.debug_barrier()  # and none writes before all have read
+        place = tl.where(offs < found, greater, offs)
+        tl.store(largest + place, own, mask=offs < count)
+    else:
+        none = tl.zeros((MOST,), tl.int64)
+        tl.store(largest + offs, none, mask=(offs >= found) & (offs < count))

@@ -63,12 +63,13 @@ def load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK: tl.co
 
     The first block begins `lead` = vocab_start % 4 columns before the shard. `lead` is passed in,
     because the compiler specializes an argument that is 0 and then loads four logits at once. It
-    cannot infer this from `vocab_start % 4`. Grid: (blocks, F).
+    cannot infer this from `vocab_start % 4`. Grid: (F, blocks): programs that run at the same time
+    are of many rows, because those of one row would wait for each other where they add to its bins.
     """
-    first_column = tl.program_id(0) * BLOCK - lead
+    first_column = tl.program_id(1) * BLOCK - lead
     columns = first_column + tl.arange(0, BLOCK)
     mask = (columns >= 0) & (columns < width)
-    address = logits_ptr + tl.program_id(1).to(tl.int64) * stride_logits + columns
+    address = logits_ptr + tl.program_id(0).to(tl.int64) * stride_logits + columns
     logits = tl.load(address, mask=mask, other=float("-inf"))
     return logits, vocab_start + columns, mask, vocab_start + first_column
 
@@ -214,8 +215,8 @@ def group_first_kernel(
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The first order word of each group of ids. Grid: (blocks, F)."""
-    block, row = tl.program_id(0), tl.program_id(1)
+    """The first order word of each group of ids. Grid: (F, blocks)."""
+    row, block = tl.program_id(0), tl.program_id(1)
     group = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
     words = words_ptr + row.to(tl.int64) * groups + group
     if is_done(row_done_ptr, row):
@@ -225,32 +226,30 @@ def group_first_kernel(
     tl.store(words, best_of_groups(logits, ids, mask, GROUP), mask=group < groups)
 
 
-@triton.jit(do_not_specialize=["wanted"], do_not_specialize_on_alignment=ROW_POINTERS)
+@triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
 def group_words_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
     stride_logits,
-    first_ptr,  # [F, count] int64, descending: a word of each chosen group
+    first_ptr,  # [F, count] int64: a word of each chosen group, or 0
+    least_ptr,  # [F] int64
     # outputs
     words_ptr,  # [F, count · GROUP] int64, in any order
     number_ptr,  # [F] int32, how many words there are, zero before
     # sizes
-    wanted,
     vocab_start,
     lead,
     width,
     GROUP: tl.constexpr,
 ):
-    """Order words of some groups, down to the last of first_ptr; all, where more are wanted than
-    there are groups. Grid: (count, F)."""
+    """The order words of some groups that are not less than the least. Grid: (count, F)."""
     place, row, count = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
-    first = first_ptr + row.to(tl.int64) * count
-    columns = group_columns(tl.load(first + place), tl.arange(0, GROUP), vocab_start, lead, GROUP)
-    mask = (columns >= 0) & (columns < width)
+    group = tl.load(first_ptr + row.to(tl.int64) * count + place)
+    columns = group_columns(group, tl.arange(0, GROUP), vocab_start, lead, GROUP)
+    mask = (group > 0) & (columns >= 0) & (columns < width)
     logits = tl.load(logits_ptr + row.to(tl.int64) * stride_logits + columns, mask=mask, other=0.0)
     words = order_words(logits, vocab_start + columns, mask)
-    least = tl.where(wanted > count, 1, tl.load(first + count - 1))
-    listed = words >= tl.maximum(least, 1)
+    listed = words >= tl.load(least_ptr + row)
     number = tl.sum(listed.to(tl.int32), axis=0)
     if number > 0:
         out = words_ptr + row.to(tl.int64) * count * GROUP

@@ -48,8 +48,8 @@ def mass_kernel(
     width,
     BLOCK: tl.constexpr,
 ):
-    """Mass of the tokens down to a word, and the sum of their entropy. Grid: (blocks, F)."""
-    row = tl.program_id(1)
+    """Mass of the tokens down to a word, and the sum of their entropy. Grid: (F, blocks)."""
+    row = tl.program_id(0)
     logits, ids, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)
     orders = order_words(logits, ids, mask)
     kept = mask & (orders >= tl.load(cut_ptr + row))
@@ -93,8 +93,8 @@ def least_of_mass_kernel(
     width,
     BLOCK: tl.constexpr,
 ):
-    """The least order word of an unmasked token whose mass is >= a limit. Grid: (blocks, F)."""
-    row = tl.program_id(1)
+    """The least order word of an unmasked token whose mass is >= a limit. Grid: (F, blocks)."""
+    row = tl.program_id(0)
     logits, ids, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)
     its = mass_row(tl.load(top_ptr + row), tl.load(temperature_ptr + row))
     reaches = mask & (logits > float("-inf")) & (masses(logits, its) >= tl.load(limit_ptr + row))
@@ -116,8 +116,8 @@ def spread_kernel(
     width,
     BLOCK: tl.constexpr,
 ):
-    """Sums of distances from the largest logit. Grid: (blocks, F). Twin: `tpsample.core.spread`."""
-    row = tl.program_id(1)
+    """Sums of distances from the largest logit. Grid: (F, blocks). Twin: `tpsample.core.spread`."""
+    row = tl.program_id(0)
     logits, _, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)
     unmasked = mask & (logits > float("-inf"))
     top = tl.load(top_ptr + row)
@@ -148,8 +148,8 @@ def count_kernel(
     width,
     BLOCK: tl.constexpr,
 ):
-    """How many order words are >= each mark. Grid: (blocks, F)."""
-    row = tl.program_id(1)
+    """How many order words are >= each mark. Grid: (F, blocks)."""
+    row = tl.program_id(0)
     logits, ids, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)
     orders = order_words(logits, ids, mask)
     for mark in range(num_marks):
@@ -181,8 +181,8 @@ def best_kept_kernel(
     width,
     BLOCK: tl.constexpr,
 ):
-    """The best score of the tokens down to a word. Grid: (blocks, F)."""
-    row = tl.program_id(1)
+    """The best score of the tokens down to a word. Grid: (F, blocks)."""
+    row = tl.program_id(0)
     if is_done(row_done_ptr, row):
         return
     logits, ids, mask, first_id = load_block(
