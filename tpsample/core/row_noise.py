@@ -66,7 +66,9 @@ class RowNoise:
         return [row_stream(seed, positions, sample) for sample in range(self.num_samples)]
 
     def select(self, index: Tensor | slice) -> RowNoise:
-        """Return the same for some of the rows."""
+        """Return the same for some of the rows; of a slice that has all of them, itself."""
+        if has_all(index, len(self.seed)):
+            return self
         chosen = replace(
             self,
             temperature=self.temperature[index],
@@ -77,6 +79,11 @@ class RowNoise:
         if "streams" in vars(self):  # made by about a hundred operators, so they are not made again
             vars(chosen)["streams"] = [tuple(r[index] for r in stream) for stream in self.streams]
         return chosen
+
+
+def has_all(index: Tensor | slice, count: int) -> bool:
+    """Return whether an index is a slice that has all of so many rows, in order."""
+    return isinstance(index, slice) and index.indices(count) == (0, count, 1)
 
 
 def safe_temperature(temperature: Tensor) -> tuple[Tensor, Tensor]:

@@ -34,7 +34,7 @@ from tpsample.core.order import (
     mass_limit,
     order_words,
 )
-from tpsample.core.row_noise import RowNoise
+from tpsample.core.row_noise import RowNoise, has_all
 from tpsample.core.score import score_tile, score_tokens
 from tpsample.core.spread import spread_sums
 from tpsample.output import Logprobs, SampleOutput
@@ -156,7 +156,9 @@ class ShardLogits:
         return replace(self, logits=torch.where(mode, self.logits, self.raw), first=None)
 
     def select(self, index: slice | Tensor) -> Self:
-        """Return some of the rows, of a slice without a copy."""
+        """Return some of the rows, of a slice without a copy; where it has all of them, itself."""
+        if has_all(index, len(self.logits)):
+            return self
         logits = self.logits[index]
         return replace(
             self,
