@@ -88,7 +88,6 @@ def steps_of(rows: int) -> dict[str, Callable[[], object]]:
     """Return steps of one rank into outputs of before: by kind of request, and over slots."""
     if triton.knobs.runtime.interpret:
         raise SystemExit("host_overhead: unset TRITON_INTERPRET; it replaces what is measured")
-    # From fewer ids top_k 50 would take torch's operators in place of kernels.
     problem = Problem.make(make_weight(8192, 4096, torch.device("cpu")), rows)
     with patch.object(construction, "interpreted", lambda: True):  # Triton's backend on a CPU
         sampler = make_sampler(problem.weight, rows, group=Ranks(), backend="triton")
