@@ -155,8 +155,10 @@ def _by_digits(
         limit: int64 [F] >= 1. A limit above the row's whole weight stands for the whole.
     """
     search = Search(torch.zeros_like(limit), torch.zeros_like(limit), limit)
-    for shift in range(word.EPOCH_SHIFT // DIGIT_BITS * DIGIT_BITS, -1, -DIGIT_BITS):
-        bins = ranks.sum_integers(rows.digits(search.prefix, shift, mass=mass))
+    shifts = range(word.EPOCH_SHIFT // DIGIT_BITS * DIGIT_BITS, -1, -DIGIT_BITS)
+    empty = rows.empty_digits(len(shifts), mass=mass)
+    for shift, bins in zip(shifts, empty, strict=True):
+        bins = ranks.sum_integers(rows.digits(search.prefix, shift, bins, mass=mass))
         search = rows.next_digit(search, bins)
     return last_tied(search.prefix, keep_ties)
 

@@ -91,16 +91,16 @@ for fixed, one_of_8 in FIXED.items():
     STORED[f"fixed rounds, {fixed}"] = [e for e in one_of_8 if e not in ("exchange", MERGED)]
     STORED[f"peer, fixed rounds, {fixed}"] = [e.replace(MERGED, "largest") for e in one_of_8]
 MOST_OPERATORS = {
-    "top_k": 7,
-    "top_p": 6,
-    "filters, samples": 6,
-    "top_k, top_p": 7,
-    "logprobs": 19,
-    "fixed rounds, min_p": 17,
-    "fixed rounds, top_p": 39,
-    "fixed rounds, top_k 2000, top_p": 66,
-    "fixed rounds, top_k 300, top_p": 7,
-    "fixed rounds, top_k 5": 7,
+    "top_k": 4,
+    "top_p": 5,
+    "filters, samples": 5,
+    "top_k, top_p": 4,
+    "logprobs": 17,
+    "fixed rounds, min_p": 16,
+    "fixed rounds, top_p": 30,
+    "fixed rounds, top_k 2000, top_p": 49,
+    "fixed rounds, top_k 300, top_p": 4,
+    "fixed rounds, top_k 5": 4,
     "rejection": 10,
     "block, 8 ranks": 13,
 }

@@ -127,7 +127,9 @@ class NativeShardLogits(ShardLogits):
         rows = array_of(first.contiguous()), array_of(self.temperature.contiguous())
         in_ranges(kernel, 0, len(first), 1, *rows, limits, *arguments)
 
-    def digits(self, prefix: Tensor, shift: int, *, mass: bool) -> Tensor:
+    def digits(
+        self, prefix: Tensor, shift: int, empty: Tensor | None = None, *, mass: bool
+    ) -> Tensor:
         bins = torch.zeros(len(prefix), DIGITS, dtype=torch.int64, device="cpu")
         top = self.largest.contiguous()
         self.run(cuts.digits, *map(array_of, (top, prefix)), shift, mass, array_of(bins))

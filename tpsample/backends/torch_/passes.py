@@ -6,7 +6,7 @@ them as kernels, which read the logits once, and `tpsample.backends.numba_.passe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -417,7 +417,17 @@ class ShardLogits:
         """
         return least_word(self.largest, temperature, y)
 
-    def digits(self, prefix: Tensor, shift: int, *, mass: bool) -> Tensor:
+    def empty_digits(self, rounds: int, *, mass: bool) -> Sequence[Tensor | None]:
+        """Return what `digits` of so many rounds writes into; None where it takes its own memory.
+
+        Args:
+            mass: as for `digits`.
+        """
+        return [None] * rounds
+
+    def digits(
+        self, prefix: Tensor, shift: int, empty: Tensor | None = None, *, mass: bool
+    ) -> Tensor:
         """Return the histogram [F, 2^DIGIT_BITS] of a digit of the words that begin with a prefix.
 
         Digits are complemented: bin 0 holds the largest words. Masked tokens are in no bin.
@@ -425,6 +435,7 @@ class ShardLogits:
         Args:
             prefix: int64 [F], the digits before.
             shift: of the digit, in bits.
+            empty: of `empty_digits`, which is written; None takes memory.
             mass: whether bins are sums of masses, int64, or numbers of tokens, int32.
         """
         words, masses_ = self.words_and_mass

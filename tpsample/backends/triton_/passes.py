@@ -7,6 +7,7 @@ reading two words of 64 bits per token would take longer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -249,9 +250,14 @@ class TritonShardLogits(ShardLogits):
         )
         return words
 
-    def digits(self, prefix: Tensor, shift: int, *, mass: bool) -> Tensor:
-        dtype = torch.int64 if mass else torch.int32
-        bins = torch.zeros(len(prefix), DIGITS, dtype=dtype, device=prefix.device)
+    def empty_digits(self, rounds: int, *, mass: bool) -> Sequence[Tensor]:
+        dtype = torch.int64 if mass else torch.int32  # one launch fills the bins of all rounds
+        return self.logits.new_zeros(rounds, len(self.logits), DIGITS, dtype=dtype).unbind()
+
+    def digits(
+        self, prefix: Tensor, shift: int, empty: Tensor | None = None, *, mass: bool
+    ) -> Tensor:
+        bins = self.empty_digits(1, mass=mass)[0] if empty is None else empty
         self.launch(
             digit_kernel,
             temperature_ptr=self.temperature,
@@ -466,5 +472,5 @@ class TritonShardLogits(ShardLogits):
 
 
 def _search(rows: int, like: Tensor) -> Search:
-    """Return a search whose numbers are to be written, each in memory of its own."""
-    return Search(*(like.new_empty(rows) for _ in range(3)))
+    """Return a search whose numbers are to be written."""
+    return Search(*like.new_empty(3, rows).unbind())
