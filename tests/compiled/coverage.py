@@ -32,6 +32,7 @@ _FINITE = "the logarithm of a mantissa is that of no infinity"
 _ELSEWHERE = "a step that compiles to other instructions runs the line"
 _REASONS = (
     (r"range\(.* \| (bra, holds|bra.uni, runs|mov|setp)", "a loop is never empty"),
+    (r"middle = least \+ .* \| bra, holds", "a loop is never empty"),
     (r"tl.store\((status|words|decided|own)_ptr \+ .* \| (cvt|and|or|mov)", _BEHIND),
     (r"status = tl.where.* \| mov", _BEHIND),
     (r"tl.load\((temperature|seed|position)_ptr.* fails", "rows of the screen have a program each"),

@@ -181,6 +181,21 @@ def masks(gpu: EmulatedGpu, seeds: int) -> Compared:
     return outcome
 
 
+def searches(gpu: EmulatedGpu, seeds: int) -> Compared:
+    """Real logits whose kept sets are searched by digits, as while a graph is captured."""
+    v = 5000
+    logits = torch.randn(2, v, generator=torch.Generator().manual_seed(3))
+    sampler = LMHeadSampler(torch.empty(v, 0), backend="triton", max_rows=2)
+    outcome = Compared()
+    for fields in ({"top_p": 0.001}, {"top_k": 2000, "top_p": 0.5, "ties": "keep"}):
+        params = [SamplingParams(seed=row, **fields) for row in range(2)]
+        batch = SamplingBatch.from_params(params, vocab_size=v, fixed_rounds=True)
+        out = sampler.sample_logits(logits, batch, 3)
+        wrong = int((out.token_ids != reference.sample(logits, batch, 3).token_ids).sum())
+        outcome += Compared(2, wrong, notes=["searches"] * (wrong > 0))
+    return outcome
+
+
 def emulator(gpu: EmulatedGpu, seeds: int) -> Compared:
     """The emulator beside PyTorch, on tiny kernels; and a plain and a screened step."""
     check_emulator(gpu)
@@ -225,10 +240,8 @@ def few_planted(gpu: EmulatedGpu, seeds: int) -> Compared:
 
 
 _PARTS = (
-    *(emulator, few_goldens, one_push, goldens, peers, plain, tiles, stories, masks, counts),
-    planted,
-    few_planted,
-    one_id,
+    *(emulator, few_goldens, one_push, goldens, peers, plain, tiles, stories, masks),
+    *(searches, counts, planted, few_planted, one_id),
 )
 PARTS: dict[str, Callable[[EmulatedGpu, int], Compared]] = {of.__name__: of for of in _PARTS}
 

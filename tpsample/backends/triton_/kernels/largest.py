@@ -68,7 +68,7 @@ def largest_kernel(
         above = tl.maximum(above, 1 + tl.max(its, axis=0))
     found = number_from(words, least, number, BLOCK)
     while (found > count) & (above - least > 1):
-        middle = least + (above - least) // 2
+        middle = least + ((above - least) >> 1)
         of_middle = number_from(words, middle, number, BLOCK)
         if of_middle < count:
             above = middle
