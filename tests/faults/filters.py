@@ -133,11 +133,15 @@ tpsample/backends/triton_/kernels/largest.py
     + number = num_words
     > test_words_behind_a_number_do_not_count
 tpsample/backends/triton_/kernels/order.py
-    kernel: the last of the chosen groups is not listed
-    - listed = words >= tl.load(least_ptr + row)
-    + listed = words > tl.load(least_ptr + row)
+    kernel: the words of a group are written a place late
+    - tl.cumsum(listed.to(tl.int32), axis=0) - 1
+    + tl.cumsum(listed.to(tl.int32), axis=0)
     > test_first_words
 tpsample/backends/triton_/kernels/best_scores.py
+    kernel: the mass before a mark keeps its number
+    - both & MASS_BITS
+    + both
+    > test_rejection
     kernel: the comparison with the least word is turned
     - member = (mark >= least) &
     + member = (mark <= least) &
