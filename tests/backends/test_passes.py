@@ -88,7 +88,7 @@ def twins(request) -> Twins:
     return Twins(*request.param)
 
 
-@pytest.mark.parametrize("count", [1, 2, 9, 300])
+@pytest.mark.parametrize("count", [1, 2, 9, 300, 1500])
 def test_first_words(twins, count):
     first = twins.plain.first_words(count)
     for rows in twins.kernels:

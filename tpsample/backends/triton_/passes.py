@@ -7,10 +7,11 @@ reading two words of 64 bits per token would take longer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import triton
 from torch import Tensor
 
@@ -115,12 +116,25 @@ class TritonShardLogits(ShardLogits):
         )
         if count == 1:
             return first.amax(dim=1, keepdim=True)
-        if count > MOST:  # few groups would be left out
-            return super().first_words(count)
+        if count > MOST:  # one program does not put so many in order, so all groups are taken
+            start = Start(first.new_ones(rows), first.new_zeros(rows, dtype=torch.int32))
+            words = self._words_of_groups(first, start, torch.zeros)
+            words = F.pad(words, (0, max(0, count - words.shape[1])))
+            return words.topk(count, dim=1).values
         start = Start(first.new_empty(rows), first.new_empty(rows, dtype=torch.int32))
         chosen = largest(first, count, start=start, ordered=False)
-        words = first.new_empty(rows, count * GROUP)
-        group_words_kernel[(count, rows)](
+        return largest(self._words_of_groups(chosen, start, torch.empty), count, start.number)
+
+    def _words_of_groups(self, chosen: Tensor, start: Start, made: Callable[..., Tensor]) -> Tensor:
+        """Return the order words of groups down to a least one, [F, groups · GROUP], in any order.
+
+        Args:
+            chosen: int64 [F, groups], a word of each group, or 0.
+            made: makes the memory; the first `start.number` words of a row are written.
+        """
+        rows, groups = chosen.shape
+        words = made(rows, groups * GROUP, dtype=torch.int64, device=chosen.device)
+        group_words_kernel[(groups, rows)](
             **self.shard_arguments(),
             first_ptr=chosen,
             least_ptr=start.least,
@@ -128,7 +142,7 @@ class TritonShardLogits(ShardLogits):
             number_ptr=start.number,
             GROUP=GROUP,
         )
-        return largest(words, count, start.number)
+        return words
 
     def first_of(self, gathered: Tensor, count: int) -> Tensor:
         return first_of(gathered, count)
