@@ -89,6 +89,7 @@ class Call(Candidate):
         return Compared(self.problem.rows)
 
 
+EAGER = "tpsample, no graph"
 WHOLE = 64.0
 """Standard deviation of whole numbers whose products a GPU sums exactly, in any order."""
 
@@ -204,9 +205,6 @@ class Calls:
         logits = self._exact(self.drafted.flatten(0, 1))
         whole = logits.view(*self.drafted.shape[:2], -1)
         return speculative.reference.verify(whole, self.drafts, *given, method=method)
-
-
-EAGER = "tpsample, no graph"
 
 
 def compare(found: Any, right: Any) -> None:
