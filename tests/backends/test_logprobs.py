@@ -61,10 +61,9 @@ def test_kernels_tell_the_logprobs_of_the_definition(top, chosen):
     sampled = torch.arange(ROWS * 2).view(ROWS, 2) * 50
     sampled[6, 1], sampled[7, 0] = -1, FIRST + WIDTH + 3
     ids = torch.cat([sampled, asked.chosen], dim=1)
-    own = plain.words_of(ids)
-    assert torch.equal(its.words_of(ids), own)
+    own, firsts = plain.words_of(ids), plain.first_words(max(1, top))
+    assert torch.equal(its.own_words(max(1, top), ids), torch.cat([firsts, own], dim=1))
 
-    firsts = plain.first_words(max(1, top))
     others = (firsts - (1 << word.TOKEN_BITS)).clamp(min=0) * (torch.arange(ROWS) % 2)[:, None]
     gathered: Tensor = torch.stack(
         [torch.cat([firsts, own], dim=1), torch.cat([others, torch.zeros_like(own)], dim=1)]
@@ -77,9 +76,9 @@ def test_kernels_tell_the_logprobs_of_the_definition(top, chosen):
             words.first[:, words.first.shape[1] // 2].contiguous(),
         ):
             weighed = replace(plain, top=words.top, temperature=words.temperature)
-            sums = weighed.mass_from(cut).clamp(min=1)
-            counts = plain.count_from(words.marks.maximum(cut.unsqueeze(1)))
-            given = asked, sampled, words, cut, sums, counts
+            sums = weighed.weigh(cut, words.marks.maximum(cut.unsqueeze(1)))
+            sums[:, :2].clamp_(min=1)
+            given = asked, sampled, words, cut, sums
             expected = plain.told_logprobs(*given)
             same(asdict(its.told_logprobs(*given)), asdict(expected))
     assert expected.values.isnan().any() and not expected.values.isnan().all()

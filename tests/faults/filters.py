@@ -288,8 +288,8 @@ tpsample/backends/torch_/logprobs.py
     + marks = torch.cat([own, first[:, -1:]], dim=1)
     > test_the_layout_by_hand
     entropy has the wrong sign of its moment
-    - log_total + LN2 * (moment / total)
-    + log_total - LN2 * (moment / total)
+    - log_total + LN2 * (moment.double() / total.double())
+    + log_total - LN2 * (moment.double() / total.double())
     raw logprobs are divided by the temperature
     - temperature = torch.where(asked.processed, temperature, 1.0)
     + temperature = 1.0 * temperature

@@ -144,10 +144,10 @@ tpsample/backends/triton_/kernels/head.py
     kernel: the first tile is not masked
     - return (ids.first < shard.start) | (ids.first + BLOCK_V > shard.stop)
     + return ids.first + BLOCK_V > shard.stop
-tpsample/backends/triton_/kernels/sums.py
-    kernel: the first words of a row are weighed by what a caller wrote
-    - temperature = safe_temperature(tl.load(temperature_ptr + row))
-    + temperature = tl.load(temperature_ptr + row)
+tpsample/backends/triton_/kernels/masses.py
+    kernel: a row is weighed by what a caller wrote
+    - temperature = safe_temperature(temperature)
+    + temperature = temperature
     > sampler/test_written_temperatures.py::test_every_backend_takes_the_token_of_the_definition
 tpsample/backends/numba_/kernels/arrays.py
     native: a step makes the caller's tensors unresizable

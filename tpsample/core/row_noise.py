@@ -75,7 +75,8 @@ class RowNoise:
             seed=self.seed[index],
             positions=self.positions[index],
         )
-        vars(chosen)["_safe"] = tuple(each[index] for each in self._safe)
+        if "_safe" in vars(self):
+            vars(chosen)["_safe"] = tuple(each[index] for each in self._safe)
         if "streams" in vars(self):  # made by about a hundred operators, so they are not made again
             vars(chosen)["streams"] = [tuple(r[index] for r in stream) for stream in self.streams]
         return chosen

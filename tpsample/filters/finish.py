@@ -99,12 +99,14 @@ def logprobs_of(rows: ShardLogits, batch: BatchView, ranks: Ranks, token_ids: Te
     """
     asked = batch.plan.logprobs
     assert asked is not None
-    sampled = token_ids[asked.row_index].view(len(asked.row_list), -1)
+    all_rows = lists_all(asked.row_list, batch.rows)
+    drawn = token_ids if all_rows else token_ids[asked.row_index]
+    sampled = drawn.view(len(asked.row_list), -1)
     if asked.asks is not None:  # a row that asks for nothing is reported as one without a token
         sampled = sampled.where(asked.asks.unsqueeze(1), word.NO_TOKEN)
     shown = rows.select(asked.places).shown(asked.processed)
     found = find_logprobs(shown, asked, sampled, ranks, may_read=may_read(batch))
-    if lists_all(asked.row_list, batch.rows):
+    if all_rows:
         return found
     whole = Logprobs.none(batch.rows, found.token_ids.shape[1], token_ids.device)
     return whole.put(asked.row_index, found)

@@ -201,7 +201,7 @@ def find_kept_sets(
         cut = find_cut(rows, filters, ranks, may_read=may_read)
         # The cut of a row without a token lies above every word, so it stays.
         cut = torch.where(rows.noise.random.squeeze(1), cut, cut.maximum(top_word))
-        own = torch.cat([rows.mass_from(cut)[:, :1], rows.count_from(cut.unsqueeze(1))], dim=1)
+        own = rows.weigh(cut, cut.unsqueeze(1))[:, ::2]  # without the moment
         masses, counts = ranks.gather_integers(own).unbind(dim=2)  # [W, R] each
         mass = masses.sum(dim=0)
     if drawn is not None:

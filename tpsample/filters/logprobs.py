@@ -40,20 +40,20 @@ def find_logprobs(
             token, with a NaN, or with nothing but masked tokens has ids -1, values NaN and ranks 0.
         may_read: as `find_cut` takes it.
     """
-    ids = torch.cat([sampled, asked.chosen], dim=1)
-    own = torch.cat([rows.first_words(max(1, asked.top)), rows.words_of(ids)], dim=1)
+    ids = torch.cat([sampled, asked.chosen], dim=1) if asked.chosen.shape[1] else sampled
+    own = rows.own_words(max(1, asked.top), ids)
     words = rows.listed_words(asked, ranks.gather_integers(own))
     rows = replace(rows, top=words.top)
 
-    cut, marks = torch.zeros_like(ids[:, 0]), words.marks
+    cut, marks = asked.no_cut, words.marks
     if asked.filters is not None and asked.filtered is not None:
         its = rows.select(asked.filtered), asked.filters, ranks
-        cut[asked.filtered] = find_cut(*its, may_read=may_read)
+        found = find_cut(*its, may_read=may_read)
+        filtered = asked.filtered
+        cut = found if isinstance(filtered, slice) else cut.index_copy(0, filtered, found)
         cut = torch.where(asked.processed, cut, 0)  # where only some rows may be processed
         marks = marks.maximum(cut.unsqueeze(1))
 
-    sums = replace(rows, temperature=words.temperature).mass_from(cut)
-    counts = rows.count_from(marks)
-    both = ranks.sum_integers(torch.cat([sums.flatten(), counts.flatten()]))
-    sums, counts = both[: sums.numel()].view_as(sums), both[sums.numel() :].view_as(counts)
-    return rows.told_logprobs(asked, sampled, words, cut, sums, counts)
+    rows = replace(rows, temperature=words.temperature)
+    sums = ranks.sum_integers(rows.weigh(cut, marks))
+    return rows.told_logprobs(asked, sampled, words, cut, sums)

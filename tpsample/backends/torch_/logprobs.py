@@ -58,11 +58,9 @@ def listed_words(temperature: Tensor, asked: LogprobRows, gathered: Tensor) -> L
     return ListedWords(first, own, word.value_of(first[:, 0]), temperature, marks)
 
 
-def log_totals(sums: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ln(Z) and the entropy, float64 [R] each, of int64 [R, 2], Σ q and Σ m."""
-    total, moment = sums.double().unbind(dim=1)
-    log_total = (total / TOP_MASS).log()
-    return log_total, log_total + LN2 * (moment / total)
+def log_totals(total: Tensor) -> Tensor:
+    """Return ln(Z), float64 [R], of int64 [R], Σ q."""
+    return (total.double() / TOP_MASS).log()
 
 
 def told_logprobs(
@@ -72,18 +70,19 @@ def told_logprobs(
     words: ListedWords,
     cut: Tensor,
     sums: Tensor,
-    counts: Tensor,
 ) -> Logprobs:
     """Return the logprobs of rows.
 
     Args:
         sampled: int64 [R, S].
         cut: int64 [R], the lowest word of each kept set; 0 in a raw mode.
-        sums: int64 [R, 2], mass and moment down to the cut, over all ranks.
-        counts: int64 [R, S + C + 1], how many words reach each mark and the cut, over all ranks.
+        sums: int64 [R, 2 + S + C + 1] over all ranks: mass and moment down to the cut, and how many
+            words reach each mark and the cut.
     """
     first, own, top, temperature, _ = words
-    log_total, entropies = log_totals(sums)
+    (total, moment), counts = sums[:, :2].unbind(dim=1), sums[:, 2:]
+    log_total = log_totals(total)
+    entropies = log_total + LN2 * (moment.double() / total.double())
     cut = cut.unsqueeze(1)
     # Ranks of the N best follow from their own order, but for what ties with the last of them.
     # The kept set is a prefix, so no rank in it exceeds its size.

@@ -88,7 +88,7 @@ class ShardLogits:
         raw: the same before them.
         first_id: global id of the first column.
         vocab_size: V, over all ranks.
-        temperature: fp32 [F], 1 for greedy rows.
+        temperature: fp32 [F], 1 for greedy rows; see `temperature_of`.
         noise: what the scores of these rows need.
         top: fp32 [F], largest logits over all ranks, once these are known; masses are shares of it.
         done: bool [F], rows that the passes of a draw leave out, because their token is known:
@@ -142,11 +142,16 @@ class ShardLogits:
             raw=raw,
             first_id=first_id,
             vocab_size=batch.plan.vocab_size,
-            temperature=noise.safe_temperature,
+            temperature=cls.temperature_of(noise),
             noise=noise,
             first=None if found is None else found.first.transpose(0, 1).flatten(1),
             rough=rough,
         )
+
+    @staticmethod
+    def temperature_of(noise: RowNoise) -> Tensor:
+        """Return the temperatures that the passes read, fp32 [F]."""
+        return noise.safe_temperature
 
     def shown(self, processed: Tensor) -> Self:
         """Return the rows, with raw logits where `processed` is False."""
@@ -272,6 +277,10 @@ class ShardLogits:
             return torch.zeros_like(token_ids)
         logits = self.logits.gather(1, local.where(mine, 0))
         return word.pack(logits, token_ids) * mine
+
+    def own_words(self, count: int, token_ids: Tensor) -> Tensor:
+        """Return `first_words` and then `words_of` ids [F, C], int64 [F, count + C]."""
+        return torch.cat([self.first_words(count), self.words_of(token_ids)], dim=1)
 
     def best_scores(self, count: int) -> Tensor:
         """Return what a rank sends for the rejection: int64 [F, 1 + 2 · num_samples · count].
@@ -619,6 +628,10 @@ class ShardLogits:
         ids.scatter_(0, place, word.token_of(words).flatten())
         return ids[:-1], found.scatter_(0, place, log_masses.flatten())[:-1]
 
+    def weigh(self, cut: Tensor, marks: Tensor) -> Tensor:
+        """Return int64 [F, 2 + C], `mass_from` of a cut and `count_from` of marks [F, C]."""
+        return torch.cat([self.mass_from(cut), self.count_from(marks)], dim=1)
+
     def count_from(self, marks: Tensor) -> Tensor:
         """Return int64 [F, C], how many order words of this rank are >= each of `marks` [F, C]."""
         counts = torch.zeros_like(marks)
@@ -639,10 +652,9 @@ class ShardLogits:
         words: ListedWords,
         cut: Tensor,
         sums: Tensor,
-        counts: Tensor,
     ) -> Logprobs:
         """Return the logprobs of all rows; see `tpsample.backends.torch_.logprobs`."""
-        return told_logprobs(self.vocab_size, asked, sampled, words, cut, sums, counts)
+        return told_logprobs(self.vocab_size, asked, sampled, words, cut, sums)
 
     def _marks(self, gathered: Tensor, thresholds: Thresholds, count: int) -> Tensor:
         """Return int64 [F, C]: a token comes before a mark if its order word is greater."""

@@ -26,19 +26,23 @@ def block_for(count: int) -> int:
     return 32 if count <= 32 else MOST
 
 
-def own_words(shard: dict[str, Any], token_ids: Tensor) -> Tensor:
-    """Return the order words of global ids, int64 [R, C], at most MOST.
+def own_words(shard: dict[str, Any], first: Tensor, token_ids: Tensor) -> Tensor:
+    """Return the first words, int64 [R, n], and those of global ids [R, C], at most MOST of each.
 
     Args:
         shard: the arguments by which a kernel finds the logits.
     """
-    words, token_ids = torch.empty_like(token_ids), token_ids.contiguous()
-    own_words_kernel[(len(token_ids),)](
+    (num_rows, count), num_ids = first.shape, token_ids.shape[1]
+    words = first.new_empty(num_rows, count + num_ids)
+    own_words_kernel[(num_rows,)](
         **shard,
-        ids_ptr=token_ids,
+        first_ptr=first,
+        stride_first=first.stride(0),
+        ids_ptr=token_ids.contiguous(),
         words_ptr=words,
-        count=token_ids.shape[1],
-        BLOCK=block_for(token_ids.shape[1]),
+        count=count,
+        num_ids=num_ids,
+        BLOCK=block_for(max(count, num_ids)),
         num_warps=1,
     )
     return words
@@ -77,14 +81,13 @@ def told_logprobs(
     words: ListedWords,
     cut: Tensor,
     sums: Tensor,
-    counts: Tensor,
 ) -> Logprobs:
     """Return the logprobs of rows. Logarithms are torch's, so that they are the definition's."""
     first, (num_rows, drawn), chosen = words.first, sampled.shape, asked.chosen.shape[1]
-    log_total, entropies = log_totals(sums)
+    log_total = log_totals(sums[:, 0])
     width = drawn + asked.top + chosen
     token_ids, ranks = first.new_empty(2, num_rows, width).unbind()
-    values, found = log_total.new_empty(num_rows, width), torch.empty_like(entropies)
+    values, entropies = log_total.new_empty(num_rows, width), torch.empty_like(log_total)
     told_logprobs_kernel[(num_rows,)](
         first_ptr=first,
         stride_first=first.stride(0),
@@ -94,15 +97,14 @@ def told_logprobs(
         sampled_ptr=sampled.contiguous(),
         chosen_ptr=asked.chosen.contiguous(),
         cut_ptr=cut,
-        counts_ptr=counts.contiguous(),
+        sums_ptr=sums.contiguous(),
         log_total_ptr=log_total,
-        entropy_ptr=entropies,
         as_logits_ptr=asked.as_logits.contiguous(),
         top_of_ptr=asked.top_of.contiguous(),
         token_ptr=token_ids,
         value_ptr=values,
         rank_ptr=ranks,
-        out_entropy_ptr=found,
+        entropy_ptr=entropies,
         count=first.shape[1],
         num_drawn=drawn,
         num_top=asked.top,
@@ -112,4 +114,4 @@ def told_logprobs(
         num_warps=1,
         enable_fp_fusion=False,
     )
-    return Logprobs(token_ids, values, ranks, found)
+    return Logprobs(token_ids, values, ranks, entropies)

@@ -8,6 +8,7 @@ reading two words of 64 bits per token would take longer.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,7 +38,6 @@ from tpsample.backends.triton_.kernels.decode import write_tokens_kernel
 from tpsample.backends.triton_.kernels.order import group_first_kernel, group_words_kernel
 from tpsample.backends.triton_.kernels.sums import (
     best_kept_kernel,
-    count_kernel,
     kept_of_first_kernel,
     least_of_mass_kernel,
     least_word_kernel,
@@ -50,6 +50,7 @@ from tpsample.backends.triton_.largest import MOST, Start, first_of, in_order, l
 from tpsample.core.machine import interpreted
 from tpsample.core.masses import TOP_MASS
 from tpsample.core.order import ABOVE_ALL, BINS, DIGIT_BITS, DIGITS, Search
+from tpsample.core.row_noise import RowNoise, safe_temperature
 from tpsample.core.word import NO_TOKEN
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.request.filters import LogprobRows, Thresholds
@@ -64,6 +65,10 @@ SET_BLOCK = 256
 
 class TritonShardLogits(ShardLogits):
     """`ShardLogits` on a GPU, or in the interpreter."""
+
+    @staticmethod
+    def temperature_of(noise: RowNoise) -> Tensor:
+        return noise.temperature  # each kernel makes it safe for itself
 
     def count_of(self, size: int) -> int:
         """Return how many blocks or groups of a size the shard has; the first one begins where the
@@ -391,13 +396,18 @@ class TritonShardLogits(ShardLogits):
         return words
 
     def mass_from(self, cut: Tensor) -> Tensor:
-        sums = cut.new_zeros(len(cut), 2)
+        return self.weigh(cut, cut.new_empty(len(cut), 0))
+
+    def weigh(self, cut: Tensor, marks: Tensor) -> Tensor:
+        sums = cut.new_zeros(len(cut), 2 + marks.shape[1])
         self.launch(
             mass_kernel,
             temperature_ptr=self.temperature,
             top_ptr=self.top,
             cut_ptr=cut,
+            marks_ptr=marks.contiguous(),
             sums_ptr=sums,
+            num_marks=marks.shape[1],
         )
         return sums
 
@@ -438,24 +448,15 @@ class TritonShardLogits(ShardLogits):
             )
         return ids, log_masses
 
-    def count_from(self, marks: Tensor) -> Tensor:
-        counts = torch.zeros_like(marks, memory_format=torch.contiguous_format)
-        self.launch(
-            count_kernel,
-            marks_ptr=marks.contiguous(),
-            counts_ptr=counts,
-            num_marks=marks.shape[1],
-        )
-        return counts
-
-    def words_of(self, token_ids: Tensor) -> Tensor:
-        if not self.logits.shape[1] or token_ids.shape[1] > logprobs.MOST:
-            return super().words_of(token_ids)
-        return logprobs.own_words(self.shard_arguments(), token_ids)
+    def own_words(self, count: int, token_ids: Tensor) -> Tensor:
+        if not self.logits.shape[1] or max(count, token_ids.shape[1]) > logprobs.MOST:
+            return super().own_words(count, token_ids)
+        return logprobs.own_words(self.shard_arguments(), self.first_words(count), token_ids)
 
     def listed_words(self, asked: LogprobRows, gathered: Tensor) -> ListedWords:
         if gathered.shape[2] >= logprobs.MOST:
-            return super().listed_words(asked, gathered)
+            safe = replace(self, temperature=safe_temperature(self.temperature)[0])
+            return super(TritonShardLogits, safe).listed_words(asked, gathered)
         return logprobs.listed_words(self.temperature, asked, gathered)
 
     def told_logprobs(
@@ -465,9 +466,8 @@ class TritonShardLogits(ShardLogits):
         words: ListedWords,
         cut: Tensor,
         sums: Tensor,
-        counts: Tensor,
     ) -> Logprobs:
-        its = asked, sampled, words, cut, sums, counts
+        its = asked, sampled, words, cut, sums
         if words.first.shape[1] + words.own.shape[1] >= logprobs.MOST:
             return super().told_logprobs(*its)
         return logprobs.told_logprobs(self.vocab_size, *its)

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from tpsample.backends.triton_.kernels.head import TOKEN_MASK
 from tpsample.backends.triton_.kernels.masses import mass_row, masses
+from tpsample.backends.triton_.kernels.noise import safe_temperature
 from tpsample.backends.triton_.kernels.order import (
     ROW_POINTERS,
     is_done,
@@ -28,7 +29,7 @@ SUMMED_DIGITS = tl.constexpr(8)
 @triton.jit
 def bins_of(logits, top, temperature):
     """Bins of logits of one row, int32. Twin: `tpsample.core.order.bins_of`."""
-    per_logit = tl.div_rn(BINS_PER_Y, temperature)
+    per_logit = tl.div_rn(BINS_PER_Y, safe_temperature(temperature))
     steps = (top - logits) * tl.where(per_logit < LARGEST, per_logit, LARGEST)
     steps = tl.where(logits < top, steps, 0.0)
     return tl.where(steps < LAST_BIN, steps, LAST_BIN).to(tl.int32)
@@ -271,7 +272,7 @@ def listed_sets_kernel(
     row, offs = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     words = tl.load(words_ptr + row.to(tl.int64) * count + offs, mask=offs < count, other=0)
     logits, top = value_of(words), tl.load(top_ptr + row)
-    temperature = tl.load(temperature_ptr + row).to(tl.float64)
+    temperature = safe_temperature(tl.load(temperature_ptr + row)).to(tl.float64)
     below = (logits.to(tl.float64) - top.to(tl.float64)) / temperature
     below = tl.where(logits == top, 0.0, below) - tl.load(log_total_ptr + row)
     place = tl.load(offset_ptr + row) + offs

@@ -5,6 +5,7 @@ import triton.language as tl
 
 from tpsample.backends.triton_.kernels.decode import NO_TOKEN
 from tpsample.backends.triton_.kernels.head import TOKEN_BITS, TOKEN_MASK
+from tpsample.backends.triton_.kernels.noise import safe_temperature
 from tpsample.backends.triton_.kernels.order import (
     KEY_MASK,
     ROW_POINTERS,
@@ -12,32 +13,44 @@ from tpsample.backends.triton_.kernels.order import (
     order_words,
     value_of,
 )
+from tpsample.core import masses
+
+LN2 = tl.constexpr(masses.LN2)
 
 
-@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=ROW_POINTERS)
+@triton.jit(
+    do_not_specialize=["stride_first", "count", "num_ids"],
+    do_not_specialize_on_alignment=ROW_POINTERS,
+)
 def own_words_kernel(
     # inputs
     logits_ptr,  # [R, V_local] fp32
     stride_logits,
-    ids_ptr,  # [R, count] int64
+    first_ptr,  # [R, count] int64
+    stride_first,
+    ids_ptr,  # [R, num_ids] int64
     # outputs
-    words_ptr,  # [R, count] int64; 0 for ids of other ranks and for -1
+    words_ptr,  # [R, count + num_ids] int64; 0 for ids of other ranks and for -1
     # sizes
     count,
+    num_ids,
     vocab_start,
     lead,
     width,
-    BLOCK: tl.constexpr,  # >= count
+    BLOCK: tl.constexpr,  # >= count, num_ids
 ):
-    """The order words of given ids. Grid: (R,)."""
+    """The first words, and the order words of given ids. Grid: (R,)."""
     row, place = tl.program_id(0), tl.arange(0, BLOCK)
-    inside = place < count
-    ids = tl.load(ids_ptr + row * count + place, mask=inside, other=-1)
+    own = words_ptr + row * (count + num_ids) + place
+    first = tl.load(first_ptr + row * stride_first + place, mask=place < count)
+    tl.store(own, first, mask=place < count)
+    inside = place < num_ids
+    ids = tl.load(ids_ptr + row * num_ids + place, mask=inside, other=-1)
     columns = ids - vocab_start
     mine = (columns >= 0) & (columns < width) & (ids >= 0)
     logits = tl.load(logits_ptr + row.to(tl.int64) * stride_logits + columns, mask=mine, other=0.0)
     words = order_words(logits, ids.to(tl.int32), mine)
-    tl.store(words_ptr + row * count + place, words, mask=inside)
+    tl.store(own + count, words, mask=inside)
 
 
 @triton.jit(
@@ -70,7 +83,8 @@ def listed_words_kernel(
         own = tl.maximum(own, tl.load(words, mask=place < num_own, other=0))
     first = first_ptr + row * stride_first
     marked = tl.where(place < num_own, own, tl.load(first + count - 1)) & ~TOKEN_MASK
-    temperature = tl.where(tl.load(processed_ptr + row), tl.load(temperature_ptr + row), 1.0)
+    temperature = safe_temperature(tl.load(temperature_ptr + row))
+    temperature = tl.where(tl.load(processed_ptr + row), temperature, 1.0)
     tl.store(own_ptr + row * num_own + place, own, mask=place < num_own)
     tl.store(marks_ptr + row * (num_own + 1) + place, marked, mask=place <= num_own)
     tl.store(top_ptr + row, value_of(tl.load(first)))
@@ -91,16 +105,15 @@ def told_logprobs_kernel(
     sampled_ptr,  # [R, S] int64
     chosen_ptr,  # [R, C] int64
     cut_ptr,  # [R] int64
-    counts_ptr,  # [R, S + C + 1] int64
+    sums_ptr,  # [R, 2 + S + C + 1] int64: Σ q, Σ m, and how many words reach each mark
     log_total_ptr,  # [R] fp64
-    entropy_ptr,  # [R] fp64
     as_logits_ptr,  # [R] bool
     top_of_ptr,  # [R] int64
     # outputs
     token_ptr,  # [R, S + N + C] int64
     value_ptr,  # [R, S + N + C] fp64
     rank_ptr,  # [R, S + N + C] int64
-    out_entropy_ptr,  # [R] fp64
+    entropy_ptr,  # [R] fp64
     # sizes
     count,
     num_drawn,  # S
@@ -132,7 +145,8 @@ def told_logprobs_kernel(
         ranks += (((its >> TOKEN_BITS) & KEY_MASK) >= keys).to(tl.int64)
         num_kept += (its >= cut).to(tl.int64)
     last = (tl.load(first + count - 1) >> TOKEN_BITS) & KEY_MASK
-    counts = counts_ptr + row * (num_own + 1)
+    sums = sums_ptr + row * (num_own + 3)
+    counts = sums + 2
     ranks = tl.where(keys == last, tl.load(counts + num_own), tl.minimum(ranks, num_kept))
     ranks = tl.where(is_own, tl.load(counts + own_place, mask=is_own, other=0), ranks)
     kept = words >= cut
@@ -142,7 +156,8 @@ def told_logprobs_kernel(
     temperature = tl.load(temperature_ptr + row).to(tl.float64)
     logits = value_of(words)
     below = (logits.to(tl.float64) - top.to(tl.float64)) / temperature
-    values = tl.where(logits == top, 0.0, below) - tl.load(log_total_ptr + row)
+    log_total = tl.load(log_total_ptr + row)
+    values = tl.where(logits == top, 0.0, below) - log_total
     scaled = logits.to(tl.float64) / temperature
     values = tl.where(tl.load(as_logits_ptr + row), scaled, values)
 
@@ -156,5 +171,6 @@ def told_logprobs_kernel(
     tl.store(token_ptr + out, tl.where(wanted, tokens, NO_TOKEN), mask=inside)
     tl.store(value_ptr + out, tl.where(wanted, values, float("nan")), mask=inside)
     tl.store(rank_ptr + out, tl.where(wanted, ranks, 0), mask=inside)
-    entropy = tl.load(entropy_ptr + row)
-    tl.store(out_entropy_ptr + row, tl.where(has_values, entropy, float("nan")))
+    mean = tl.load(sums + 1).to(tl.float64) / tl.load(sums).to(tl.float64)
+    entropy = log_total + mean * LN2
+    tl.store(entropy_ptr + row, tl.where(has_values, entropy, float("nan")))

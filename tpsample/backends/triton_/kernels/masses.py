@@ -7,7 +7,7 @@ exact, `fma` says so: with one instruction it finds the same bits.
 import triton
 import triton.language as tl
 
-from tpsample.backends.triton_.kernels.noise import INTERPRET, fma
+from tpsample.backends.triton_.kernels.noise import INTERPRET, fma, safe_temperature
 from tpsample.core import masses as twin
 from tpsample.core.masses import MassRow
 
@@ -40,7 +40,8 @@ def short(x):
 
 @triton.jit
 def mass_row(top, temperature):
-    """The numbers of a row that its masses need."""
+    """The numbers of a row that its masses need, of a temperature as its request has it."""
+    temperature = safe_temperature(temperature)
     scale = tl.div_rn(tl.full((), LOG2_E_32, tl.float32), temperature)
     unit = short(temperature * LN2_HIGH)
     left = fma(temperature, LN2_HIGH, -unit)

@@ -32,7 +32,7 @@ INTEGERS_FROM = tl.constexpr(twin.INTEGERS_FROM)
 HALF_BITS, LOW_HALF = tl.constexpr(twin.HALF_BITS), tl.constexpr((1 << twin.HALF_BITS) - 1)
 
 
-@triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
+@triton.jit(do_not_specialize=["num_marks"], do_not_specialize_on_alignment=ROW_POINTERS)
 def mass_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
@@ -40,15 +40,18 @@ def mass_kernel(
     temperature_ptr,  # [F] fp32
     top_ptr,  # [F] fp32
     cut_ptr,  # [F] int64
+    marks_ptr,  # [F, num_marks] int64
     # outputs
-    sums_ptr,  # [F, 2] int64, zero before: Σ q, Σ m of order words >= cut
+    sums_ptr,  # [F, 2 + num_marks] int64, zero before: Σ q, Σ m of order words >= cut, and numbers
     # sizes
+    num_marks,
     vocab_start,
     lead,
     width,
     BLOCK: tl.constexpr,
 ):
-    """Mass of the tokens down to a word, and the sum of their entropy. Grid: (F, blocks)."""
+    """Mass of the tokens down to a word, the sum of their entropy, and how many order words are
+    >= each mark. Grid: (F, blocks)."""
     row = tl.program_id(0)
     logits, ids, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)
     orders = order_words(logits, ids, mask)
@@ -56,8 +59,13 @@ def mass_kernel(
     its = mass_row(tl.load(top_ptr + row), tl.load(temperature_ptr + row))
     mass, moment = masses_and_moments(logits, its)
     mass, moment = tl.where(kept, mass, 0), tl.where(kept, moment, 0)
-    tl.atomic_add(sums_ptr + row * 2, tl.sum(mass, axis=0), sem="relaxed")
-    tl.atomic_add(sums_ptr + row * 2 + 1, tl.sum(moment, axis=0), sem="relaxed")
+    sums = sums_ptr + row * (2 + num_marks)
+    tl.atomic_add(sums, tl.sum(mass, axis=0), sem="relaxed")
+    tl.atomic_add(sums + 1, tl.sum(moment, axis=0), sem="relaxed")
+    for mark in range(num_marks):
+        reached = mask & (orders >= tl.load(marks_ptr + row * num_marks + mark))
+        number = tl.sum(reached.to(tl.int32), axis=0)
+        tl.atomic_add(sums + 2 + mark, number.to(tl.int64), sem="relaxed")
 
 
 @triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
@@ -72,7 +80,8 @@ def least_word_kernel(
     """The order words of `least_logit`. Grid: (F,). Twin: `tpsample.core.order.least_word`."""
     row = tl.program_id(0)
     top = tl.load(top_ptr + row)
-    least = least_logit(top, tl.load(temperature_ptr + row), tl.load(y_ptr + row))
+    temperature = safe_temperature(tl.load(temperature_ptr + row))
+    least = least_logit(top, temperature, tl.load(y_ptr + row))
     word = pack(least, tl.full((), TOKEN_MASK, tl.int32))
     tl.store(words_ptr + row, tl.where(top > float("-inf"), word, ABOVE_ALL))
 
@@ -133,32 +142,6 @@ def spread_kernel(
     tl.atomic_add(out + 3, tl.sum(square & LOW_HALF, axis=0), sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["num_marks"], do_not_specialize_on_alignment=ROW_POINTERS)
-def count_kernel(
-    # inputs
-    logits_ptr,  # [F, V_local] fp32
-    stride_logits,
-    marks_ptr,  # [F, num_marks] int64
-    # outputs
-    counts_ptr,  # [F, num_marks] int64, zero before
-    # sizes
-    num_marks,
-    vocab_start,
-    lead,
-    width,
-    BLOCK: tl.constexpr,
-):
-    """How many order words are >= each mark. Grid: (F, blocks)."""
-    row = tl.program_id(0)
-    logits, ids, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)
-    orders = order_words(logits, ids, mask)
-    for mark in range(num_marks):
-        place = row * num_marks + mark
-        reached = mask & (orders >= tl.load(marks_ptr + place))
-        number = tl.sum(reached.to(tl.int32), axis=0)
-        tl.atomic_add(counts_ptr + place, number.to(tl.int64), sem="relaxed")
-
-
 @triton.jit(
     do_not_specialize=["num_samples"],
     do_not_specialize_on_alignment=ROW_POINTERS,
@@ -213,7 +196,7 @@ def keep_first(
     offs = tl.arange(0, BLOCK)
     orders = tl.load(first_ptr + row * count + offs, mask=offs < count, other=0)
     first = tl.max(orders, axis=0)
-    temperature = safe_temperature(tl.load(temperature_ptr + row))
+    temperature = tl.load(temperature_ptr + row)
     within = (orders > 0) & (offs < tl.load(most_ptr + row))
     in_total = within & (orders >= tl.load(least_of_total_ptr + row))
     mass = tl.where(within, masses(value_of(orders), mass_row(value_of(first), temperature)), 0)
