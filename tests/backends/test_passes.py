@@ -47,6 +47,7 @@ class Twins:
         logits = rows.logits[batch.plan.stored_index]
         logits[0, 17], logits[1, 90], logits[2] = math.nan, math.inf, -math.inf
         logits[3, 100:700], logits[4, :3], logits[4, 3:6] = -math.inf, -0.0, 0.0
+        batch.temperature[5] = 0.0  # greedy by what was written, beside its filters
         noise = RowNoise(batch.temperature, batch.seed, rows.positions, num_samples)
         # In memory of their own. An empty shard owns none.
         own = logits[:, first:last].clone(memory_format=torch.contiguous_format)
@@ -150,7 +151,7 @@ def test_top_words(shard, num_samples):
 
 @pytest.mark.parametrize("count", [1, 9, MAX_TOP_WORDS, 300])
 def test_what_is_kept_of_first_words(twins, count):
-    """The last word that is kept, and the mass down to it; nothing of a row with a NaN."""
+    """The last word that is kept, mass and number down to it; nothing of a row with a NaN."""
     first = twins.plain.first_words(count)
     ones = torch.ones_like(twins.cut)
     open_ = {"most": count * ones, "share": ones.double(), "least": word.LOWEST_DRAWABLE * ones}
@@ -158,7 +159,8 @@ def test_what_is_kept_of_first_words(twins, count):
         found = twins.plain.kept_of_first(first, thresholds)
         for rows in twins.kernels:
             assert _equal(rows.kept_of_first(first, thresholds), found)
-        cut, mass = found.unbind(dim=1)
+        cut, mass, number = found.unbind(dim=1)
+        assert number.equal((first >= cut.unsqueeze(1)).sum(dim=1))
         without = first[:, 0] * (word.key_of(first[:, 0]) != word.KEY_NAN) < word.LOWEST_DRAWABLE
         assert (cut[without] == ABOVE_ALL).all() and not mass[without].any()
     if len(twins.logits[0]):
@@ -235,6 +237,8 @@ def test_digits(twins, mass):
     if mass:
         limit = plain.mass_from(torch.zeros_like(twins.cut))[:, 0] // 2 + 1
     search = Search(torch.zeros_like(limit), torch.zeros_like(limit), limit)
+    shares = torch.tensor([0.3, 0.9, 1.0]).double().repeat(len(limit))[: len(limit)]
+    ties = torch.arange(len(limit)) % 2
     for shift in range(word.EPOCH_SHIFT // DIGIT_BITS * DIGIT_BITS, -1, -DIGIT_BITS):
         bins = plain.digits(search.prefix, shift, mass=mass)
         found = bins[numbers].sum(dim=1) > 0
@@ -242,9 +246,10 @@ def test_digits(twins, mass):
         following = plain.next_digit(search, bins)
         for each in twins.kernels:
             assert _equal(each.digits(search.prefix, shift, mass=mass)[numbers], bins[numbers])
-            found = each.next_digit(search, bins)
-            for name in ("prefix", "reached", "limit"):
-                assert _equal(getattr(found, name), getattr(following, name))
+            for its in ((None, None), (shares, None), (None, ties)):
+                found, expected = (rows.next_digit(search, bins, *its) for rows in (each, plain))
+                for name in ("prefix", "reached", "limit"):
+                    assert _equal(getattr(found, name), getattr(expected, name))
         search = following
     for cut in (search.prefix, torch.zeros_like(limit)):
         for each in twins.kernels:
@@ -351,8 +356,8 @@ def test_the_first_word_at_which_a_sum_reaches_its_limit(twins, mass):
         before = (weight * (words > cut.unsqueeze(1))).sum(dim=1)
         assert ((reached + before < limit) | (cut == words.amax(dim=1)))[numbers].all()
         assert ((reached + down_to >= limit) | (cut == words.amin(dim=1)))[numbers].all()
-        for rows in twins.kernels:
-            assert _equal(rows.reached_at(search, words, mass=mass)[numbers], cut[numbers])
+        found = twins.native.reached_at(search, words, mass=mass)
+        assert _equal(found[numbers], cut[numbers])
 
 
 def test_sets_one_behind_the_other(twins):
@@ -360,16 +365,71 @@ def test_sets_one_behind_the_other(twins):
     plain, numbers = twins.plain, twins.numbers
     words = plain.first_words(9) * (torch.arange(9) < torch.arange(len(twins.cut)).unsqueeze(1) % 8)
     words *= numbers.unsqueeze(1)
-    sizes, mass = (words > 0).sum(dim=1), plain.mass_from(words.amin(dim=1))[:, 0]
-    offsets = torch.nn.functional.pad(sizes.cumsum(dim=0), (1, 0))
-    total = int(sizes.sum()) + 3
-    ids, log_masses = plain.listed_sets(words, mass, offsets, total)
+    cut = words.masked_fill(words == 0, ABOVE_ALL).amin(dim=1)
+    own = plain.weigh(cut, cut.unsqueeze(1))[None, :, ::2]
+    sets = plain.set_sizes(own, cut, cap=8)
+    total = int(sets.needed[2]) + 3
+    ids, log_masses = plain.listed_sets(words, sets, total)
     assert ids[-3:].tolist() == [-1] * 3 and log_masses[-3:].isnan().all()
+    words = plain.first_words(9)  # more than the sets have
     for rows in twins.kernels:
-        found = rows.listed_sets(words, mass, offsets, total)
+        found = rows.listed_sets(words, sets, total)
         assert _equal(found[0], ids)
         assert found[1].view(torch.int64)[:-3].equal(log_masses.view(torch.int64)[:-3])
         assert found[1][-3:].isnan().all()
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_which_sets_are_listed(twins, drawn):
+    """Of two ranks with the same words: all, none, one and some tokens, and greedy rows."""
+    plain, cut, width = twins.plain, twins.cut.clone(), twins.plain.logits.shape[1]
+    there = torch.arange(len(cut)) % 5 != 0 if drawn else None
+    cut[1], cut[2] = 0, ABOVE_ALL
+    gathered = torch.stack([plain.weigh(cut, cut.unsqueeze(1))[:, ::2]] * 2)
+    for cap in (1, 2 * width // 3, 2 * width):
+        plain = replace(plain, vocab_size=2 * width)
+        expected = plain.set_sizes(gathered, cut, cap, there)
+        greedy = ~plain.noise.random.squeeze(1)
+        assert expected.sizes[greedy].max() <= 1
+        assert expected.offsets[-1] == expected.needed[2]
+        assert expected.whole[1] or drawn or greedy[1] or not width
+        assert not (expected.whole & expected.overflow).any()
+        for rows in twins.kernels:
+            found = replace(rows, vocab_size=2 * width).set_sizes(gathered, cut, cap, there)
+            for name, value in expected._asdict().items():
+                assert _equal(getattr(found, name), value), name
+
+
+def test_sets_of_more_rows_than_one_block():
+    """Of three ranks whose parts differ, greedy rows among them."""
+    generator = torch.Generator().manual_seed(0)
+    gathered = torch.randint(0, 40, (3, 600, 2), generator=generator)
+    cut = torch.where(torch.arange(600) % 11 < 2, ABOVE_ALL, 1)
+    temperature, logits = torch.arange(600).remainder(7).float(), torch.zeros(600, 4)
+    noise = RowNoise(temperature, torch.arange(600), torch.arange(600), 1)
+    plain, triton = (
+        kind(logits, logits, 0, 90, kind.temperature_of(noise), noise)
+        for kind in (ShardLogits, TritonShardLogits)
+    )
+    expected = plain.set_sizes(gathered, cut, cap=60)
+    for name, value in triton.set_sizes(gathered, cut, cap=60)._asdict().items():
+        assert _equal(value, getattr(expected, name)), name
+    assert expected.overflow.any() and not expected.overflow.all()
+
+
+def test_the_last_cut_of_several(twins):
+    """Each with and without the others; greedy rows and rows without a number go their own way."""
+    plain, cut = twins.plain, twins.cut
+    share = torch.tensor([0.3, 1.0, 0.9]).double().repeat(len(cut))[: len(cut)]
+    others = cut.flip(0).contiguous(), cut.roll(1)
+    for by_number in (None, others[0]):
+        for by_mass in (None, others[1]):
+            for of_greedy in (None, plain.first_words(1)[:, 0]):
+                its = {"by_number": by_number, "by_mass": by_mass, "of_greedy": of_greedy}
+                expected = plain.last_cut(cut, share=share, **its)
+                for rows in twins.kernels:
+                    assert _equal(rows.last_cut(cut, share=share, **its), expected)
+    assert (expected == ABOVE_ALL)[~twins.numbers].all() or not len(plain.logits[0])
 
 
 @pytest.mark.parametrize("mass", [False, True])

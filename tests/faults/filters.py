@@ -73,34 +73,43 @@ tpsample/filters/kept_sets.py
     - torch.cat([bins, rows.mass_from(total_cut)[:, :1]], dim=1)
     + torch.cat([bins, bins.sum(dim=1, keepdim=True)], dim=1)
     > test_sampling_by_an_explicit_threshold_is_the_same[zipf-True]
-    masses of kept sets are of one rank
-    - mass = masses.sum(dim=0)
-    + mass = masses[0]
-    > test_sets_are_the_oracles_and_the_same_everywhere
-    a kept set of first words ends before its last
-    - words * (words >= cut.unsqueeze(1))
-    + words * (words > cut.unsqueeze(1))
-    > test_sets_of_rows_that_their_first_words_decide[batch-1]
     a greedy row keeps what its top_k left
-    - cut = torch.where(random, cut, cut.maximum(first[:, 0]))
+    - rows.last_cut(found[:, 0], of_greedy=first[:, 0])
+    + rows.last_cut(found[:, 0])
     > test_first_words_of_rows_without_a_token_and_of_greedy_ones[torch]
-    a kept set at its cap overflows
-    - listed = (sizes <= cap) & ~whole
-    + listed = (sizes < cap) & ~whole
-    > test_by_hand
     a greedy row keeps what its masks left
-    - cut = torch.where(rows.noise.random.squeeze(1), cut, cut.maximum(top_word))
-    + pass
+    - may_read=may_read, of_greedy=top_word
+    + may_read=may_read
     > test_sets_are_those_of_the_definition[batch-1]
-    padding and drafts that were not emitted have kept sets
-    - counts = counts * drawn
+    every round of a search takes a share of what is left
+    - share = None
     + pass
-    > test_sets_are_those_of_the_definition[slots-1]
+    > test_tokens_and_logprobs_are_the_oracles_without_a_host_read[1-None]
     kept sets in fixed rounds are cut off at the first of their rank
     - width = longest = min(cap, rows.vocab_size)
     + width = longest = min(cap // 2, rows.vocab_size)
     > test_sets_are_those_of_the_definition[fixed rounds-1]
 tpsample/backends/torch_/passes.py
+    masses of kept sets are of one rank
+    - mass, sizes = masses.sum(dim=0)
+    + mass, sizes = masses[0]
+    > test_sets_are_the_oracles_and_the_same_everywhere
+    a kept set ends before its last token
+    - kept = (words > 0) & (words >= sets.cut.unsqueeze(1))
+    + kept = (words > 0) & (words > sets.cut.unsqueeze(1))
+    > test_sets_one_behind_the_other
+    a kept set at its cap overflows
+    - listed = (sizes <= cap) & ~whole
+    + listed = (sizes < cap) & ~whole
+    > test_which_sets_are_listed
+    padding and drafts that were not emitted have kept sets
+    - sizes = sizes * drawn
+    + pass
+    > test_which_sets_are_listed
+    a top_p of 1 cuts
+    - torch.where(share < 1, cut.maximum(by_mass), cut)
+    + cut.maximum(by_mass)
+    > test_the_last_cut_of_several
     a row with a NaN keeps its first words
     - & ~top.isnan().unsqueeze(1)
     + & True
@@ -119,6 +128,19 @@ tpsample/backends/triton_/passes.py
     - // size) if width else 0
     + // size)
     > test_an_empty_shard_has_no_group_that_nobody_writes
+tpsample/backends/triton_/kernels/cuts.py
+    kernel: the most words of one rank are those of the last
+    - size, most = size + count, tl.maximum(most, count)
+    + size, most = size + count, count
+    > test_sets_of_more_rows_than_one_block
+    kernel: listed sets begin anew with each block of rows
+    - total + tl.cumsum(kept, axis=0)
+    + tl.cumsum(kept, axis=0)
+    > test_sets_of_more_rows_than_one_block
+    kernel: a search keeps ties in all of its digits' rounds
+    - if keep_ties_ptr is not None:
+    + if share_ptr is not None:
+    > test_digits
 tpsample/backends/triton_/kernels/largest.py
     kernel: the largest words are left in the order of their places
     - tl.store(largest + place, own, mask=offs < count)
@@ -306,7 +328,7 @@ tpsample/filters/logprobs.py
     > test_a_rank_counts_no_tie_that_was_cut_away
 tpsample/backends/triton_/kernels/logprobs.py
     a kernel tells the value of a logit over another temperature
-    - temperature = tl.where(tl.load(processed_ptr + row), tl.load(temperature_ptr + row), 1.0)
+    - temperature = tl.where(tl.load(processed_ptr + row), temperature, 1.0)
     + temperature = tl.load(temperature_ptr + row)
     > test_kernels_tell_the_logprobs_of_the_definition[5-0]
     a kernel counts no ties with the last of the first words

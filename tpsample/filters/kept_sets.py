@@ -18,13 +18,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from tpsample.backends.torch_.passes import ShardLogits, last_tied
+from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core import word
-from tpsample.core.masses import TOP_MASS
-from tpsample.core.order import ABOVE_ALL, BINS, DIGIT_BITS, Search, mass_limit
+from tpsample.core.order import BINS, DIGIT_BITS, Search
 from tpsample.core.rules import TOP_K
 from tpsample.filters.thresholds import thresholds_of
 from tpsample.output import KeptSets
@@ -46,6 +44,7 @@ def find_cut(
     may_read: bool,
     thresholds: Thresholds | None = None,
     total: Tensor | None = None,
+    of_greedy: Tensor | None = None,
 ) -> Tensor:
     """Return int64 [F], where each kept set ends: a token is kept iff its order word is >= it.
 
@@ -59,13 +58,16 @@ def find_cut(
         may_read: whether the host may read from the device which rows a short search leaves.
         thresholds: of the rows; None to find them.
         total: int64 [F], the masses that top_p takes a share of, over all ranks; None to sum them.
+        of_greedy: int64 [F], where the sets of greedy rows end; None keeps what a mask leaves.
     """
     if by_first_words(filters):
-        rows, _, cut, _ = _of_first_words(rows, filters, ranks)
-        return _cut_of_rows(rows, cut)
+        rows, _, found = _of_first_words(rows, filters, ranks)
+        return rows.last_cut(found[:, 0])
     assert rows.top is not None
     its = thresholds_of(rows, filters, ranks) if thresholds is None else thresholds
-    cut, total_cut = its.least, its.least_of_total
+    total_cut = its.least_of_total
+    top_k_cut: Tensor | None = None
+    top_p_cut: Tensor | None = None
     if filters.demand.counts:
         if may_read:
             bins = ranks.sum_integers(rows.bins(mass=False))
@@ -74,7 +76,6 @@ def find_cut(
             )
         else:
             top_k_cut = _by_digits(rows, its.most, its.keep_ties, ranks, mass=False)
-        cut = cut.maximum(top_k_cut)
         before_top_p = top_k_cut.masked_fill(filters.column(behind(TOP_K.name)), 0)
         total_cut = total_cut.maximum(before_top_p)
     if filters.demand.masses:
@@ -86,23 +87,14 @@ def find_cut(
         else:
             if total is None:
                 total = ranks.sum_integers(rows.mass_from(total_cut)[:, 0])
-            limit = mass_limit(total, its.share)
-            top_p_cut = _by_digits(rows, limit, its.keep_ties, ranks, mass=True)
-        cut = torch.where(its.share < 1, cut.maximum(top_p_cut), cut)
-    return _cut_of_rows(rows, cut)
+            top_p_cut = _by_digits(rows, total, its.keep_ties, ranks, share=its.share, mass=True)
+    ends = {"by_number": top_k_cut, "by_mass": top_p_cut, "share": its.share}
+    return rows.last_cut(its.least, **ends, of_greedy=of_greedy)
 
 
 def by_first_words(filters: RowFilters) -> bool:
     """Return whether the first words over all ranks hold the kept set of every row."""
     return all(kind.demand.first for kind in filters.kinds)
-
-
-def _cut_of_rows(rows: ShardLogits, cut: Tensor) -> Tensor:
-    """Return the cuts of rows whose filters end at `cut`, int64 [F]."""
-    assert rows.top is not None
-    # A row that was made greedy by its temperature alone keeps what a mask leaves.
-    cut = torch.where(rows.noise.random.squeeze(1), cut, word.LOWEST_DRAWABLE)
-    return torch.where(rows.top > -torch.inf, cut, ABOVE_ALL)
 
 
 def _masses_of(
@@ -147,20 +139,29 @@ def _in_a_bin(
 
 
 def _by_digits(
-    rows: ShardLogits, limit: Tensor, keep_ties: Tensor, ranks: Ranks, *, mass: bool
+    rows: ShardLogits,
+    limit: Tensor,
+    keep_ties: Tensor,
+    ranks: Ranks,
+    *,
+    share: Tensor | None = None,
+    mass: bool,
 ) -> Tensor:
     """Return what `_in_a_bin` does, in nine rounds.
 
     Args:
         limit: int64 [F] >= 1. A limit above the row's whole weight stands for the whole.
+        share: float64 [F]: limits are these shares of `limit`.
     """
-    search = Search(torch.zeros_like(limit), torch.zeros_like(limit), limit)
+    prefix, reached = limit.new_zeros(2, len(limit)).unbind()
+    search = Search(prefix, reached, limit)
     shifts = range(word.EPOCH_SHIFT // DIGIT_BITS * DIGIT_BITS, -1, -DIGIT_BITS)
     empty = rows.empty_digits(len(shifts), mass=mass)
     for shift, bins in zip(shifts, empty, strict=True):
         bins = ranks.sum_integers(rows.digits(search.prefix, shift, bins, mass=mass))
-        search = rows.next_digit(search, bins)
-    return last_tied(search.prefix, keep_ties)
+        search = rows.next_digit(search, bins, share, None if shift else keep_ties)
+        share = None
+    return search.prefix
 
 
 def find_kept_sets(
@@ -190,61 +191,44 @@ def find_kept_sets(
     """
     first: Tensor | None = None
     if by_first_words(filters):
-        rows, first, cut, mass = _of_first_words(rows, filters, ranks)
-        random = rows.noise.random.squeeze(1)
-        cut = torch.where(random, cut, cut.maximum(first[:, 0]))
-        mass = torch.where(random, mass, TOP_MASS)
-        counts = (first >= cut.unsqueeze(1)).sum(dim=1).unsqueeze(0)
+        rows, first, found = _of_first_words(rows, filters, ranks)
+        cut, gathered = rows.last_cut(found[:, 0], of_greedy=first[:, 0]), found[None, :, 1:]
     else:
         top_word = ranks.gather_integers(rows.first_words(1)).amax(dim=0).squeeze(1)
         rows = replace(rows, top=rows.value_of(top_word))
-        cut = find_cut(rows, filters, ranks, may_read=may_read)
-        # The cut of a row without a token lies above every word, so it stays.
-        cut = torch.where(rows.noise.random.squeeze(1), cut, cut.maximum(top_word))
+        cut = find_cut(rows, filters, ranks, may_read=may_read, of_greedy=top_word)
         own = rows.weigh(cut, cut.unsqueeze(1))[:, ::2]  # without the moment
-        masses, counts = ranks.gather_integers(own).unbind(dim=2)  # [W, R] each
-        mass = masses.sum(dim=0)
-    if drawn is not None:
-        counts = counts * drawn
-    sizes = counts.sum(dim=0)
-    whole = sizes == rows.vocab_size
-    listed = (sizes <= cap) & ~whole
-    listed_sizes = sizes * listed
+        gathered = ranks.gather_integers(own)
+    sets = rows.set_sizes(gathered, cut, cap, drawn)
     width = longest = min(cap, rows.vocab_size)
-    total = len(sizes) * longest
+    total = len(cut) * longest
     if may_read and total:
-        needed = (counts * listed).max(), listed_sizes.max(), listed_sizes.sum()
-        width, longest, total = torch.stack(needed).tolist()
-    cut = cut.where(listed_sizes > 0, ABOVE_ALL)
+        width, longest, total = sets.needed.tolist()
     if first is not None:
         words = first[:, :longest]
-        words = words * (words >= cut.unsqueeze(1))
     else:
-        gathered = ranks.gather_integers(rows.words_from(cut, width))
+        gathered = ranks.gather_integers(rows.words_from(sets.cut, width))
         words = gathered.transpose(0, 1).flatten(1)
         if len(gathered) > 1:
             words = words.topk(longest, dim=1).values
-
-    offsets = F.pad(listed_sizes.cumsum(dim=0), (1, 0))
-    token_ids, log_masses = rows.listed_sets(words, mass, offsets, total)
+    token_ids, log_masses = rows.listed_sets(words, sets, total)
     return KeptSets(
-        offsets=offsets,
+        offsets=sets.offsets,
         token_ids=token_ids,
         log_masses=log_masses,
-        sizes=sizes,
-        whole=whole,
-        overflow=~(listed | whole),
+        sizes=sets.sizes,
+        whole=sets.whole,
+        overflow=sets.overflow,
     )
 
 
 def _of_first_words(
     rows: ShardLogits, filters: RowFilters, ranks: Ranks
-) -> tuple[ShardLogits, Tensor, Tensor, Tensor]:
+) -> tuple[ShardLogits, Tensor, Tensor]:
     """Return the rows with their largest logits, their first words over all ranks, int64 [R, k],
-    and their cuts and masses, int64 [R] each. Collective as `thresholds_of` is, after one gather.
+    and `kept_of_first` of these. Collective as `thresholds_of` is, after one gather.
     """
     gathered = ranks.gather_integers(rows.first_words(filters.demand.first))
     first = rows.first_of(gathered, gathered.shape[2])
     rows = replace(rows, top=rows.value_of(first[:, 0]))
-    cut, mass = rows.kept_of_first(first, thresholds_of(rows, filters, ranks)).unbind(dim=1)
-    return rows, first, cut, mass
+    return rows, first, rows.kept_of_first(first, thresholds_of(rows, filters, ranks))

@@ -55,7 +55,7 @@ STORED = {
     "top_p": [*LEADING, *FIRST_KEPT],
     **{rule.name: [*LEADING, TOP, *_asked_by(rule), *FIRST_KEPT[1:]] for rule in ENDING},
     "filters, samples": [*LEADING, *FIRST_KEPT],
-    "top_p in top_k": ["group_first", TOP, *SEARCHES, "best_kept", "write_tokens"],
+    "top_p in top_k": ["group_first", TOP, *SEARCHES, "last_cut", "best_kept", "write_tokens"],
     "top_k, top_p": TOP_WORDS,
     "many top_k, top_p": TOP_WORDS,
     "logprobs": LOGPROBS,
@@ -69,7 +69,7 @@ MERGED = "merged"
 """The largest words of all 8 ranks; one rank has nothing to merge."""
 SEARCH_OF_8 = ["digit", "exchange", "next_digit"] * 9
 REJECTION = [*LEADING, "exchange", "before", "exchange", "first_kept"]
-KEPT = ["best_kept", "exchange", "write_tokens"]
+KEPT = ["last_cut", "best_kept", "exchange", "write_tokens"]
 FIXED = {
     # Launches and exchanges of one of 8 ranks; one rank launches the same, but for what is merged.
     "top_p": [*REJECTION, TOP, *SEARCH_OF_8, *KEPT],
@@ -96,9 +96,9 @@ OPERATORS = {
     "filters, samples": 1,
     "top_k, top_p": 0,
     "logprobs": 4,
-    "fixed rounds, min_p": 16,
-    "fixed rounds, top_p": 30,
-    "fixed rounds, top_k 2000, top_p": 49,
+    "fixed rounds, min_p": 7,
+    "fixed rounds, top_p": 7,
+    "fixed rounds, top_k 2000, top_p": 21,
     "fixed rounds, top_k 300, top_p": 0,
     "fixed rounds, top_k 5": 0,
     "rejection": 6,

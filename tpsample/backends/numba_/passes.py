@@ -18,9 +18,9 @@ from tpsample.backends.numba_.kernels.head import NativeHead
 from tpsample.backends.numba_.kernels.inputs import weight_of
 from tpsample.backends.numba_.kernels.noise import draws_of
 from tpsample.backends.numba_.kernels.threads import in_ranges, threads_for
-from tpsample.backends.torch_.passes import ShardLogits
+from tpsample.backends.torch_.logprobs import log_totals
+from tpsample.backends.torch_.passes import SetSizes, ShardLogits
 from tpsample.core import word
-from tpsample.core.masses import TOP_MASS
 from tpsample.core.order import ABOVE_ALL, BINS, DIGITS, Search, mass_limit
 from tpsample.request.filters import Thresholds
 
@@ -115,7 +115,7 @@ class NativeShardLogits(ShardLogits):
         return out
 
     def kept_of_first(self, first: Tensor, thresholds: Thresholds) -> Tensor:
-        out = first.new_zeros(len(first), 2)
+        out = first.new_zeros(len(first), 3)
         self._run_on_first(passes.kept_of_first, first, thresholds, array_of(out))
         return out
 
@@ -172,13 +172,11 @@ class NativeShardLogits(ShardLogits):
         self.run(passes.spread, *map(array_of, (self.largest.contiguous(), sums)))
         return sums
 
-    def listed_sets(
-        self, words: Tensor, mass: Tensor, offsets: Tensor, total: int
-    ) -> tuple[Tensor, Tensor]:
+    def listed_sets(self, words: Tensor, sets: SetSizes, total: int) -> tuple[Tensor, Tensor]:
         ids = words.new_full((total,), word.NO_TOKEN)
         log_masses = torch.full_like(ids, torch.nan, dtype=torch.float64)
-        log_total = (mass.double() / TOP_MASS).log()
-        given = words, self.temperature, self.largest, log_total, offsets, ids, log_masses
+        numbers = self.temperature, self.largest, log_totals(sets.mass)
+        given = words, sets.cut, *numbers, sets.offsets, ids, log_masses
         its = (array_of(tensor.contiguous()) for tensor in given)
         in_ranges(cuts.listed_sets, 0, len(words), 1, *its)
         return ids, log_masses

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tpsample.backends.torch_.logprobs import (
     ListedWords,
     first_of,
     listed_words,
+    log_totals,
     told_logprobs,
 )
 from tpsample.core import word
@@ -77,6 +79,29 @@ class Rough:
     def select(self, index: slice | Tensor) -> Rough:
         """Return some of the rows."""
         return Rough(self.best[index], self.slack[index], self.index[index], self.store)
+
+
+class SetSizes(NamedTuple):
+    """How large the kept sets of F rows are, over all ranks.
+
+    Attributes:
+        sizes: int64 [F].
+        whole: bool [F], whether a set has all ids, which nobody lists.
+        overflow: bool [F], whether a set has more tokens than are listed.
+        offsets: int64 [F + 1], where the listed sets begin, one behind the other.
+        mass: int64 [F], of the sets.
+        cut: int64 [F], where the sets end; above all words where nothing is listed.
+        needed: int64 [3], the most words that one rank has of a listed set, the most tokens of one,
+            and the tokens of all of them.
+    """
+
+    sizes: Tensor
+    whole: Tensor
+    overflow: Tensor
+    offsets: Tensor
+    mass: Tensor
+    cut: Tensor
+    needed: Tensor
 
 
 @dataclass(frozen=True)
@@ -388,13 +413,14 @@ class ShardLogits:
         return or_nan(best, first[:, 0])
 
     def kept_of_first(self, first: Tensor, thresholds: Thresholds) -> Tensor:
-        """Return int64 [F, 2] of kept sets among first tokens: the last word, and the mass.
+        """Return int64 [F, 3] of kept sets among first tokens: last word, mass and number.
 
-        Without any token the word is above all, and the mass is 0. The arguments are those of
+        Without any token the word is above all, and the others are 0. The arguments are those of
         `best_of_first`.
         """
         kept, mass = self._kept_of_first(first, thresholds)
-        return torch.stack([first.where(kept, ABOVE_ALL).amin(dim=1), (mass * kept).sum(dim=1)], 1)
+        last = first.where(kept, ABOVE_ALL).amin(dim=1)
+        return torch.stack([last, (mass * kept).sum(dim=1), kept.sum(dim=1)], dim=1)
 
     def _kept_of_first(self, first: Tensor, thresholds: Thresholds) -> tuple[Tensor, Tensor]:
         """Return which first tokens are kept, bool [F, n], and their masses, int64."""
@@ -491,20 +517,87 @@ class ShardLogits:
             found[:, 1:] = words.topk(count, dim=1).values
         return found
 
-    def next_digit(self, search: Search, bins: Tensor) -> Search:
+    def next_digit(
+        self,
+        search: Search,
+        bins: Tensor,
+        share: Tensor | None = None,
+        keep_ties: Tensor | None = None,
+    ) -> Search:
         """Return the search with one digit more, in which the running sum reaches the limit.
 
         Args:
             bins: [F, 2^n], the `digits` of all ranks, summed; the digit has n bits.
+            share: float64 [F]: limits are these shares of `search.limit`. None in later rounds.
+            keep_ties: int64 [F], of the last digit: whether the last word of the same logit is
+                meant. None before.
         """
+        limit = search.limit if share is None else mass_limit(search.limit, share)
         digits, bins = bins.shape[1], bins.to(torch.int64)
         upto = search.reached.unsqueeze(1) + bins.cumsum(dim=1)
-        limit = search.limit.minimum(upto[:, -1])
+        limit = limit.minimum(upto[:, -1])
         found = (upto < limit.unsqueeze(1)).sum(dim=1, keepdim=True)
+        prefix = search.prefix * digits + (digits - 1 - found.squeeze(1))
         return Search(
-            prefix=search.prefix * digits + (digits - 1 - found.squeeze(1)),
+            prefix=prefix if keep_ties is None else last_tied(prefix, keep_ties),
             reached=(upto - bins).gather(1, found).squeeze(1),
             limit=limit,
+        )
+
+    def last_cut(
+        self,
+        least: Tensor,
+        *,
+        by_number: Tensor | None = None,
+        by_mass: Tensor | None = None,
+        share: Tensor | None = None,
+        of_greedy: Tensor | None = None,
+    ) -> Tensor:
+        """Return where kept sets end, int64 [F]: above all words in a row without a number.
+
+        Args:
+            least: int64 [F], the largest cut of all rules but those that follow.
+            by_number, by_mass: int64 [F], the cuts of top_k and of top_p.
+            share: float64 [F], those of top_p, which cuts nothing where it is 1.
+            of_greedy: int64 [F], the cuts of greedy rows; None keeps what a mask leaves.
+        """
+        cut = least if by_number is None else least.maximum(by_number)
+        if by_mass is not None and share is not None:
+            cut = torch.where(share < 1, cut.maximum(by_mass), cut)
+        # A row that was made greedy by its temperature alone has no filters.
+        other = word.LOWEST_DRAWABLE if of_greedy is None else of_greedy
+        cut = torch.where(self.noise.random.squeeze(1), cut, other)
+        return torch.where(self.largest > -torch.inf, cut, ABOVE_ALL)
+
+    def set_sizes(
+        self, gathered: Tensor, cut: Tensor, cap: int, drawn: Tensor | None = None
+    ) -> SetSizes:
+        """Return how large the kept sets of all rows are, and which of them are listed.
+
+        Args:
+            gathered: int64 [W, F, 2], mass and number of the kept tokens of each rank.
+            cut: int64 [F], where the sets end.
+            cap: most tokens of a set that is listed.
+            drawn: bool [F], the rows that have a set; None for all.
+        """
+        masses, counts = gathered.unbind(dim=2)
+        random = self.noise.random.squeeze(1)  # of others the first token is kept, if there is one
+        mass, sizes = masses.sum(dim=0).where(random, TOP_MASS), counts.sum(dim=0)
+        sizes = sizes.where(random, (cut < ABOVE_ALL).to(sizes.dtype))
+        if drawn is not None:
+            sizes = sizes * drawn
+        whole = sizes == self.vocab_size
+        listed = (sizes <= cap) & ~whole
+        kept = sizes * listed
+        needed = (counts * (kept > 0)).max(), kept.max(), kept.sum()
+        return SetSizes(
+            sizes=sizes,
+            whole=whole,
+            overflow=~(listed | whole),
+            offsets=F.pad(kept.cumsum(dim=0), (1, 0)),
+            mass=mass,
+            cut=cut.where(kept > 0, ABOVE_ALL),
+            needed=torch.stack(needed),
         )
 
     def bin_of(self, bins: Tensor, limit: Tensor, share: Tensor | None = None) -> Search:
@@ -605,24 +698,21 @@ class ShardLogits:
             sums += spread_sums(logits, self.largest)
         return sums
 
-    def listed_sets(
-        self, words: Tensor, mass: Tensor, offsets: Tensor, total: int
-    ) -> tuple[Tensor, Tensor]:
+    def listed_sets(self, words: Tensor, sets: SetSizes, total: int) -> tuple[Tensor, Tensor]:
         """Return the kept sets of rows one behind the other: their ids and log masses.
 
         Args:
-            words: int64 [F, n], the order words of each set, descending, then 0.
-            mass: int64 [F], Σ q of each set.
-            offsets: int64 [F + 1], where the sets begin.
+            words: int64 [F, n], the order words of each set, descending, then others or 0.
             total: room for tokens of all sets. Behind the last are -1 and NaN.
 
         Returns:
             int64 [total], and float64 [total], (x - max x) / T - ln(Σ q / 2^40).
         """
         its = word.value_of(words), self.largest.unsqueeze(1), self.temperature.unsqueeze(1)
-        log_masses = below_top(*its) - (mass.double() / TOP_MASS).log().unsqueeze(1)
-        place = offsets[:-1, None] + torch.arange(words.shape[1], device=words.device)
-        place = place.where(words > 0, total).flatten()  # behind the last set where there is none
+        log_masses = below_top(*its) - log_totals(sets.mass).unsqueeze(1)
+        place = sets.offsets[:-1, None] + torch.arange(words.shape[1], device=words.device)
+        kept = (words > 0) & (words >= sets.cut.unsqueeze(1))
+        place = place.where(kept, total).flatten()  # behind the last set where there is none
         ids = words.new_full((total + 1,), word.NO_TOKEN)
         found = log_masses.new_full((total + 1,), torch.nan)
         ids.scatter_(0, place, word.token_of(words).flatten())

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from tpsample.backends.torch_.logprobs import ListedWords
-from tpsample.backends.torch_.passes import GROUP, ShardLogits
+from tpsample.backends.torch_.logprobs import ListedWords, log_totals
+from tpsample.backends.torch_.passes import GROUP, SetSizes, ShardLogits
 from tpsample.backends.triton_ import logprobs
 from tpsample.backends.triton_.kernels.best_scores import (
     before_kernel,
@@ -30,8 +30,10 @@ from tpsample.backends.triton_.kernels.cuts import (
     bin_of_kernel,
     cut_kernel,
     digit_kernel,
+    last_cut_kernel,
     listed_sets_kernel,
     next_digit_kernel,
+    set_sizes_kernel,
     words_kernel,
 )
 from tpsample.backends.triton_.kernels.decode import write_tokens_kernel
@@ -48,7 +50,6 @@ from tpsample.backends.triton_.kernels.sums import (
 )
 from tpsample.backends.triton_.largest import MOST, Start, first_of, in_order, largest
 from tpsample.core.machine import interpreted
-from tpsample.core.masses import TOP_MASS
 from tpsample.core.order import ABOVE_ALL, BINS, DIGIT_BITS, DIGITS, Search
 from tpsample.core.row_noise import RowNoise, safe_temperature
 from tpsample.core.word import NO_TOKEN
@@ -227,7 +228,7 @@ class TritonShardLogits(ShardLogits):
         return words
 
     def kept_of_first(self, first: Tensor, thresholds: Thresholds) -> Tensor:
-        found = first.new_empty(len(first), 2)
+        found = first.new_empty(len(first), 3)
         kept_of_first_kernel[(len(first),)](
             **self._of_first(first, thresholds),
             temperature_ptr=self.noise.temperature,
@@ -370,19 +371,79 @@ class TritonShardLogits(ShardLogits):
         value_kernel[(len(words),)](words_ptr=words.contiguous(), value_ptr=values)
         return values
 
-    def next_digit(self, search: Search, bins: Tensor) -> Search:
+    def next_digit(
+        self,
+        search: Search,
+        bins: Tensor,
+        share: Tensor | None = None,
+        keep_ties: Tensor | None = None,
+    ) -> Search:
         found = _search(len(bins), search.limit)
         next_digit_kernel[(len(bins),)](
             bins_ptr=bins.contiguous(),
             prefix_ptr=search.prefix,
             reached_ptr=search.reached,
             limit_ptr=search.limit,
+            share_ptr=share,
+            keep_ties_ptr=keep_ties,
             next_prefix_ptr=found.prefix,
             next_reached_ptr=found.reached,
             next_limit_ptr=found.limit,
             DIGIT_BITS=DIGIT_BITS,
         )
         return found
+
+    def last_cut(
+        self,
+        least: Tensor,
+        *,
+        by_number: Tensor | None = None,
+        by_mass: Tensor | None = None,
+        share: Tensor | None = None,
+        of_greedy: Tensor | None = None,
+    ) -> Tensor:
+        cut = torch.empty_like(least, memory_format=torch.contiguous_format)
+        last_cut_kernel[(len(cut),)](
+            least_ptr=least.contiguous(),
+            by_number_ptr=by_number,
+            by_mass_ptr=by_mass,
+            share_ptr=None if by_mass is None else share,
+            of_greedy_ptr=None if of_greedy is None else of_greedy.contiguous(),
+            temperature_ptr=self.noise.temperature,
+            top_ptr=self.top,
+            cut_ptr=cut,
+        )
+        return cut
+
+    def set_sizes(
+        self, gathered: Tensor, cut: Tensor, cap: int, drawn: Tensor | None = None
+    ) -> SetSizes:
+        rows = len(cut)
+        sizes, mass, listed_cut, offsets = (cut.new_empty(rows + i // 3) for i in range(4))
+        whole, overflow = cut.new_empty(2, rows, dtype=torch.bool).unbind()
+        needed = cut.new_empty(3)
+        set_sizes_kernel[(1,)](
+            gathered_ptr=gathered,
+            stride_source=gathered.stride(0),
+            stride_row=gathered.stride(1),
+            stride_number=gathered.stride(2),
+            temperature_ptr=self.noise.temperature,
+            cut_ptr=cut,
+            drawn_ptr=drawn,
+            size_ptr=sizes,
+            whole_ptr=whole,
+            overflow_ptr=overflow,
+            offset_ptr=offsets,
+            mass_ptr=mass,
+            listed_cut_ptr=listed_cut,
+            needed_ptr=needed,
+            num_rows=rows,
+            num_sources=len(gathered),
+            cap=cap,
+            vocab_size=self.vocab_size,
+            BLOCK=SET_BLOCK,
+        )
+        return SetSizes(sizes, whole, overflow, offsets, mass, listed_cut, needed)
 
     def best_kept(self, cut: Tensor) -> Tensor:
         words = cut.new_zeros(len(cut), self.noise.num_samples)
@@ -427,19 +488,19 @@ class TritonShardLogits(ShardLogits):
         self.launch(spread_kernel, top_ptr=self.top, sums_ptr=sums)
         return sums
 
-    def listed_sets(
-        self, words: Tensor, mass: Tensor, offsets: Tensor, total: int
-    ) -> tuple[Tensor, Tensor]:
+    def listed_sets(self, words: Tensor, sets: SetSizes, total: int) -> tuple[Tensor, Tensor]:
         rows, count = words.shape
         ids = words.new_full((total,), NO_TOKEN)
         log_masses = torch.full_like(ids, torch.nan, dtype=torch.float64)
         if total:
             listed_sets_kernel[(triton.cdiv(count, SET_BLOCK), rows)](
-                words_ptr=words.contiguous(),
+                words_ptr=words,
+                stride_words=words.stride(0),
+                cut_ptr=sets.cut,
                 temperature_ptr=self.temperature,
                 top_ptr=self.top,
-                log_total_ptr=(mass.double() / TOP_MASS).log(),
-                offset_ptr=offsets,
+                log_total_ptr=log_totals(sets.mass),
+                offset_ptr=sets.offsets,
                 token_ptr=ids,
                 log_mass_ptr=log_masses,
                 count=count,

@@ -94,7 +94,7 @@ def entries(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]
         (cuts.bins, (STORED, FLOATS, types.bool_, INTS_2)),
         (cuts.words_of_bin, (STORED, FLOATS, INTS, INTS_2)),
         (cuts.reached_at, (INTS_2, FLOATS, FLOATS, INTS, INTS, types.bool_, INTS)),
-        (cuts.listed_sets, (INTS_2, FLOATS, FLOATS, DOUBLES, INTS, INTS, DOUBLES)),
+        (cuts.listed_sets, (INTS_2, INTS, FLOATS, FLOATS, DOUBLES, INTS, INTS, DOUBLES)),
         (passes.best_of_first, (INTS_2, FLOATS, LIMITS, DRAWS, INTS_2)),
         (passes.kept_of_first, (INTS_2, FLOATS, LIMITS, INTS_2)),
         (drafts.draft_words, (FLOATS_2, int64, DRAFT_ROWS, int64, int64, INTS)),

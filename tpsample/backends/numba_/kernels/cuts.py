@@ -203,15 +203,16 @@ def listed_sets_of_rows(start, stop, part, arguments):
     """List the ids and log masses of kept sets, int64 and float64 [total].
 
     Args:
-        words: int64 [F, n], descending, then 0.
+        words: int64 [F, n], descending, then others or 0.
+        cut: int64 [F], where the sets end.
         log_totals: float64 [F], ln(Σ q / 2^40).
         offsets: int64 [F + 1], where the sets begin.
     """
-    words, temperature, top, log_totals, offsets, ids, log_masses = arguments
+    words, cut, temperature, top, log_totals, offsets, ids, log_masses = arguments
     for row in range(start, stop):
         largest, heat, first = F64(top[row]), F64(temperature[row]), offsets[row]
         for j in range(words.shape[1]):
-            if words[row, j] == 0:
+            if words[row, j] == 0 or words[row, j] < cut[row]:
                 break
             logit = F64(value_of(words[row, j]))
             below = F64(0) if logit == largest else (logit - largest) / heat

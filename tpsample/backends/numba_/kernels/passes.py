@@ -288,11 +288,11 @@ def kept_of_first(start, stop, parts, threads, arguments):
 
 @jit(allocates=True)
 def kept_of_first_rows(start, stop, part, arguments):
-    """Find the last of the first tokens that a row's filters keep, and the mass of these.
+    """Find the last of the first tokens that a row's filters keep; their mass and number.
 
     Args:
         first, temperature, limits: as `best_of_first_rows` takes them.
-        out: int64 [F, 2], zeros.
+        out: int64 [F, 3], zeros.
     """
     first, temperature, limits, out = arguments
     count = first.shape[1]
@@ -309,3 +309,4 @@ def kept_of_first_rows(start, stop, part, arguments):
             if kept[j]:
                 out[i, 0] = first[i, j]
                 out[i, 1] += mass[j]
+                out[i, 2] += 1

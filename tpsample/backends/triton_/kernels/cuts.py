@@ -8,7 +8,7 @@ import triton.language as tl
 
 from tpsample.backends.triton_.kernels.head import TOKEN_MASK
 from tpsample.backends.triton_.kernels.masses import mass_row, masses
-from tpsample.backends.triton_.kernels.noise import safe_temperature
+from tpsample.backends.triton_.kernels.noise import GREEDY_BELOW, safe_temperature
 from tpsample.backends.triton_.kernels.order import (
     ROW_POINTERS,
     is_done,
@@ -17,11 +17,13 @@ from tpsample.backends.triton_.kernels.order import (
     order_words,
     value_of,
 )
+from tpsample.core import masses as twin
 from tpsample.core import order, word
 
 BINS_PER_Y, LARGEST = tl.constexpr(order.BINS_PER_Y), tl.constexpr(order.LARGEST)
 LAST_BIN = tl.constexpr(order.BINS - 1)
-LOWEST_DRAWABLE = tl.constexpr(word.LOWEST_DRAWABLE)
+LOWEST_DRAWABLE, ABOVE_ALL = tl.constexpr(word.LOWEST_DRAWABLE), tl.constexpr(order.ABOVE_ALL)
+TOP_MASS = tl.constexpr(twin.TOP_MASS)
 SUMMED_DIGITS = tl.constexpr(8)
 """Digits whose words a program counts or weighs together."""
 
@@ -230,7 +232,9 @@ def next_digit_kernel(
     bins_ptr,  # [F, 2^DIGIT_BITS] int64 or int32, over all ranks
     prefix_ptr,  # [F] int64
     reached_ptr,  # [F] int64
-    limit_ptr,  # [F] int64
+    limit_ptr,  # [F] int64, or where there are shares, whole masses
+    share_ptr,  # [F] fp64, or None
+    keep_ties_ptr,  # [F] int64, or None but for the last digit
     # outputs
     next_prefix_ptr,  # [F] int64
     next_reached_ptr,  # [F] int64
@@ -245,18 +249,121 @@ def next_digit_kernel(
     row, offs = tl.program_id(0), tl.arange(0, 1 << DIGIT_BITS)
     bins = tl.load(bins_ptr + (row << DIGIT_BITS) + offs).to(tl.int64)
     prefix, reached = tl.load(prefix_ptr + row), tl.load(reached_ptr + row)
-    limit = tl.minimum(tl.load(limit_ptr + row), reached + tl.sum(bins, axis=0))
+    limit = tl.load(limit_ptr + row)
+    if share_ptr is not None:
+        limit = mass_limit(limit, tl.load(share_ptr + row))
+    limit = tl.minimum(limit, reached + tl.sum(bins, axis=0))
     found = tl.sum((reached + tl.cumsum(bins, axis=0) < limit).to(tl.int32), axis=0)
     before = tl.sum(tl.where(offs < found, bins, 0), axis=0)
-    tl.store(next_prefix_ptr + row, (prefix << DIGIT_BITS) | ((1 << DIGIT_BITS) - 1 - found))
+    prefix = (prefix << DIGIT_BITS) | ((1 << DIGIT_BITS) - 1 - found)
+    if keep_ties_ptr is not None:
+        prefix = tl.where(tl.load(keep_ties_ptr + row) > 0, prefix & ~TOKEN_MASK, prefix)
+    tl.store(next_prefix_ptr + row, prefix)
     tl.store(next_reached_ptr + row, reached + before)
     tl.store(next_limit_ptr + row, limit)
 
 
-@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=ROW_POINTERS)
+@triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
+def last_cut_kernel(
+    # inputs
+    least_ptr,  # [F] int64
+    by_number_ptr,  # [F] int64, or None
+    by_mass_ptr,  # [F] int64, or None
+    share_ptr,  # [F] fp64, or None with the one before
+    of_greedy_ptr,  # [F] int64, or None
+    temperature_ptr,  # [F] fp32
+    top_ptr,  # [F] fp32
+    # outputs
+    cut_ptr,  # [F] int64
+):
+    """Where kept sets end whose filters end at several words. Grid: (F,)."""
+    row = tl.program_id(0)
+    cut = tl.load(least_ptr + row)
+    if by_number_ptr is not None:
+        cut = tl.maximum(cut, tl.load(by_number_ptr + row))
+    if by_mass_ptr is not None:
+        by_mass = tl.maximum(cut, tl.load(by_mass_ptr + row))
+        cut = tl.where(tl.load(share_ptr + row) < 1, by_mass, cut)
+    of_greedy = tl.full((), LOWEST_DRAWABLE, tl.int64)
+    if of_greedy_ptr is not None:
+        of_greedy = tl.load(of_greedy_ptr + row)
+    cut = tl.where(tl.load(temperature_ptr + row) >= GREEDY_BELOW, cut, of_greedy)
+    tl.store(cut_ptr + row, tl.where(tl.load(top_ptr + row) > float("-inf"), cut, ABOVE_ALL))
+
+
+@triton.jit(
+    do_not_specialize=[
+        *("num_rows", "num_sources", "stride_source", "stride_row", "stride_number"),
+        *("cap", "vocab_size"),
+    ],
+    do_not_specialize_on_alignment=ROW_POINTERS,
+)
+def set_sizes_kernel(
+    # inputs
+    gathered_ptr,  # [num_sources, F, 2] int64, mass and number
+    stride_source,
+    stride_row,
+    stride_number,
+    temperature_ptr,  # [F] fp32
+    cut_ptr,  # [F] int64
+    drawn_ptr,  # [F] bool, or None
+    # outputs
+    size_ptr,  # [F] int64
+    whole_ptr,  # [F] bool
+    overflow_ptr,  # [F] bool
+    offset_ptr,  # [F + 1] int64
+    mass_ptr,  # [F] int64
+    listed_cut_ptr,  # [F] int64
+    needed_ptr,  # [3] int64
+    # sizes
+    num_rows,
+    num_sources,
+    cap,
+    vocab_size,
+    BLOCK: tl.constexpr,
+):
+    """Sizes of kept sets, which of them are listed, and where. One program for all rows."""
+    total, longest, widest = (tl.full((), 0, tl.int64) for _ in range(3))
+    for start in range(0, num_rows, BLOCK):
+        row = start + tl.arange(0, BLOCK)
+        inside = row < num_rows
+        size, mass, most = (tl.zeros((BLOCK,), tl.int64) for _ in range(3))
+        for source in range(num_sources):
+            own = gathered_ptr + source * stride_source + row.to(tl.int64) * stride_row
+            count = tl.load(own + stride_number, mask=inside, other=0)
+            size, most = size + count, tl.maximum(most, count)
+            mass += tl.load(own, mask=inside, other=0)
+        cut = tl.load(cut_ptr + row, mask=inside, other=0)
+        random = tl.load(temperature_ptr + row, mask=inside, other=1.0) >= GREEDY_BELOW
+        size = tl.where(random, size, (cut < ABOVE_ALL).to(tl.int64))
+        if drawn_ptr is not None:
+            size = tl.where(tl.load(drawn_ptr + row, mask=inside, other=0) != 0, size, 0)
+        whole = size == vocab_size
+        listed = inside & (size <= cap) & (size != vocab_size)
+        kept = tl.where(listed, size, 0)
+        tl.store(size_ptr + row, size, mask=inside)
+        tl.store(whole_ptr + row, whole, mask=inside)
+        tl.store(overflow_ptr + row, (size > cap) & (size != vocab_size), mask=inside)
+        tl.store(offset_ptr + 1 + row, total + tl.cumsum(kept, axis=0), mask=inside)
+        tl.store(mass_ptr + row, tl.where(random, mass, TOP_MASS), mask=inside)
+        tl.store(listed_cut_ptr + row, tl.where(kept > 0, cut, ABOVE_ALL), mask=inside)
+        total += tl.sum(kept, axis=0)
+        longest = tl.maximum(longest, tl.max(kept, axis=0))
+        widest = tl.maximum(widest, tl.max(tl.where(kept > 0, most, 0), axis=0))
+    tl.store(offset_ptr, tl.full((), 0, tl.int64))
+    tl.store(needed_ptr, widest)
+    tl.store(needed_ptr + 1, longest)
+    tl.store(needed_ptr + 2, total)
+
+
+@triton.jit(
+    do_not_specialize=["count", "stride_words"], do_not_specialize_on_alignment=ROW_POINTERS
+)
 def listed_sets_kernel(
     # inputs
-    words_ptr,  # [F, count] int64, descending, then 0
+    words_ptr,  # [F, count] int64, descending, then 0 or words beyond the set
+    stride_words,
+    cut_ptr,  # [F] int64
     temperature_ptr,  # [F] fp32
     top_ptr,  # [F] fp32
     log_total_ptr,  # [F] fp64
@@ -270,11 +377,13 @@ def listed_sets_kernel(
 ):
     """Kept sets of rows one behind the other: ids and log masses. Grid: (blocks, F)."""
     row, offs = tl.program_id(1), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    words = tl.load(words_ptr + row.to(tl.int64) * count + offs, mask=offs < count, other=0)
+    words = words_ptr + row.to(tl.int64) * stride_words + offs
+    words = tl.load(words, mask=offs < count, other=0)
     logits, top = value_of(words), tl.load(top_ptr + row)
     temperature = safe_temperature(tl.load(temperature_ptr + row)).to(tl.float64)
     below = (logits.to(tl.float64) - top.to(tl.float64)) / temperature
     below = tl.where(logits == top, 0.0, below) - tl.load(log_total_ptr + row)
     place = tl.load(offset_ptr + row) + offs
-    tl.store(token_ptr + place, ~words & TOKEN_MASK, mask=words > 0)
-    tl.store(log_mass_ptr + place, below, mask=words > 0)
+    kept = (words > 0) & (words >= tl.load(cut_ptr + row))
+    tl.store(token_ptr + place, ~words & TOKEN_MASK, mask=kept)
+    tl.store(log_mass_ptr + place, below, mask=kept)

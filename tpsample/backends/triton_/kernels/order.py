@@ -42,12 +42,14 @@ ROW_POINTERS = [
     *("most_ptr", "share_ptr", "least_ptr", "least_of_total_ptr", "keep_ties_ptr", "limit_ptr"),
     *("prefix_ptr", "reached_ptr", "next_prefix_ptr", "next_reached_ptr", "next_limit_ptr"),
     "bin_ptr",
-    *("words_ptr", "first_ptr", "marks_ptr", "counts_ptr", "number_ptr", "zero_ptr"),
+    *("words_ptr", "first_ptr", "marks_ptr", "number_ptr", "zero_ptr"),
     "largest_ptr",
     # of logprobs
     *("ids_ptr", "own_ptr", "processed_ptr", "shown_temperature_ptr", "sampled_ptr", "chosen_ptr"),
     *("log_total_ptr", "entropy_ptr", "as_logits_ptr", "top_of_ptr", "value_ptr", "rank_ptr"),
-    "out_entropy_ptr",
+    # of kept sets
+    *("by_number_ptr", "by_mass_ptr", "of_greedy_ptr", "drawn_ptr", "size_ptr", "whole_ptr"),
+    *("overflow_ptr", "offset_ptr", "mass_ptr", "listed_cut_ptr", "needed_ptr"),
     # of verifications
     *("draft_top_ptr", "drafts_ptr", "status_ptr", "place_ptr", "weights_ptr", "coefficient_ptr"),
     *("gathered_ptr", "tops_ptr", "sums_ptr", "found_ptr", "own_drafts_ptr", "own_status_ptr"),

@@ -255,19 +255,23 @@ def kept_of_first_kernel(
     least_ptr,  # [F] int64
     least_of_total_ptr,  # [F] int64
     # outputs
-    found_ptr,  # [F, 2] int64
+    found_ptr,  # [F, 3] int64
     # sizes
     count,
     BLOCK: tl.constexpr,  # >= count
 ):
-    """The last kept of a row's first tokens, above all words if none is; their mass. Grid: (F,)."""
+    """The last kept of a row's first tokens, above all words if none is; their mass and number.
+
+    Grid: (F,).
+    """
     row = tl.program_id(0)
     orders, mass, kept, first = keep_first(
         first_ptr, temperature_ptr, most_ptr, share_ptr, least_ptr, least_of_total_ptr, count, BLOCK
     )
     kept = kept & (((first >> TOKEN_BITS) & KEY_MASK) != KEY_NAN)
-    tl.store(found_ptr + 2 * row, tl.min(tl.where(kept, orders, ABOVE_ALL), axis=0))
-    tl.store(found_ptr + 2 * row + 1, tl.sum(tl.where(kept, mass, 0), axis=0))
+    tl.store(found_ptr + 3 * row, tl.min(tl.where(kept, orders, ABOVE_ALL), axis=0))
+    tl.store(found_ptr + 3 * row + 1, tl.sum(tl.where(kept, mass, 0), axis=0))
+    tl.store(found_ptr + 3 * row + 2, tl.sum(kept.to(tl.int64), axis=0))
 
 
 @triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
