@@ -404,6 +404,7 @@ def test_sets_of_more_rows_than_one_block():
     """Of three ranks whose parts differ, greedy rows among them."""
     generator = torch.Generator().manual_seed(0)
     gathered = torch.randint(0, 40, (3, 600, 2), generator=generator)
+    gathered[:, 5, 1] = torch.tensor([50, 1, 2])  # the most that one rank has
     cut = torch.where(torch.arange(600) % 11 < 2, ABOVE_ALL, 1)
     temperature, logits = torch.arange(600).remainder(7).float(), torch.zeros(600, 4)
     noise = RowNoise(temperature, torch.arange(600), torch.arange(600), 1)
@@ -421,7 +422,7 @@ def test_the_last_cut_of_several(twins):
     """Each with and without the others; greedy rows and rows without a number go their own way."""
     plain, cut = twins.plain, twins.cut
     share = torch.tensor([0.3, 1.0, 0.9]).double().repeat(len(cut))[: len(cut)]
-    others = cut.flip(0).contiguous(), cut.roll(1)
+    others = cut.flip(0).contiguous(), cut + (1 << word.TOKEN_BITS)
     for by_number in (None, others[0]):
         for by_mass in (None, others[1]):
             for of_greedy in (None, plain.first_words(1)[:, 0]):
