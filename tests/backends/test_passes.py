@@ -423,6 +423,8 @@ def test_the_last_cut_of_several(twins):
     plain, cut = twins.plain, twins.cut
     share = torch.tensor([0.3, 1.0, 0.9]).double().repeat(len(cut))[: len(cut)]
     others = cut.flip(0).contiguous(), cut + (1 << word.TOKEN_BITS)
+    assert _equal(plain.last_cut(cut), plain.last_cut(cut, share=share))
+    assert _equal(twins.triton.last_cut(cut), plain.last_cut(cut))
     for by_number in (None, others[0]):
         for by_mass in (None, others[1]):
             for of_greedy in (None, plain.first_words(1)[:, 0]):

@@ -1,4 +1,4 @@
-"""The stages of a verification by ratio, by each backend against the definition: equal integers."""
+"""The stages of a verification, by each backend against the definition: equal integers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.support.filtered import kinds_of_logits
+from tpsample import SampleOutput
 from tpsample.backends import room_of
 from tpsample.backends.torch_.verification import Verification
 from tpsample.core import word
@@ -77,6 +78,45 @@ def same(found: Any, expected: Any) -> None:
     for field in fields(expected):
         if getattr(expected, field.name) is not None:
             same(getattr(found, field.name), getattr(expected, field.name))
+
+
+@pytest.mark.parametrize("width", [1, 2, 5, 40])
+@pytest.mark.parametrize("with_undrawn", [False, True])
+def test_drafted_rows(width, with_undrawn):
+    """Drafts end at the first that is no id, and an undrawn row has none."""
+    drafts = torch.randint(-1, 12, (9, width - 1), generator=torch.Generator().manual_seed(width))
+    undrawn = torch.arange(9) % 4 == 1 if with_undrawn else None
+    given = drafts, undrawn, torch.arange(9) * 7 + 2**40, 11
+    expected = room_of("torch").drafted_rows(*given)
+    same(room_of("triton").drafted_rows(*given)[0], expected[0])
+    same(room_of("triton").drafted_rows(*given)[1], expected[1])
+    assert expected[1].view(9, width)[2].tolist() == [2**40 + 14 + i for i in range(width)]
+    for row, own in enumerate(expected[0].tolist()):
+        ends = [i for i, id_ in enumerate(drafts[row].tolist()) if not 0 <= id_ < 11]
+        ended = 0 if with_undrawn and row % 4 == 1 else min(ends, default=width - 1)
+        assert own == drafts[row, :ended].tolist() + [-1] * (width - ended)
+
+
+@pytest.mark.parametrize("width", [1, 3, 40])
+def test_coupled_outputs(width):
+    """The drafts that are the tokens drawn, one token more, and the status and seed of the row."""
+    generator = torch.Generator().manual_seed(width)
+    tokens = torch.randint(0, 2, (9, width), generator=generator)
+    drafts = torch.randint(0, 2, (9, width), generator=generator)
+    drafts[4], tokens[5] = tokens[4], -1
+    drafts[5], drafts[:, -1] = -1, -1
+    status = torch.arange(9 * width, dtype=torch.int32)
+    out = SampleOutput(tokens.flatten(), status, torch.arange(9 * width) + 100)
+    expected = room_of("torch").coupled_output(drafts, out)
+    same(room_of("triton").coupled_output(drafts, out), expected)
+    assert expected.num_accepted[4] == width - 1 and expected.num_accepted[5] == 0
+    for row, accepted in enumerate(expected.num_accepted.tolist()):
+        assert drafts[row, :accepted].equal(tokens[row, :accepted])
+        assert drafts[row, accepted] != tokens[row, accepted] or drafts[row, accepted] < 0
+        assert expected.token_ids[row, : accepted + 1].equal(tokens[row, : accepted + 1])
+        assert (expected.token_ids[row, accepted + 1 :] == -1).all()
+        assert expected.status[row] == status[row * width + accepted]
+        assert expected.seeds[row] == 100 + row * width
 
 
 @pytest.mark.parametrize("law", [None, torch.float32, torch.bfloat16], ids=str)

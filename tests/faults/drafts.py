@@ -25,15 +25,15 @@ tpsample/speculative/acceptance.py
     - seed=batch.seed[::width].clone(),
     + seed=batch.seed[::width].contiguous(),
     > test_without_a_draft_every_row_takes_its_plain_step[torch]
-    every position of a verification has the noise of the first
-    - return (positions.unsqueeze(1) + index).flatten()
-    + return (positions.unsqueeze(1) + 0 * index).flatten()
-    > test_a_perfect_drafter_needs_a_step_per_k_plus_1_tokens
     a verification keeps what a filter cuts
     - find_cut(rows, filters, ranks, may_read=reads).maximum(cut)
     + find_cut(rows, filters, ranks, may_read=reads).minimum(cut)
     > test_special_rows[1]
 tpsample/core/acceptance.py
+    every position of a verification has the noise of the first
+    - return (positions.unsqueeze(1) + index).flatten()
+    + return (positions.unsqueeze(1) + 0 * index).flatten()
+    > test_a_perfect_drafter_needs_a_step_per_k_plus_1_tokens
     a draft is accepted without its own law
     - return leading((u * q < p) & (q > 0))
     + return leading((u < p) & (q > 0))

@@ -24,6 +24,7 @@ from benchmarks.lab.absent import AbsentGpu
 from benchmarks.lab.allocations import Operators
 from tests.support.settings import settings_of
 from tpsample import SamplingBatch, SamplingParams, VocabShard
+from tpsample.backends import room_of
 from tpsample.backends.triton_.launch import TritonBackend
 from tpsample.backends.triton_.tile_table import Gpu, Tile
 from tpsample.core.score import Head
@@ -188,12 +189,21 @@ def verification(
     """
     ranks = ranks or Ranks()
     sampler: Any = Stepping(ranks, VocabShard.even(V, 0, ranks.world_size))
+    room, at = room_of("triton"), torch.zeros(batch.rows).long()
     drafts = torch.tensor([[3, 5, -1]] * batch.rows)
     law = None if draft is None else torch.empty(batch.rows, 2, len(sampler.shard), dtype=draft)
     inputs = Inputs(torch.empty(batch.rows, 3, D, dtype=torch.bfloat16))
-    given = inputs, drafts, batch._with_drafts(drafts[:, :-1]), torch.zeros(batch.rows).long()
+    view = batch._with_drafts(drafts[:, :-1])
     with patch.object(drawn_drafts, "LOOKS", 0), Operators() as operators:
-        verify_by_ratio(sampler, *given, block=method == "block", draft=law)
+        _, at_rows = room.drafted_rows(drafts[:, :-1], None, at, V)
+        given = inputs, drafts, view, at, at_rows
+        if method == "coupled":
+            out = SampleOutput.empty(view.seed, None)
+            sampler.begin(inputs, view, at_rows, out)
+            sampler.exchange.finish(out, view.seed)
+            room.coupled_output(drafts, out)
+        else:
+            verify_by_ratio(sampler, *given, block=method == "block", draft=law)
     return sum(name.split(".")[1] not in FREE for name in operators.called)
 
 
@@ -281,6 +291,7 @@ def cases(launches: list[tuple[Any, str]]) -> dict[str, Any]:
         "given logits": lambda: step(batch_of(), given=torch.float32),
         "given logits, all together": lambda: step(batch_of(**everything), given=torch.bfloat16),
         "peer, given logits": lambda: step(batch_of(), world_size=2, given=torch.float16),
+        "coupled": lambda: verification(batch_of(), "coupled", None),
         "rejection, certain": lambda: verification(batch_of(), "rejection", None),
         "rejection": lambda: verification(batch_of(), "rejection", torch.bfloat16),
         "block": lambda: verification(batch_of(), "block", torch.float32),

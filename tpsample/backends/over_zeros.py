@@ -55,6 +55,9 @@ def _verify(room: Room, shard: VocabShard, vocab_size: int, width: int, zero: Te
     zeros, drafts = zero.expand(width).contiguous(), zero.expand(1, width).contiguous()
     logits = torch.zeros(width, len(shard), device=zero.device)
     noise = RowNoise(torch.ones_like(logits[:, 0]), zeros, zeros, 1)
+    for undrawn in (None, torch.zeros_like(zero, dtype=torch.bool)):
+        room.drafted_rows(drafts[:, 1:], undrawn, zero, vocab_size)
+    room.coupled_output(drafts, SampleOutput(zeros, zeros.int(), zeros))
     rows = room.passes(logits, logits, shard.start, vocab_size, noise.temperature, noise)
     for block, dtype in product((False, True), (None, *LAWS)):
         draft = None if dtype is None else logits[None, 1:].to(dtype)

@@ -65,6 +65,16 @@ def uniforms(seed: Tensor, positions: Tensor, num_positions: int) -> Tensor:
     return (2 * bits + 1).double() * 2.0**-53
 
 
+def position_of_rows(positions: Tensor, num_positions: int) -> Tensor:
+    """Return int64 [B · num_positions], the absolute position of each row to verify.
+
+    Args:
+        positions: int64 [B], those of each request's first.
+    """
+    index = torch.arange(num_positions, device=positions.device)
+    return (positions.unsqueeze(1) + index).flatten()
+
+
 def leading(accepted: Tensor) -> Tensor:
     """Return int64 [B], how many of bool [B, K + 1] are true before the first that is not."""
     return accepted.to(torch.int64).cumprod(dim=1).sum(dim=1)

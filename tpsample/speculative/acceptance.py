@@ -34,7 +34,6 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from tpsample.backends import room_of
@@ -51,22 +50,13 @@ from tpsample.sampler import LMHeadSampler
 from tpsample.speculative.drawn_drafts import OTHER_LAW, drawn_drafts
 
 
-def position_of_rows(positions: Tensor, num_positions: int) -> Tensor:
-    """Return int64 [B · num_positions], the absolute position of each row to verify.
-
-    Args:
-        positions: int64 [B], those of each request's first.
-    """
-    index = torch.arange(num_positions, device=positions.device)
-    return (positions.unsqueeze(1) + index).flatten()
-
-
 def verify_by_ratio(
     sampler: LMHeadSampler,
     inputs: Inputs,
     drafts: Tensor,
     batch: BatchView,
     positions: Tensor,
+    at: Tensor,
     *,
     block: bool,
     draft: Tensor | None,
@@ -81,13 +71,14 @@ def verify_by_ratio(
         drafts: int64 [B, K + 1], -1 where there is none.
         batch: the rows after each of their drafts.
         positions: int64 [B].
+        at: int64 [B · (K + 1)], those of all rows.
         block: whether drafts are accepted as a block.
         draft: [B, K, V_local], the drafter's logits; None if the drafts were certain.
     """
     num_rows, width = drafts.shape
     batch = batch._replace(plan=batch.plan.storing_every_row)
     # A draw of every row, because it tells the row's status.
-    out, at = SampleOutput.empty(batch.seed, None), position_of_rows(positions, width)
+    out = SampleOutput.empty(batch.seed, None)
     step = sampler.pipeline.begin(inputs, batch, at, out)
     sampler.exchange.finish(out, batch.seed)
     stored, ranks = shard_logits(step, sampler.shard, sampler.backend), sampler.ranks

@@ -16,6 +16,7 @@ from tpsample.core.acceptance import (
     accept_tokenwise,
     coefficients,
     leading,
+    position_of_rows,
     uniforms,
 )
 from tpsample.core.checks import positions_tensor
@@ -27,7 +28,6 @@ from tpsample.noise import row_stream, tile_noise
 from tpsample.output import VerifyOutput
 from tpsample.request.plan import BatchView
 from tpsample.request.step_batch import StepBatch
-from tpsample.speculative.acceptance import position_of_rows
 from tpsample.speculative.drafting import Method
 
 

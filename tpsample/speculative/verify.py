@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tpsample.agreement.arguments import refuse_unknown
 from tpsample.agreement.step import Call
 from tpsample.agreement.step_checks import MISSING
+from tpsample.backends import room_of
 from tpsample.compiled import outside
 from tpsample.core import word
-from tpsample.core.acceptance import leading
 from tpsample.core.checks import INDICES, check_tensor, positions_tensor
 from tpsample.core.ranges import range_of
 from tpsample.filters.finish import kept_sets_of
@@ -23,7 +22,7 @@ from tpsample.request.plan import BatchView
 from tpsample.request.step import Inputs
 from tpsample.request.step_batch import StepBatch
 from tpsample.sampler import LMHeadSampler
-from tpsample.speculative.acceptance import position_of_rows, verify_by_ratio
+from tpsample.speculative.acceptance import verify_by_ratio
 from tpsample.speculative.drafting import (
     Draft,
     Method,
@@ -205,11 +204,9 @@ def _verify(
         settled, at, drafts = call.batch, call.positions, call.token_ids
         assert isinstance(settled, StepBatch) and at is not None and drafts is not None
 
-        known = (drafts >= 0) & (drafts < sampler.vocab_size)
-        known = known.cumprod(dim=1).bool()
-        if settled._undrawn_rows is not None:
-            known &= ~settled._undrawn_rows.rows.unsqueeze(1)
-        drafts = F.pad(drafts.where(known, word.NO_TOKEN), (0, 1), value=word.NO_TOKEN)
+        undrawn, room = settled._undrawn_rows, room_of(sampler.backend)
+        without = None if undrawn is None else undrawn.rows
+        drafts, at_rows = room.drafted_rows(drafts, without, at, sampler.vocab_size)
         settled._note_step(sampler.pipeline, inputs.given, at, call.now, 1)
         expanded = settled._with_drafts(drafts[:, :-1])
         if call.rows == 0:
@@ -217,15 +214,14 @@ def _verify(
             return VerifyOutput.of(none, drafts, drafts.int(), settled.seed.clone())
         with range_of("verification"):
             if method == "coupled":
-                verified = _verify_coupled(sampler, inputs, drafts, expanded, at)
+                verified = _verify_coupled(sampler, inputs, drafts, expanded, at_rows)
             else:
                 law = None if draft_logits is None else draft_logits.detach()
                 block = method == "block"
-                verified = verify_by_ratio(
-                    sampler, inputs, drafts, expanded, at, block=block, draft=law
-                )
-        if settled._undrawn_rows is not None:
-            verified.name_undrawn(*settled._undrawn_rows)
+                rows = drafts, expanded, at, at_rows
+                verified = verify_by_ratio(sampler, inputs, *rows, block=block, draft=law)
+        if undrawn is not None:
+            verified.name_undrawn(*undrawn)
         return sampler.pipeline.counted(verified)
 
 
@@ -252,16 +248,15 @@ def _verify_coupled(
         inputs: hidden states or logits of [B, K + 1] rows.
         drafts: int64 [B, K + 1], -1 where there is none.
         batch: the rows after each of their drafts.
-        positions: int64 [B].
+        positions: int64 [B · (K + 1)], those of all rows.
     """
-    num_rows, width = drafts.shape
-    out, at = SampleOutput.empty(batch.seed, None), position_of_rows(positions, width)
-    step = sampler.pipeline.begin(inputs, batch, at, out)
+    out = SampleOutput.empty(batch.seed, None)
+    step = sampler.pipeline.begin(inputs, batch, positions, out)
     sampler.pipeline.end(step)
-    token_ids, status = out.token_ids.view(num_rows, width), out.status.view(num_rows, width)
-    num_accepted = leading((drafts == token_ids) & (drafts >= 0))
-    verified = VerifyOutput.of(num_accepted, token_ids, status, out.seeds[::width].contiguous())
-    emitted = reached(num_accepted, width).flatten()
+    verified = room_of(sampler.backend).coupled_output(drafts, out)
+    if out.logprobs is None and batch.plan.kept_cap is None:
+        return verified
+    emitted = reached(verified.num_accepted, drafts.shape[1]).flatten()
     if out.logprobs is not None:
         verified.logprobs = _emitted(out.logprobs, emitted)
     if batch.plan.kept_cap is not None:

@@ -82,6 +82,8 @@ FIXED["top_k 5, top_p"] = FIXED["top_k 300, top_p"] = FIXED["top_k 5"]
 BOTH_FIRST = [*FIRST_WORDS, *LEADING, "exchange", "exchange", MERGED, "top_words"]
 FIXED["mixture"] = [*BOTH_FIRST, TOP, LEAST, *REJECTION[4:], *SEARCH_OF_8, *KEPT]
 BY_RATIO = ["law_tops", "law_rows", "law_sums", "accept", "residual", "emit"]
+VERIFICATIONS = ("coupled", "rejection", "block")
+STORED["coupled"] = ["coupled"]
 STORED |= dict.fromkeys(("rejection, certain", "rejection", "block"), BY_RATIO)
 STORED["block, 8 ranks"] = [
     "law_tops", "exchange", "law_rows", "law_sums", "exchange", "accept", "residual", "exchange",
@@ -101,8 +103,8 @@ OPERATORS = {
     "fixed rounds, top_k 2000, top_p": 21,
     "fixed rounds, top_k 300, top_p": 0,
     "fixed rounds, top_k 5": 0,
-    "rejection": 6,
-    "block, 8 ranks": 9,
+    "rejection": 5,
+    "block, 8 ranks": 8,
 }
 """Torch operators beside them, of a batch whose rows all go the same way."""
 NOTHING_AHEAD = (
@@ -136,7 +138,8 @@ def expected(name: str) -> list[str]:
     finish = "peer_finish" if name.startswith("peer") else "decode"
     screen = SCREEN if "screened" in name else []
     masks = ["token_mask"] * name.endswith(MASKED)
-    return [*masks, *screen, "lm_head", finish, *ways]
+    drafted = ["drafted_rows"] * name.startswith(VERIFICATIONS)
+    return [*drafted, *masks, *screen, "lm_head", finish, *ways]
 
 
 def overlap(name: str) -> list[str]:

@@ -1,10 +1,19 @@
-"""The parts of the backend in Numba."""
+"""The parts of the backend in Numba; the others are those of plain PyTorch."""
+
+from dataclasses import replace
 
 from tpsample.backends.numba_.decode import decoder
 from tpsample.backends.numba_.drafts import draft_words
 from tpsample.backends.numba_.launch import NativeBackend
 from tpsample.backends.numba_.passes import NativeShardLogits
 from tpsample.backends.numba_.verification import NativeVerification
-from tpsample.backends.torch_.room import Room
+from tpsample.backends.torch_.room import ROOM as PLAIN
 
-ROOM = Room(NativeBackend, NativeShardLogits, NativeVerification, draft_words, decoder)
+ROOM = replace(
+    PLAIN,
+    launch=NativeBackend,
+    passes=NativeShardLogits,
+    verification=NativeVerification,
+    draft_words=draft_words,
+    decoder=decoder,
+)

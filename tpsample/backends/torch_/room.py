@@ -13,9 +13,9 @@ from tpsample.backends.torch_.decode import decoder
 from tpsample.backends.torch_.drafts import draft_words
 from tpsample.backends.torch_.launch import TorchBackend
 from tpsample.backends.torch_.passes import ShardLogits
-from tpsample.backends.torch_.verification import Verification
+from tpsample.backends.torch_.verification import Verification, coupled_output, drafted_rows
 from tpsample.core.row_noise import RowNoise
-from tpsample.output import SampleOutput
+from tpsample.output import SampleOutput, VerifyOutput
 from tpsample.settings import Settings
 
 Decode: TypeAlias = Callable[[Tensor, Tensor, SampleOutput], None]
@@ -42,6 +42,8 @@ class Room:
         launch: makes the local step of a sampler's settings.
         passes: stored logits, with the passes over them.
         verification: the passes and the arithmetic of a verification by ratio.
+        drafted_rows: returns the drafts and positions of the rows to verify.
+        coupled_output: accepts drafts that are the tokens drawn.
         draft_words: draws from a drafter's logits.
         decoder: returns what decodes words.
     """
@@ -49,8 +51,18 @@ class Room:
     launch: Callable[[Settings], Backend]
     passes: type[ShardLogits]
     verification: type[Verification]
+    drafted_rows: Callable[[Tensor, Tensor | None, Tensor, int], tuple[Tensor, Tensor]]
+    coupled_output: Callable[[Tensor, SampleOutput], VerifyOutput]
     draft_words: Callable[[Tensor, int, RowNoise, int, int], Tensor]
     decoder: Decoder
 
 
-ROOM = Room(TorchBackend, ShardLogits, Verification, draft_words, decoder)
+ROOM = Room(
+    launch=TorchBackend,
+    passes=ShardLogits,
+    verification=Verification,
+    drafted_rows=drafted_rows,
+    coupled_output=coupled_output,
+    draft_words=draft_words,
+    decoder=decoder,
+)

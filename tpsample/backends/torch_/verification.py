@@ -1,4 +1,4 @@
-"""Verification by ratio on one rank: passes over the logits of both laws, arithmetic on rows.
+"""Verification on one rank: by ratio passes over the logits of both laws, arithmetic on rows.
 
     p_v = P_v / Z_P    P_v the integer mass of token v if the row's kept set has it, else 0
     q_v = Q_v / Z_Q    Q_v its mass under the draft's logits / T; without logits the draft is
@@ -28,13 +28,47 @@ from tpsample.core.acceptance import (
     accept_block,
     accept_tokenwise,
     coefficients,
+    leading,
+    position_of_rows,
     uniforms,
 )
 from tpsample.core.masses import TOP_MASS, masses
 from tpsample.core.order import order_words
 from tpsample.core.word import Status
 from tpsample.noise import row_stream, tile_noise
-from tpsample.output import VerifyOutput
+from tpsample.output import SampleOutput, VerifyOutput
+
+
+def drafted_rows(
+    drafts: Tensor, undrawn: Tensor | None, positions: Tensor, vocab_size: int
+) -> tuple[Tensor, Tensor]:
+    """Return the drafts of the rows to verify, and the absolute position of each of these.
+
+    Args:
+        drafts: int64 [B, K]; those after the first id outside [0, V) may be anything.
+        undrawn: bool [B], rows without drafts; None for none.
+        positions: int64 [B], those of each request's first.
+
+    Returns:
+        int64 [B, K + 1], -1 where there is no draft, and int64 [B · (K + 1)].
+    """
+    known = ((drafts >= 0) & (drafts < vocab_size)).cumprod(dim=1).bool()
+    if undrawn is not None:
+        known &= ~undrawn.unsqueeze(1)
+    found = F.pad(drafts.where(known, word.NO_TOKEN), (0, 1), value=word.NO_TOKEN)
+    return found, position_of_rows(positions, found.shape[1])
+
+
+def coupled_output(drafts: Tensor, out: SampleOutput) -> VerifyOutput:
+    """Accept the drafts that are the tokens drawn at their positions, up to the first other one.
+
+    Args:
+        drafts: int64 [B, K + 1], of `drafted_rows`.
+        out: the tokens of all B · (K + 1) rows.
+    """
+    tokens, status = out.token_ids.view(drafts.shape), out.status.view(drafts.shape)
+    accepted = leading((drafts == tokens) & (drafts >= 0))
+    return VerifyOutput.of(accepted, tokens, status, out.seeds[:: drafts.shape[1]].clone())
 
 
 @dataclass(frozen=True)

@@ -402,12 +402,13 @@ class TritonShardLogits(ShardLogits):
         share: Tensor | None = None,
         of_greedy: Tensor | None = None,
     ) -> Tensor:
-        cut = torch.empty_like(least, memory_format=torch.contiguous_format)
+        least = least.contiguous()
+        cut = torch.empty_like(least)
         last_cut_kernel[(len(cut),)](
-            least_ptr=least.contiguous(),
-            by_number_ptr=by_number,
-            by_mass_ptr=by_mass,
-            share_ptr=None if by_mass is None else share,
+            least_ptr=least,
+            by_number_ptr=least if by_number is None else by_number,
+            by_mass_ptr=least if by_mass is None else by_mass,
+            share_ptr=share,
             of_greedy_ptr=None if of_greedy is None else of_greedy.contiguous(),
             temperature_ptr=self.noise.temperature,
             top_ptr=self.top,
@@ -421,7 +422,7 @@ class TritonShardLogits(ShardLogits):
         rows = len(cut)
         sizes, mass, listed_cut, offsets = (cut.new_empty(rows + i // 3) for i in range(4))
         whole, overflow = cut.new_empty(2, rows, dtype=torch.bool).unbind()
-        needed = cut.new_empty(3)
+        needed = cut.new_zeros(3)  # the host reads it, launches that only compile among them
         set_sizes_kernel[(1,)](
             gathered_ptr=gathered,
             stride_source=gathered.stride(0),
@@ -429,7 +430,8 @@ class TritonShardLogits(ShardLogits):
             stride_number=gathered.stride(2),
             temperature_ptr=self.noise.temperature,
             cut_ptr=cut,
-            drawn_ptr=drawn,
+            drawn_ptr=whole if drawn is None else drawn,  # either is the same kernel
+            all_drawn=int(drawn is None),
             size_ptr=sizes,
             whole_ptr=whole,
             overflow_ptr=overflow,

@@ -5,6 +5,18 @@ from tpsample.backends.triton_.decode import decoder
 from tpsample.backends.triton_.drafts import draft_words
 from tpsample.backends.triton_.launch import TritonBackend
 from tpsample.backends.triton_.passes import TritonShardLogits
-from tpsample.backends.triton_.verification import TritonVerification
+from tpsample.backends.triton_.verification import (
+    TritonVerification,
+    coupled_output,
+    drafted_rows,
+)
 
-ROOM = Room(TritonBackend, TritonShardLogits, TritonVerification, draft_words, decoder)
+ROOM = Room(
+    launch=TritonBackend,
+    passes=TritonShardLogits,
+    verification=TritonVerification,
+    drafted_rows=drafted_rows,
+    coupled_output=coupled_output,
+    draft_words=draft_words,
+    decoder=decoder,
+)

@@ -1,4 +1,4 @@
-"""Verification by ratio as Triton launches: three passes over logits, three kernels over rows.
+"""Verification as Triton launches: by ratio three passes over logits and three kernels over rows.
 
 Twin: `tpsample.backends.torch_.verification`.
 """
@@ -14,10 +14,63 @@ import triton
 from torch import Tensor
 
 from tpsample.backends.torch_.verification import Laws, Places, Verification
-from tpsample.backends.triton_.kernels.acceptance import accept_kernel, emit_kernel, law_rows_kernel
+from tpsample.backends.triton_.kernels.acceptance import (
+    accept_kernel,
+    coupled_kernel,
+    drafted_rows_kernel,
+    emit_kernel,
+    law_rows_kernel,
+)
 from tpsample.backends.triton_.kernels.laws import law_sums_kernel, law_tops_kernel, residual_kernel
 from tpsample.backends.triton_.passes import BLOCK, NUM_WARPS, TritonShardLogits
-from tpsample.output import VerifyOutput
+from tpsample.output import SampleOutput, VerifyOutput
+
+
+def drafted_rows(
+    drafts: Tensor, undrawn: Tensor | None, positions: Tensor, vocab_size: int
+) -> tuple[Tensor, Tensor]:
+    """See `tpsample.backends.torch_.verification`."""
+    num_rows, width = len(drafts), drafts.shape[1] + 1
+    found, at = drafts.new_empty(num_rows, width), drafts.new_empty(num_rows * width)
+    if num_rows:
+        drafted_rows_kernel[(num_rows,)](
+            drafts_ptr=drafts.contiguous(),
+            drawn_ptr=undrawn,
+            position_ptr=positions,
+            own_drafts_ptr=found,
+            row_position_ptr=at,
+            vocab_size=vocab_size,
+            num_positions=width,
+            POSITIONS=_block_of(width),
+            num_warps=1,
+        )
+    return found, at
+
+
+def coupled_output(drafts: Tensor, out: SampleOutput) -> VerifyOutput:
+    """See `tpsample.backends.torch_.verification`."""
+    num_rows, width = drafts.shape
+    accepted, seeds = drafts.new_empty(2, num_rows).unbind()
+    tokens, status = torch.empty_like(drafts), out.status.new_empty(num_rows)
+    coupled_kernel[(num_rows,)](
+        drafts_ptr=drafts,
+        sampled_ptr=out.token_ids,
+        status_ptr=out.status,
+        seed_ptr=out.seeds,
+        accepted_ptr=accepted,
+        token_ptr=tokens,
+        row_status_ptr=status,
+        out_seed_ptr=seeds,
+        num_positions=width,
+        POSITIONS=_block_of(width),
+        num_warps=1,
+    )
+    return VerifyOutput(accepted, tokens, status, seeds)
+
+
+def _block_of(positions: int) -> int:
+    """Return the size of a block for the positions of a row, which mostly is the same kernel."""
+    return max(32, triton.next_power_of_2(positions))
 
 
 class TritonVerification(Verification):
@@ -74,7 +127,7 @@ class TritonVerification(Verification):
         return {
             "num_positions": self.drafts.shape[1],
             "BLOCKWISE": self.block,
-            "POSITIONS": max(32, triton.next_power_of_2(self.drafts.shape[1])),  # mostly one kernel
+            "POSITIONS": _block_of(self.drafts.shape[1]),
             "num_warps": 1,
             "enable_fp_fusion": False,
         }

@@ -1,4 +1,4 @@
-"""The arithmetic on rows of a verification by ratio, one program per row.
+"""The arithmetic on rows of a verification, one program per row.
 
 Twins: `tpsample.backends.torch_.verification`, `tpsample.core.acceptance`.
 """
@@ -39,6 +39,65 @@ def share_weight(coefficient, total):
 def at_index(values, index, place):
     """The one of `values` whose index is `place`."""
     return tl.sum(tl.where(index == place, values, tl.zeros_like(values)), axis=0)
+
+
+@triton.jit(
+    do_not_specialize=["vocab_size", "num_positions"],
+    do_not_specialize_on_alignment=ROW_POINTERS,
+)
+def drafted_rows_kernel(
+    # inputs
+    drafts_ptr,  # [B, S - 1] int64
+    drawn_ptr,  # [B] bool, rows that are not drawn, or None
+    position_ptr,  # [B] int64
+    # outputs
+    own_drafts_ptr,  # [B, S] int64, -1 where there is none
+    row_position_ptr,  # [B, S] int64
+    # sizes
+    vocab_size,
+    num_positions,  # S
+    POSITIONS: tl.constexpr,  # >= S
+):
+    """The drafts of each row up to its first that is no id, and their positions. Grid: (B,)."""
+    row, index = tl.program_id(0), tl.arange(0, POSITIONS)
+    drafts = drafts_ptr + row * (num_positions - 1) + index
+    drafts = tl.load(drafts, mask=index < num_positions - 1, other=NO_TOKEN)
+    if drawn_ptr is not None:
+        drafts = tl.where(tl.load(drawn_ptr + row) != 0, NO_TOKEN, drafts)
+    known = (drafts >= 0) & (drafts < vocab_size)
+    end = tl.min(tl.where(known, POSITIONS, index), axis=0)
+    mask, places = index < num_positions, row * num_positions + index
+    tl.store(own_drafts_ptr + places, tl.where(index < end, drafts, NO_TOKEN), mask=mask)
+    tl.store(row_position_ptr + places, tl.load(position_ptr + row) + index, mask=mask)
+
+
+@triton.jit(do_not_specialize=["num_positions"], do_not_specialize_on_alignment=ROW_POINTERS)
+def coupled_kernel(
+    # inputs
+    drafts_ptr,  # [B, S] int64, -1 where there is none
+    sampled_ptr,  # [B, S] int64, the tokens drawn
+    status_ptr,  # [B, S] int32
+    seed_ptr,  # [B, S] int64
+    # outputs
+    accepted_ptr,  # [B] int64
+    token_ptr,  # [B, S] int64
+    row_status_ptr,  # [B] int32
+    out_seed_ptr,  # [B] int64
+    # sizes
+    num_positions,  # S
+    POSITIONS: tl.constexpr,  # >= S
+):
+    """Accept the drafts that are the tokens drawn, up to the first other one. Grid: (B,)."""
+    row, index = tl.program_id(0), tl.arange(0, POSITIONS)
+    mask, places = index < num_positions, row * num_positions + index
+    drafts = tl.load(drafts_ptr + places, mask=mask, other=NO_TOKEN)
+    tokens = tl.load(sampled_ptr + places, mask=mask, other=NO_TOKEN)
+    accepted = (drafts == tokens) & (drafts >= 0)
+    stop = tl.min(tl.where(accepted, POSITIONS, index), axis=0)
+    tl.store(token_ptr + places, tl.where(index <= stop, tokens, NO_TOKEN), mask=mask)
+    tl.store(accepted_ptr + row, stop.to(tl.int64))
+    tl.store(row_status_ptr + row, tl.load(status_ptr + row * num_positions + stop))
+    tl.store(out_seed_ptr + row, tl.load(seed_ptr + row * num_positions))
 
 
 @triton.jit(

@@ -267,9 +267,9 @@ def next_digit_kernel(
 def last_cut_kernel(
     # inputs
     least_ptr,  # [F] int64
-    by_number_ptr,  # [F] int64, or None
-    by_mass_ptr,  # [F] int64, or None
-    share_ptr,  # [F] fp64, or None with the one before
+    by_number_ptr,  # [F] int64
+    by_mass_ptr,  # [F] int64
+    share_ptr,  # [F] fp64, or None without both
     of_greedy_ptr,  # [F] int64, or None
     temperature_ptr,  # [F] fp32
     top_ptr,  # [F] fp32
@@ -279,9 +279,8 @@ def last_cut_kernel(
     """Where kept sets end whose filters end at several words. Grid: (F,)."""
     row = tl.program_id(0)
     cut = tl.load(least_ptr + row)
-    if by_number_ptr is not None:
+    if share_ptr is not None:
         cut = tl.maximum(cut, tl.load(by_number_ptr + row))
-    if by_mass_ptr is not None:
         by_mass = tl.maximum(cut, tl.load(by_mass_ptr + row))
         cut = tl.where(tl.load(share_ptr + row) < 1, by_mass, cut)
     of_greedy = tl.full((), LOWEST_DRAWABLE, tl.int64)
@@ -294,7 +293,7 @@ def last_cut_kernel(
 @triton.jit(
     do_not_specialize=[
         *("num_rows", "num_sources", "stride_source", "stride_row", "stride_number"),
-        *("cap", "vocab_size"),
+        *("cap", "vocab_size", "all_drawn"),
     ],
     do_not_specialize_on_alignment=ROW_POINTERS,
 )
@@ -306,7 +305,8 @@ def set_sizes_kernel(
     stride_number,
     temperature_ptr,  # [F] fp32
     cut_ptr,  # [F] int64
-    drawn_ptr,  # [F] bool, or None
+    drawn_ptr,  # [F] bool, anything if all are
+    all_drawn,
     # outputs
     size_ptr,  # [F] int64
     whole_ptr,  # [F] bool
@@ -336,8 +336,8 @@ def set_sizes_kernel(
         cut = tl.load(cut_ptr + row, mask=inside, other=0)
         random = tl.load(temperature_ptr + row, mask=inside, other=1.0) >= GREEDY_BELOW
         size = tl.where(random, size, (cut < ABOVE_ALL).to(tl.int64))
-        if drawn_ptr is not None:
-            size = tl.where(tl.load(drawn_ptr + row, mask=inside, other=0) != 0, size, 0)
+        drawn = tl.load(drawn_ptr + row, mask=inside, other=0)
+        size = tl.where((drawn != 0) | (all_drawn != 0), size, 0)
         whole = size == vocab_size
         listed = inside & (size <= cap) & (size != vocab_size)
         kept = tl.where(listed, size, 0)

@@ -53,7 +53,7 @@ ROW_POINTERS = [
     # of verifications
     *("draft_top_ptr", "drafts_ptr", "status_ptr", "place_ptr", "weights_ptr", "coefficient_ptr"),
     *("gathered_ptr", "tops_ptr", "sums_ptr", "found_ptr", "own_drafts_ptr", "own_status_ptr"),
-    *("accepted_ptr", "token_ptr", "row_status_ptr"),
+    *("accepted_ptr", "token_ptr", "row_status_ptr", "out_seed_ptr", "row_position_ptr"),
 ]
 """Arguments with a few numbers per row. Whether they begin at a multiple of 16 bytes makes no other
 kernel."""
