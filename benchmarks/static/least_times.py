@@ -122,7 +122,7 @@ SCREENED_REASONS = {
 
 @dataclass(frozen=True)
 class Counted:
-    """What a thread of a kernel needs.
+    """The results that a thread of a kernel needs.
 
     Attributes:
         logits: that one thread covers.

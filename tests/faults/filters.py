@@ -147,8 +147,8 @@ tpsample/backends/triton_/kernels/order.py
     > test_first_words
 tpsample/backends/triton_/kernels/best_scores.py
     kernel: a token comes before itself
-    - mark = mark_of(own + 1)
-    + mark = mark_of(own)
+    - mark_of((score_orders | tie_bits) + 1)
+    + mark_of(score_orders | tie_bits)
     > test_rejection
     kernel: the comparison with the least word is turned
     - member = (mark >= least) &

@@ -28,7 +28,10 @@ MARKS = {
     ],
     "of no token": [
         *(0, 1, word.TOKEN_MASK, word.LOWEST_DRAWABLE, order.ABOVE_ALL, 1 << 57),
-        *(key << word.TOKEN_BITS | 7 for key in (word.KEY_MINUS_INF - 1, 0x7FFFFFFF, 0xFF800001)),
+        *(
+            key << word.TOKEN_BITS | word.TOKEN_MASK - 6  # of the id 6
+            for key in (word.KEY_MINUS_INF - 1, 0x7FFFFFFF, 0xFF800001)
+        ),
         (word.KEY_NAN << word.TOKEN_BITS) - 1,
     ],
 }

@@ -10,11 +10,18 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from tpsample.backends.triton_.kernels.head import KEY_NAN, TOKEN_BITS, TOKEN_MASK, pack
+from tpsample.backends.triton_.kernels.head import (
+    KEY_NAN,
+    TOKEN_BITS,
+    TOKEN_MASK,
+    max_or_nan,
+    pack,
+)
 from tpsample.backends.triton_.kernels.masses import halves_of_masses, mass_row, sum_of_kept
 from tpsample.backends.triton_.kernels.order import (
     KEY_MASK,
     ROW_POINTERS,
+    Mark,
     best_of_groups,
     block_scores,
     group_columns,
@@ -216,12 +223,15 @@ def before_kernel(
         # As many scores are greater as come before; 0 stands for none.
         before = tl.sum((scores[None, :] > scores[:, None]).to(tl.int32), axis=1)
         before = tl.where(scores > 0, before, COUNT)
+        every = mark_of((score_orders | tie_bits) + 1)  # the words before each
         for c in range(COUNT):
-            own = tl.sum(tl.where(before == c, score_orders, 0), axis=0) | tie_bits
-            mark = mark_of(own + 1)  # words after it
+            own = before == c
+            at = tl.max(tl.where(own, every.at, float("-inf")), axis=0)
             # Winners are likely tokens: most blocks have none before them.
-            if largest >= mark.at:
-                earlier = upto(logits, ids, mark)
+            if largest >= at:
+                after = max_or_nan(tl.where(own, every.after, float("-inf")), 0)
+                token = tl.sum(tl.where(own, every.token, 0), axis=0)
+                earlier = upto(logits, ids, Mark(at, after, token))
                 place = out + sample * COUNT + c
                 tl.atomic_add(place, sum_of_kept(high, low, earlier), sem="relaxed")
                 number = tl.sum(earlier.to(tl.int32), axis=0)

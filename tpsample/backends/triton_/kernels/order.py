@@ -110,7 +110,7 @@ def order_words(logits, ids, mask):
 
 
 class Mark(NamedTuple):
-    """An order word as scalars that logits are compared with.
+    """An order word as numbers that logits are compared with; scalars, or a tensor of each.
 
     A token is at the word or before it if its logit is at least `at` and its id at most `token`, or
     if its logit is at least `after`, which is the next fp32 number.
