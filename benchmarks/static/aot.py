@@ -54,6 +54,8 @@ GPUS = {
     89: Gpu("L4/L40S", "HMMA", "IMMA", 100 * 1024, warps=48, programs=24),
     90: Gpu("H100/H200", "HGMMA", "IGMMA", 228 * 1024),
     100: Gpu("B200", "UTCHMMA", "IMMA", 228 * 1024, tensor_columns=512),
+    103: Gpu("B300", "UTCHMMA", "IMMA", 228 * 1024, tensor_columns=512),
+    120: Gpu("RTX of Blackwell", "HMMA", "IMMA", 100 * 1024, warps=48, programs=24),
 }
 
 

@@ -9,8 +9,9 @@ since. Exits with 1 if a requirement fails:
 
 - no spills anywhere;
 - a program's shared memory fits the architecture's limit;
-- 16-bit weights use the architecture's own matrix instruction: HMMA up to sm_89, HGMMA (wgmma) on
-  sm_90, UTCHMMA (tcgen05) on sm_100; the 8-bit product takes IGMMA on sm_90 and IMMA elsewhere;
+- 16-bit weights use the architecture's own matrix instruction: HMMA up to sm_89 and on sm_120,
+  HGMMA (wgmma) on sm_90, UTCHMMA (tcgen05) on sm_100 and sm_103; the 8-bit product takes IGMMA on
+  sm_90 and IMMA elsewhere;
 - at batch tile 64 on sm_90 the epilogue costs at most 31 instructions per logit more than a plain
   greedy one (`benchmarks.lab.kernels`); the cost of each request control is printed beside it, and
   a control that is off cannot cost any: its arguments are None, and its use would not compile;
@@ -56,7 +57,7 @@ DTYPE_NAMES = {dtype: name for name, dtype in {**DTYPES, "i8": torch.int8}.items
 MAX_EPILOGUE = 31.0
 MAX_FLOAT64 = 16
 """The numbers of a row take some, once per program: on many GPUs float64 is 64 times as slow."""
-MAX_FLOAT64_OF_ROWS = {"accept_kernel": 80, "told_logprobs_kernel": 40, "listed_sets_kernel": 40}
+MAX_FLOAT64_OF_ROWS = {"accept_kernel": 80, "told_logprobs_kernel": 48, "listed_sets_kernel": 40}
 """Of kernels that have one program of one warp per row, or that look at listed tokens alone."""
 FLOAT64 = ("DFMA", "DMUL", "DADD", "DSETP")
 FLASHSAMPLING_EPILOGUE = 104.8

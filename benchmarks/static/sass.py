@@ -68,7 +68,16 @@ def matrix_instructions(ops: Sequence[str]) -> int:
 
 def pipe_counts(ops: Sequence[str]) -> Counter[str]:
     """Instructions by the unit that executes them; uniform and control flow are "other"."""
-    return Counter(_PIPE.get(op.split(".")[0], "other") for op in ops)
+    return Counter(map(pipe_of, ops))
+
+
+def pipe_of(op: str) -> str:
+    """The unit that executes an instruction.
+
+    >>> pipe_of("FADD.FTZ"), pipe_of("UIADD3")
+    ('fp', 'other')
+    """
+    return _PIPE.get(op.split(".")[0], "other")
 
 
 def spills(ops: Sequence[str]) -> int:

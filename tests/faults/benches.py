@@ -101,6 +101,20 @@ benchmarks/lab/kernels.py
     - total = tl.where((offs_v < num_rows)[:, None], total, 0)
     + total = total + 0
     > test_a_read_by_tiles_reads_every_row_once
+benchmarks/static/chips.py
+    packed instructions have one result
+    - found[kind] += 2 if name in _PACKED else 1
+    + found[kind] += 1
+    > test_instructions_are_told_apart_by_the_unit_that_executes_them
+benchmarks/static/least_times.py
+    a block that is not full costs nothing
+    - programs = rows * -(-width // int(counts.block))
+    + programs = rows * (width // int(counts.block))
+    > test_a_pass_takes_as_long_as_its_busiest_unit
+    a reason stays when nothing needs it
+    - return found + [f"{name}: a reason that no chip needs" for name in {*PASS_REASONS} - needed]
+    + return found
+    > test_an_exception_wants_a_reason_and_a_reason_an_exception
 benchmarks/questions/tune.py
     candidates of the tuner may be too large
     - tile_table.fitted(tile, gpu) for tile in tried

@@ -155,14 +155,22 @@ tpsample/backends/triton_/kernels/largest.py
     + number = num_words
     > test_words_behind_a_number_do_not_count
 tpsample/backends/triton_/kernels/order.py
+    kernel: of equal logits all reach a mark
+    - return logits >= tl.where(ids <= mark.token, mark.at, mark.after)
+    + return logits >= mark.at
+    > test_tokens_reach_a_mark_as_their_words_do
+    kernel: the word of a logit of -0.0 is compared with no token
+    - absent = (key < KEY_MINUS_INF) | (key == KEY_MINUS_ZERO)
+    + absent = key < KEY_MINUS_INF
+    > test_tokens_reach_a_mark_as_their_words_do
     kernel: the words of a group are written a place late
     - tl.cumsum(listed.to(tl.int32), axis=0) - 1
     + tl.cumsum(listed.to(tl.int32), axis=0)
     > test_first_words
 tpsample/backends/triton_/kernels/best_scores.py
-    kernel: the mass before a mark keeps its number
-    - both & MASS_BITS
-    + both
+    kernel: a token comes before itself
+    - mark_of((score_orders | tie_bits) + 1)
+    + mark_of(score_orders | tie_bits)
     > test_rejection
     kernel: the comparison with the least word is turned
     - member = (mark >= least) &
@@ -180,12 +188,12 @@ tpsample/backends/triton_/kernels/sums.py
 tpsample/backends/triton_/kernels/cuts.py
     in fixed rounds decided rows are searched too
     -         return
-    -     logits, ids, mask, _ = load_block(
+    -     logits, ids, _, _ = load_block(
     +         pass
-    +     logits, ids, mask, _ = load_block(
+    +     logits, ids, _, _ = load_block(
     > test_rows_that_are_done_are_left_out
     kernel: the words of a summed digit are weighed twice
-    - left = left & (digit != least)
+    - left = tl.where(own, none, left)
     > test_digits
 tpsample/core/spread.py
     a masked logit counts in the spread
@@ -252,8 +260,7 @@ tpsample/backends/triton_/kernels/masses.py
     + power = fma(power, f, POLYNOMIAL[i] + 0 * f)
     > test_every_backend_finds_the_bits_of_the_page[_triton]
     kernel: a moment has its whole part alone
-    - return mass, -(mass * whole) - rounded(power * f)
-    + return mass, -(mass * whole)
+    - moment += (sum_of(high_rest).to(tl.int64) << 20) + sum_of(low_rest).to(tl.int64)
     > test_every_backend_finds_the_bits_of_the_page[_triton]
 tpsample/filters/sample.py
     in fixed rounds undecided rows keep what the rejection found

@@ -53,7 +53,7 @@ def test_rules_read_the_weights_once_and_fill_the_gpu():
 
 @pytest.mark.parametrize(
     ("arch", "kilobytes", "stages"),
-    [(90, 227, (8, 6, 5)), (80, 163, (8, 6, 5)), (89, 99, (5, 5, 4)), (120, 99, (4, 4, 3))],
+    [(90, 227, (8, 6, 5)), (80, 163, (8, 6, 5)), (89, 99, (5, 5, 4)), (120, 99, (5, 5, 4))],
 )
 def test_a_list_has_as_many_stages_as_shared_memory_has_room_for(arch, kilobytes, stages):
     gpu = Gpu("a GPU", arch, 100, kilobytes * 1024)
@@ -63,6 +63,8 @@ def test_a_list_has_as_many_stages_as_shared_memory_has_room_for(arch, kilobytes
     assert largest.block_b == (256 if arch == 90 else 128)
     short = tile_table.short_tile(64, torch.bfloat16, gpu)
     assert short.num_warps == (8 if arch < 90 else 4)
+    shortest = tile_table.short_tile(16, torch.bfloat16, gpu)  # spills there, if not as deep
+    assert shortest.block_d == (128 if arch == 120 else 64)
 
 
 def test_nothing_that_ships_was_measured():
@@ -150,17 +152,18 @@ class TestTuner:
             slow = dataclasses.replace(best, tile=TILE, us=us + 1)
             assert tune.merged([ENTRY], [rule, best, slow]) == ([best] if kept else [])
 
-    @pytest.mark.parametrize("arch", [80, 89, 90, 100])
+    @pytest.mark.parametrize("arch", [80, 89, 90, 100, 103, 120])
     @pytest.mark.parametrize("block_b", [16, 32, 64, 128, 256])
     def test_candidates_of_a_gpu(self, arch, block_b):
         gpu = Gpu("a GPU", arch, 132, GPUS[arch].program_bytes)
         rule = tile_table.rule(block_b, 128256, torch.bfloat16, gpu)
         tiles = tune.candidates(rule, gpu)
         assert tiles[0] == rule and len(set(tiles)) == len(tiles) >= 2
-        assert {tile.block_b for tile in tiles} == {min(block_b, 128 if arch < 90 else 256)}
+        large = 90 <= arch < 120  # with the registers and shared memory of a Hopper
+        assert {tile.block_b for tile in tiles} == {min(block_b, 256 if large else 128)}
         assert all(tile.block_v >= 64 and tile.num_warps in (4, 8) for tile in tiles)
         assert all(tile_table.fitted(tile, gpu) == tile for tile in tiles)
-        if arch >= 90:  # with the shared memory of a Hopper
+        if large:
             assert (256 in {tile.block_v for tile in tiles}) == (block_b < 256)
 
     def test_takes_the_shards_first_that_are_named_first(self, monkeypatch):

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from tpsample.core.machine import OVERLAP_ARCH, amd
+from tpsample.core.machine import ASYNC_ARCHS, OVERLAP_ARCH, amd
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,15 @@ class Tile:
     def fitting(self, gpu: "Gpu", stage_bytes: int) -> "Tile":
         """Return the tile with as many stages as a program's shared memory has room for.
 
-        Before sm_90 and on AMD's GPUs Triton keeps one stage less in shared memory, because the
-        operands of the product that runs are in registers.
+        Before sm_90, on sm_120 and on AMD's GPUs Triton keeps one stage less in shared memory,
+        because the operands of the product that runs are in registers.
 
         Args:
             stage_bytes: what one stage loads.
         """
         if not gpu.shared_bytes:
             return self
-        room = gpu.shared_bytes // stage_bytes + (not gpu.hopper)
+        room = gpu.shared_bytes // stage_bytes + (not gpu.multiplies_shared)
         return replace(self, num_stages=max(1, min(self.num_stages, room)))
 
     def block_e(self, many_samples: bool, masks: bool = False, edits: bool = False) -> int:
@@ -82,6 +82,11 @@ class Gpu:
     def hopper(self) -> bool:
         """Whether it can do what came with compute capability 9.0."""
         return self.arch >= OVERLAP_ARCH and not self.amd
+
+    @property
+    def multiplies_shared(self) -> bool:
+        """Whether its products read both operands from shared memory."""
+        return self.arch in ASYNC_ARCHS and not self.amd
 
     @staticmethod
     def of(device: torch.device) -> "Gpu":
@@ -248,8 +253,9 @@ def list_tile(num_rows: int, dtype: torch.dtype, gpu: Gpu) -> Tile:
 def fitted(tile: Tile, gpu: Gpu) -> Tile:
     """Return a tile of 16-bit weights with no more stages than fit this GPU.
 
-    Before sm_90, on AMD's GPUs, and where a program has 99 KB, half the largest batch tile is
+    Before sm_90, on AMD's GPUs and where a program has 99 KB, half the largest batch tile is
     taken: with masks, samples and stored rows the largest one spills on sm_80, sm_86 and sm_89.
+    On sm_120 the smallest short tile spills two registers, and one twice as deep spills none.
     """
     older = gpu.arch > 0 and not gpu.hopper
     small = older or 0 < gpu.shared_bytes < 100 * 1024
@@ -257,6 +263,8 @@ def fitted(tile: Tile, gpu: Gpu) -> Tile:
         tile = _EIGHT_WARPS_OF_128
     if older and tile == _SHORT_TILES[64]:
         tile = _EIGHT_WARPS
+    if gpu.arch >= 120 and tile == _SHORT_TILES[16]:
+        tile = _LIST_TILES[16]
     return tile.fitting(gpu, 2 * (tile.block_v + tile.block_b) * tile.block_d)
 
 

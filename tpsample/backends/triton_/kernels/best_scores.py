@@ -10,11 +10,18 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from tpsample.backends.triton_.kernels.head import KEY_NAN, TOKEN_BITS, TOKEN_MASK, pack
-from tpsample.backends.triton_.kernels.masses import mass_row, masses
+from tpsample.backends.triton_.kernels.head import (
+    KEY_NAN,
+    TOKEN_BITS,
+    TOKEN_MASK,
+    max_or_nan,
+    pack,
+)
+from tpsample.backends.triton_.kernels.masses import halves_of_masses, mass_row, sum_of_kept
 from tpsample.backends.triton_.kernels.order import (
     KEY_MASK,
     ROW_POINTERS,
+    Mark,
     best_of_groups,
     block_scores,
     group_columns,
@@ -22,11 +29,12 @@ from tpsample.backends.triton_.kernels.order import (
     is_number,
     load_block,
     load_draw,
+    mark_of,
     mass_limit,
     nan_word,
-    order_words,
     pop,
     token_scores,
+    upto,
     value_of,
 )
 
@@ -135,11 +143,6 @@ def best_scores_kernel(
         tl.store(place + num_samples * COUNT, order)
 
 
-NUMBER_SHIFT = tl.constexpr(52)
-"""Where a number stands above the masses of a block: 2048 of them add up to at most 2^51."""
-ONE, MASS_BITS = tl.constexpr(1 << 52), tl.constexpr((1 << 52) - 1)
-
-
 class Gathered(NamedTuple):
     """The best scores of all ranks: int64 [num_sources, num_rows, 1 + 2 · S · COUNT]."""
 
@@ -201,34 +204,38 @@ def before_kernel(
     row = tl.program_id(0)
     if is_done(row_done_ptr, row):
         return
-    logits, ids, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)
-    orders = order_words(logits, ids, mask)
+    logits, ids, _, _ = load_block(
+        logits_ptr, stride_logits, vocab_start, lead, width, BLOCK, float("nan")
+    )
     gathered = Gathered(gathered_ptr, num_rows, num_samples, num_sources)
     top = value_of(load_first(gathered, row, COUNT, WORDS))
     temperature = tl.load(temperature_ptr + row)
-    mass = masses(logits, mass_row(top, temperature))
-    in_total = orders >= tl.load(least_of_total_ptr + row)
+    in_total = upto(logits, ids, mark_of(tl.load(least_of_total_ptr + row)))
+    high, low = halves_of_masses(logits, mass_row(top, temperature))
     # ties="keep": only greater logits come before.
     tie_bits = tl.where(tl.load(keep_ties_ptr + row) > 0, TOKEN_MASK, 0)
     marks = num_samples * COUNT
     out = sums_ptr + row * (2 * marks + 1)
-    block_first = tl.max(orders, axis=0)
-    tl.atomic_add(out + 2 * marks, tl.sum(tl.where(in_total, mass, 0), axis=0), sem="relaxed")
-    one_of_each = mass + ONE
+    largest = tl.max(logits, axis=0)
+    tl.atomic_add(out + 2 * marks, sum_of_kept(high, low, in_total), sem="relaxed")
     for sample in range(num_samples):
         scores, score_orders = load_gathered(gathered, row, sample, COUNT, WORDS)
         # As many scores are greater as come before; 0 stands for none.
         before = tl.sum((scores[None, :] > scores[:, None]).to(tl.int32), axis=1)
         before = tl.where(scores > 0, before, COUNT)
-        for c in tl.static_range(COUNT):
-            mark = tl.sum(tl.where(before == c, score_orders, 0), axis=0) | tie_bits
+        every = mark_of((score_orders | tie_bits) + 1)  # the words before each
+        for c in range(COUNT):
+            own = before == c
+            at = tl.max(tl.where(own, every.at, float("-inf")), axis=0)
             # Winners are likely tokens: most blocks have none before them.
-            if block_first > mark:
-                both = tl.sum(tl.where(orders > mark, one_of_each, 0), axis=0)
+            if largest >= at:
+                after = max_or_nan(tl.where(own, every.after, float("-inf")), 0)
+                token = tl.sum(tl.where(own, every.token, 0), axis=0)
+                earlier = upto(logits, ids, Mark(at, after, token))
                 place = out + sample * COUNT + c
-                tl.atomic_add(place, both & MASS_BITS, sem="relaxed")
-                number = (both >> NUMBER_SHIFT) & (2 * BLOCK - 1)
-                tl.atomic_add(place + marks, number, sem="relaxed")
+                tl.atomic_add(place, sum_of_kept(high, low, earlier), sem="relaxed")
+                number = tl.sum(earlier.to(tl.int32), axis=0)
+                tl.atomic_add(place + marks, number.to(tl.int64), sem="relaxed")
 
 
 @triton.jit(

@@ -6,21 +6,29 @@ Twins: the methods of `tpsample.backends.torch_.passes` that serve the same purp
 import triton
 import triton.language as tl
 
-from tpsample.backends.triton_.kernels.head import TOKEN_MASK
-from tpsample.backends.triton_.kernels.masses import mass_row, masses
+from tpsample.backends.triton_.kernels.head import TOKEN_BITS, TOKEN_MASK
+from tpsample.backends.triton_.kernels.masses import (
+    halves_of_masses,
+    mass_row,
+    masses,
+    sum_of_kept,
+)
 from tpsample.backends.triton_.kernels.noise import GREEDY_BELOW, safe_temperature
 from tpsample.backends.triton_.kernels.order import (
     ROW_POINTERS,
     is_done,
     load_block,
+    mark_of,
     mass_limit,
     order_words,
+    upto,
     value_of,
 )
 from tpsample.core import masses as twin
 from tpsample.core import order, word
 
 BINS_PER_Y, LARGEST = tl.constexpr(order.BINS_PER_Y), tl.constexpr(order.LARGEST)
+WORD_BITS = tl.constexpr(word.EPOCH_SHIFT)
 LAST_BIN = tl.constexpr(order.BINS - 1)
 LOWEST_DRAWABLE, ABOVE_ALL = tl.constexpr(word.LOWEST_DRAWABLE), tl.constexpr(order.ABOVE_ALL)
 TOP_MASS = tl.constexpr(twin.TOP_MASS)
@@ -177,6 +185,23 @@ def cut_kernel(
     tl.store(left_ptr + row, (most > room) & (top > float("-inf")))
 
 
+@triton.jit
+def digits_of(logits, ids, shift, DIGIT_BITS: tl.constexpr):
+    """A digit of inverted order words, int32 [BLOCK]: bits from `shift` on. No logit is a NaN.
+
+    An inverted word is (inverted key << TOKEN_BITS) | id, behind bits that are 1. The shifts put
+    together 32 bits of it.
+    """
+    bits = (logits + 0.0).to(tl.int32, bitcast=True)
+    key = (bits ^ ((bits >> 31) & 0x7FFFFFFF ^ 0x7FFFFFFF)).to(tl.uint32, bitcast=True)
+    beyond = shift - TOKEN_BITS
+    of_key = key >> tl.maximum(beyond, 0) << tl.maximum(-beyond, 0)
+    of_id = ids.to(tl.uint32, bitcast=True) >> tl.minimum(shift, TOKEN_BITS)
+    ones = tl.full((), -1, tl.int32) << tl.minimum(tl.maximum(-(shift - WORD_BITS), 0), 31)
+    ones = ones.to(tl.uint32, bitcast=True)
+    return ((of_key | of_id | ones) & ((1 << DIGIT_BITS) - 1)).to(tl.int32)
+
+
 @triton.jit(do_not_specialize=["shift"], do_not_specialize_on_alignment=ROW_POINTERS)
 def digit_kernel(
     # inputs
@@ -201,29 +226,36 @@ def digit_kernel(
     row = tl.program_id(0)
     if is_done(row_done_ptr, row):
         return
-    logits, ids, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)
-    orders = order_words(logits, ids, mask)
-    inside = (orders >> (shift + DIGIT_BITS)) == tl.load(prefix_ptr + row)
-    inside = inside & (logits != float("-inf"))
+    logits, ids, _, _ = load_block(
+        logits_ptr, stride_logits, vocab_start, lead, width, BLOCK, float("nan")
+    )
+    prefix = tl.load(prefix_ptr + row)
+    last = mark_of(tl.maximum(prefix << (shift + DIGIT_BITS), LOWEST_DRAWABLE))
+    inside = upto(logits, ids, last)
+    inside = inside & ~upto(logits, ids, mark_of((prefix + 1) << (shift + DIGIT_BITS)))
     # Blocks without such a word cost no arithmetic: after two digits they are most blocks.
     if tl.max(inside.to(tl.int32), axis=0) > 0:
-        digit = (~(orders >> shift) & ((1 << DIGIT_BITS) - 1)).to(tl.int32)
+        none = 1 << DIGIT_BITS
+        left = tl.where(inside, digits_of(logits, ids, shift, DIGIT_BITS), none)
         if MASS:
             its = mass_row(tl.load(top_ptr + row), tl.load(temperature_ptr + row))
-            weight = masses(logits, its)
-        else:
-            weight = tl.full(digit.shape, 1, bins_ptr.dtype.element_ty)
+            high, low = halves_of_masses(logits, its)
         bins = bins_ptr + row * (1 << DIGIT_BITS)
         # The first digits of nearly all words are the same few, and a row's programs would wait for
         # each other word by word. So the weights of a few digits are summed before.
-        left, none = inside, 1 << DIGIT_BITS
         for _ in range(SUMMED_DIGITS):
-            least = tl.min(tl.where(left, digit, none), axis=0)
+            least = tl.min(left, axis=0)
             if least < none:
-                own = left & (digit == least)
-                tl.atomic_add(bins + least, tl.sum(tl.where(own, weight, 0), 0), sem="relaxed")
-                left = left & (digit != least)
-        tl.atomic_add(bins + digit, weight, mask=left, sem="relaxed")
+                own = left == least
+                weight = sum_of_kept(high, low, own) if MASS else tl.sum(own.to(tl.int32), axis=0)
+                tl.atomic_add(bins + least, weight, sem="relaxed")
+                left = tl.where(own, none, left)
+        if tl.min(left, axis=0) < none:
+            if MASS:
+                weights = (high.to(tl.int64) << 20) + low.to(tl.int64)
+            else:
+                weights = tl.full(left.shape, 1, tl.int32)
+            tl.atomic_add(bins + left, weights, mask=left < none, sem="relaxed")
 
 
 @triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
@@ -323,13 +355,14 @@ def set_sizes_kernel(
     BLOCK: tl.constexpr,
 ):
     """Sizes of kept sets, which of them are listed, and where. One program for all rows."""
-    total, longest, widest = (tl.full((), 0, tl.int64) for _ in range(3))
+    none = tl.full((), 0, tl.int64)
+    total, longest, widest = none, none, none
     for start in range(0, num_rows, BLOCK):
-        row = start + tl.arange(0, BLOCK)
+        row = (start + tl.arange(0, BLOCK)).to(tl.int64)
         inside = row < num_rows
-        size, mass, most = (tl.zeros((BLOCK,), tl.int64) for _ in range(3))
+        size, mass, most = tl.zeros_like(row), tl.zeros_like(row), tl.zeros_like(row)
         for source in range(num_sources):
-            own = gathered_ptr + source * stride_source + row.to(tl.int64) * stride_row
+            own = gathered_ptr + source * stride_source + row * stride_row
             count = tl.load(own + stride_number, mask=inside, other=0)
             size, most = size + count, tl.maximum(most, count)
             mass += tl.load(own, mask=inside, other=0)
@@ -350,7 +383,7 @@ def set_sizes_kernel(
         total += tl.sum(kept, axis=0)
         longest = tl.maximum(longest, tl.max(kept, axis=0))
         widest = tl.maximum(widest, tl.max(tl.where(kept > 0, most, 0), axis=0))
-    tl.store(offset_ptr, tl.full((), 0, tl.int64))
+    tl.store(offset_ptr, none)
     tl.store(needed_ptr, widest)
     tl.store(needed_ptr + 1, longest)
     tl.store(needed_ptr + 2, total)

@@ -20,6 +20,7 @@ ROUNDER = tl.constexpr(twin.ROUNDER)
 ROUNDER_BITS = tl.constexpr(twin.ROUNDER_BITS)
 NEAR, FLOOR, SHORT = map(tl.constexpr, (twin.NEAR, twin.FLOOR, twin.SHORT))
 HALF = tl.constexpr(2.0**20)
+SQUARE = tl.constexpr(twin.ROUNDER_BITS**2)
 TWO_HALVES = tl.constexpr((twin.ROUNDER_BITS << 20) + twin.ROUNDER_BITS)
 
 
@@ -65,13 +66,14 @@ def between(x, low, high):
 
 
 @triton.jit
-def powers(logits, row):
-    """2^E, ROUNDER + w and f, fp32."""
+def powers(logits, row, kept):
+    """2^E, ROUNDER + w and f, fp32; of a logit that is not kept those of one without a mass."""
     x = between(logits - row.base, row.low, row.high)
+    if kept is not None:
+        x = tl.where(kept, x, row.low)
     shifted = (x * row.scale - row.turn) + row.rounder
-    whole = shifted - ROUNDER
     x = exact_fma(row.rounder - shifted, row.unit, x) - row.start
-    f = exact_fma(-whole, row.rest, x) * row.scale
+    f = exact_fma(ROUNDER - shifted, row.rest, x) * row.scale
     power = tl.full(f.shape, POLYNOMIAL[DEGREE], tl.float32)
     for i in tl.static_range(DEGREE - 1, -1, -1):
         power = power * f + POLYNOMIAL[i]
@@ -94,15 +96,82 @@ def rounded(power):
 
 
 @triton.jit
+def halves(power):
+    """The halves of `rounded` as int32, each with ROUNDER_BITS added."""
+    shifted = exact_fma(power, HALF, ROUNDER)
+    left = exact_fma(power, HALF, ROUNDER - shifted)
+    low = exact_fma(left, HALF, ROUNDER)
+    return shifted.to(tl.int32, bitcast=True), low.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def sum_of(bits):
+    """Σ of int32 [BLOCK] that have ROUNDER_BITS added, without these, where it fits 32 bits.
+
+    On a GPU a sum of 32 bits may exceed them on the way, and three addends take one instruction.
+    """
+    if INTERPRET:
+        return tl.sum(bits - ROUNDER_BITS, axis=0)
+    else:
+        COUNT: tl.constexpr = bits.shape[0]
+        return tl.sum(bits, axis=0) - ((COUNT * ROUNDER_BITS + 2**31) % 2**32 - 2**31)
+
+
+@triton.jit
+def sum_of_products(a, b):
+    """Σ a · b, int64, of int32 [BLOCK] that have ROUNDER_BITS added, without these.
+
+    To take them off each factor would cost two instructions per logit, so that they are taken off
+    the sum, modulo 2^64.
+    """
+    if INTERPRET:
+        return tl.sum((a - ROUNDER_BITS).to(tl.int64) * (b - ROUNDER_BITS), axis=0)
+    else:
+        found = tl.sum(a.to(tl.int64) * b.to(tl.int64) - SQUARE, axis=0)
+        return found - ROUNDER_BITS * (sum_of(a).to(tl.int64) + sum_of(b).to(tl.int64))
+
+
+@triton.jit
+def sum_of_masses(high, low):
+    """Σ q of up to 2048 tokens, int64, from the halves of q.
+
+    Both sums fit 32 bits: 2048 · 2^20 without a sign, 2048 · 2^19 with one.
+    """
+    return (sum_of(high).to(tl.uint32, bitcast=True).to(tl.int64) << 20) + sum_of(low).to(tl.int64)
+
+
+@triton.jit
 def masses(logits, row):
     """q, int64, of logits of a `MassRow`."""
-    power, _, _ = powers(logits, row)
+    power, _, _ = powers(logits, row, None)
     return rounded(power)
 
 
 @triton.jit
-def masses_and_moments(logits, row):
-    """q and m, int64, of logits of a `MassRow`."""
-    power, shifted, f = powers(logits, row)
-    mass, whole = rounded(power), shifted.to(tl.int32, bitcast=True) - ROUNDER_BITS
-    return mass, -(mass * whole) - rounded(power * f)
+def halves_of_masses(logits, row):
+    """The halves of q of logits of a `MassRow`, int32 without ROUNDER_BITS."""
+    power, _, _ = powers(logits, row, None)
+    high, low = halves(power)
+    return high - ROUNDER_BITS, low - ROUNDER_BITS
+
+
+@triton.jit
+def sum_of_kept(high, low, kept):
+    """Σ q of the kept of up to 2048 tokens, int64, from `halves_of_masses`."""
+    first = tl.sum(tl.where(kept, high, 0), axis=0).to(tl.uint32, bitcast=True)
+    return (first.to(tl.int64) << 20) + tl.sum(tl.where(kept, low, 0), axis=0).to(tl.int64)
+
+
+@triton.jit
+def sums_of_masses_and_moments(logits, row, kept):
+    """Σ q and Σ m, int64, of the kept of up to 2048 logits of a `MassRow`.
+
+    |2^40 · 2^E · f| is less than 0.71 · 2^40, so that sums of its halves fit 32 bits with a sign.
+    """
+    power, shifted, f = powers(logits, row, kept)
+    high, low = halves(power)
+    whole = shifted.to(tl.int32, bitcast=True)
+    moment = (sum_of_products(high, whole) << 20) + sum_of_products(low, whole)
+    high_rest, low_rest = halves(power * f)
+    moment += (sum_of(high_rest).to(tl.int64) << 20) + sum_of(low_rest).to(tl.int64)
+    return sum_of_masses(high, low), -moment

@@ -24,9 +24,11 @@ from tpsample.backends.triton_.kernels.noise import (
 )
 from tpsample.core import order, word
 
+MASKED = tl.constexpr(float("-inf"))
 NO_ID = tl.constexpr(word.MAX_VOCAB_SIZE)
 KEY_MASK = tl.constexpr(0xFFFFFFFF)
 LARGEST = tl.constexpr(order.LARGEST)
+KEY_INF, KEY_MINUS_ZERO = tl.constexpr(0xFF800000), tl.constexpr(0x7FFFFFFF)
 
 
 class Draw(NamedTuple):
@@ -60,8 +62,16 @@ kernel."""
 
 
 @triton.jit
-def load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK: tl.constexpr):
-    """Returns the program's block of its row: fp32 logits [BLOCK], -inf outside the shard; their
+def load_block(
+    logits_ptr,
+    stride_logits,
+    vocab_start,
+    lead,
+    width,
+    BLOCK: tl.constexpr,
+    OTHER: tl.constexpr = MASKED,
+):
+    """Returns the program's block of its row: fp32 logits [BLOCK], OTHER outside the shard; their
     ids, int32; whether these are of the shard; and the first id, a multiple of 4.
 
     The first block begins `lead` = vocab_start % 4 columns before the shard. `lead` is passed in,
@@ -73,7 +83,7 @@ def load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK: tl.co
     columns = first_column + tl.arange(0, BLOCK)
     mask = (columns >= 0) & (columns < width)
     address = logits_ptr + tl.program_id(0).to(tl.int64) * stride_logits + columns
-    logits = tl.load(address, mask=mask, other=float("-inf"))
+    logits = tl.load(address, mask=mask, other=OTHER)
     return logits, vocab_start + columns, mask, vocab_start + first_column
 
 
@@ -99,6 +109,44 @@ def load_draw(seed_ptr, position_ptr, temperature_ptr, row):
 def order_words(logits, ids, mask):
     """Order words int64 [BLOCK], 0 outside the shard."""
     return tl.where(mask, pack(logits, ids), 0)
+
+
+class Mark(NamedTuple):
+    """An order word as numbers that logits are compared with; scalars, or a tensor of each.
+
+    A token is at the word or before it if its logit is at least `at` and its id at most `token`, or
+    if its logit is at least `after`, which is the next fp32 number.
+    """
+
+    at: tl.tensor  # fp32
+    after: tl.tensor  # fp32
+    token: tl.tensor  # int32
+
+
+@triton.jit
+def mark_of(word):
+    """The `Mark` of an int64 that may be any bound of a search, and that no NaN reaches.
+
+    >>> mark_of(0)  # every token of the shard
+    Mark(-inf, -LARGEST, 2^20 - 1)
+    """
+    key = word >> TOKEN_BITS
+    # No order word has the key of -0.0 or one below that of -inf: the next ones stand for them.
+    absent = (key < KEY_MINUS_INF) | (key == KEY_MINUS_ZERO)
+    at = tl.where(key > KEY_INF, float("inf"), value_of(word) + 0.0)
+    bits = at.to(tl.int32, bitcast=True)
+    after = (bits + tl.where(bits < 0, -1, 1)).to(tl.float32, bitcast=True)
+    token = tl.where(absent, TOKEN_MASK, (~word & TOKEN_MASK).to(tl.int32))
+    return Mark(at, after, tl.where(key > KEY_INF, -1, token))
+
+
+@triton.jit
+def upto(logits, ids, mark):
+    """Whether tokens are at a mark or before it, which a NaN is not.
+
+    It takes three instructions per logit, and to compare words 25.
+    """
+    return logits >= tl.where(ids <= mark.token, mark.at, mark.after)
 
 
 @triton.jit

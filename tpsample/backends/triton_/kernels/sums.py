@@ -7,7 +7,11 @@ import triton
 import triton.language as tl
 
 from tpsample.backends.triton_.kernels.head import KEY_NAN, TOKEN_BITS, TOKEN_MASK, pack
-from tpsample.backends.triton_.kernels.masses import mass_row, masses, masses_and_moments
+from tpsample.backends.triton_.kernels.masses import (
+    mass_row,
+    masses,
+    sums_of_masses_and_moments,
+)
 from tpsample.backends.triton_.kernels.noise import safe_temperature
 from tpsample.backends.triton_.kernels.order import (
     KEY_MASK,
@@ -17,10 +21,12 @@ from tpsample.backends.triton_.kernels.order import (
     least_logit,
     load_block,
     load_draw,
+    mark_of,
     mass_limit,
     nan_word,
     order_words,
     token_scores,
+    upto,
     value_of,
 )
 from tpsample.core import order
@@ -53,17 +59,17 @@ def mass_kernel(
     """Mass of the tokens down to a word, the sum of their entropy, and how many order words are
     >= each mark. Grid: (F, blocks)."""
     row = tl.program_id(0)
-    logits, ids, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)
-    orders = order_words(logits, ids, mask)
-    kept = mask & (orders >= tl.load(cut_ptr + row))
+    logits, ids, _, _ = load_block(
+        logits_ptr, stride_logits, vocab_start, lead, width, BLOCK, float("nan")
+    )
     its = mass_row(tl.load(top_ptr + row), tl.load(temperature_ptr + row))
-    mass, moment = masses_and_moments(logits, its)
-    mass, moment = tl.where(kept, mass, 0), tl.where(kept, moment, 0)
+    kept = upto(logits, ids, mark_of(tl.load(cut_ptr + row)))
+    mass, moment = sums_of_masses_and_moments(logits, its, kept)
     sums = sums_ptr + row * (2 + num_marks)
-    tl.atomic_add(sums, tl.sum(mass, axis=0), sem="relaxed")
-    tl.atomic_add(sums + 1, tl.sum(moment, axis=0), sem="relaxed")
+    tl.atomic_add(sums, mass, sem="relaxed")
+    tl.atomic_add(sums + 1, moment, sem="relaxed")
     for mark in range(num_marks):
-        reached = mask & (orders >= tl.load(marks_ptr + row * num_marks + mark))
+        reached = upto(logits, ids, mark_of(tl.load(marks_ptr + row * num_marks + mark)))
         number = tl.sum(reached.to(tl.int32), axis=0)
         tl.atomic_add(sums + 2 + mark, number.to(tl.int64), sem="relaxed")
 
