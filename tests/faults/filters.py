@@ -7,7 +7,7 @@ tpsample/backends/torch_/passes.py
     a filtered row forgets its NaN
     - nan = word.key_of(top_word) == word.KEY_NAN
     + nan = word.key_of(top_word) < 0
-    > test_mixtures_on_one_rank[mixed]
+    > test_random_steps_of_one_rank_are_the_oracles[mixed]
     the rejection keeps no ties
     - return torch.where(thresholds.keep_ties.unsqueeze(1) > 0, marks | word.TOKEN_MASK, marks)
     + return marks
@@ -293,7 +293,7 @@ tpsample/backends/torch_/logprobs.py
     raw logprobs are divided by the temperature
     - temperature = torch.where(asked.processed, temperature, 1.0)
     + temperature = 1.0 * temperature
-    > test_mixtures_on_one_rank[mixed]
+    > test_random_steps_of_one_rank_are_the_oracles[mixed]
 tpsample/sampler.py
     words are not among the bytes that are sent
     - {"bytes_sent": words + self.ranks.bytes_sent}

@@ -7,7 +7,7 @@ tpsample/core/row_noise.py
     a greedy row is divided by its temperature
     - return torch.where(random, temperature.clamp(max=HOTTEST), 1.0), random
     + return temperature, random
-    > test_mixtures_on_one_rank[mixed]
+    > test_random_steps_of_one_rank_are_the_oracles[mixed]
     seeds that were made ahead are given out again
     - start = self.drawn - self._first
     + start = 0
@@ -101,11 +101,11 @@ tpsample/request/controls/token_state.py
     the ids of other shards are counted
     - mine = torch.eq(columns, token_ids,
     + mine = torch.eq(token_ids, token_ids,
-    > test_mixtures_on_ranks[2-200-150-12-controls+texts]
+    > test_random_steps_of_ranks_are_the_oracles[2-200-150-12-controls+texts]
     biases of joining rows go to the first of them
     - of_slot.repeat_interleave(lengths)[mine]
     + of_slot[:1].repeat_interleave(lengths.sum())[mine]
-    > test_mixtures_on_one_rank[mixed]
+    > test_random_steps_of_one_rank_are_the_oracles[mixed]
     an output token counts once in the history
     - index_add_(0, place, mine, alpha=2)
     + index_add_(0, place, mine)
@@ -114,7 +114,7 @@ tpsample/request/controls/token_state.py
     -     @ordinary_tensors
     -     def __init__(
     +     def __init__(
-    > test_mixtures_on_one_rank[controls]
+    > test_random_steps_of_one_rank_are_the_oracles[controls]
 tpsample/exchange/swap.py
     a message has room for its own sampler's alone
     - if self._inboxes[0].room < self.ranks.shared.longest:

@@ -7,7 +7,7 @@ tpsample/request/controls/tables.py
     bits of masks are made on the default device
     - dtype=torch.bool, device="cpu")
     + dtype=torch.bool)
-    > test_mixtures_on_one_rank[controls]
+    > test_random_steps_of_one_rank_are_the_oracles[controls]
     appended ids outside the vocabulary count
     - there = torch.eq(ids, token_ids,
     + there = torch.le(ids, token_ids,
@@ -60,7 +60,7 @@ tpsample/request/batch.py
     a plan outlives its rows
     - self._plans, self._handle = {}, handle_of(self, self._handle)
     + self._handle = handle_of(self, self._handle)
-    > test_mixtures_on_one_rank[mixed]
+    > test_random_steps_of_one_rank_are_the_oracles[mixed]
     repeated rows are of the plan before
     - seed, self._plans[times], self._controls()
     + seed, vars(self).setdefault('_first_plan', self._plans[times]), self._controls()
@@ -77,7 +77,7 @@ tpsample/request/table.py
     a joining row takes the request of another
     - joining[old - count] for slot
     + joining[0] for slot
-    > test_mixtures_on_one_rank[mixed]
+    > test_random_steps_of_one_rank_are_the_oracles[mixed]
     a new row takes over the tokens of the row whose slot it has
     - moved[slot] = old
     + moved[slot] = 0
@@ -101,7 +101,7 @@ tpsample/request/table.py
     filters stay where they are when rows move
     - self.numbers[0 if self.stores_logits else GATE :]
     + self.numbers[GATE:]
-    > test_mixtures_on_one_rank[mixed]
+    > test_random_steps_of_one_rank_are_the_oracles[mixed]
 tpsample/core/sealed.py
     an unknown field has no way out
     - if name in _ENGINES:
@@ -123,7 +123,7 @@ tpsample/request/controls/apply.py
     repetition divides negative logits
     - scaled = torch.where(logits > 0, logits / repetition, logits * repetition)
     + scaled = logits / repetition
-    > test_mixtures_on_one_rank[texts]
+    > test_random_steps_of_one_rank_are_the_oracles[texts]
     drafts are not of the length of the output
     - length = tables.length[slots] + (0 if rows.num_drafts is None else rows.num_drafts)
     + length = tables.length[slots]
@@ -283,7 +283,7 @@ tpsample/core/tensors.py
     memory grows under inference mode
     - with torch.inference_mode(False):  # the next use may be outside of it
     + with torch.no_grad():
-    > test_mixtures_on_one_rank[controls]
+    > test_random_steps_of_one_rank_are_the_oracles[controls]
 tpsample/request/table.py
     filters that are on the device alone count as those of every row
     - known = not _flagged(flags, UNKNOWN)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.support.random_requests import bitmask_of
+from tests.support.rows import bitmask_of
 from tests.support.small_heads import V, head
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference
 from tpsample.ranks.virtual import VirtualWorld
