@@ -143,7 +143,7 @@ tpsample/agreement/held_rows.py
     whole logits with shards are taken without V
     - if vocab_size is None and named:
     + if False:
-    > test_whole_logits_with_shards_are_refused
+    > test_ranks_are_told_the_same_and_go_on
     ranks that name shards may hold the same rows
     - if each.digest is None or (shard is not None and len(shard) == 0):
     + if each.digest is None or shard is not None:

@@ -110,7 +110,7 @@ tpsample/core/sealed.py
     an unknown argument has no way out
     - for name in () if takes_any else named:
     + for name in ():
-    > test_a_process_alone_is_told[a soft-cap by another name]
+    > test_a_process_alone_is_told[softcap for LMHeadSampler]
     objects take any attribute
     - if "_sealed" in own and name not in own
     + if False and name not in own
@@ -166,8 +166,8 @@ tpsample/request/step_batch.py
     a batch takes another vocabulary and device
     - _FIXED: ClassVar[Mapping[str, str]] = {
     + _LEFT: ClassVar[Mapping[str, str]] = {
-    > test_a_process_alone_is_told[another vocabulary for a batch]
-    > test_a_process_alone_is_told[room for more rows]
+    > test_a_process_alone_is_told[vocab_size of a batch]
+    > test_a_process_alone_is_told[max_rows of a batch]
     a written temperature that counts as 0 is not told of
     - if not temperature >= 0:
     + if False:
@@ -325,7 +325,7 @@ tpsample/agreement/arguments.py
     a field of a request, given to a call, has no way out
     - if name not in FIELDS:
     + if True:
-    > test_a_process_alone_is_told[a temperature for a step]
+    > test_a_process_alone_is_told[temperature for LMHeadSampler.__call__]
     a weight on the meta device is taken
     - if weight.is_meta:
     + if False:
