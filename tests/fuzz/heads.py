@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.lab.virtual_ranks import VirtualWorld
 from tests.fuzz.requests import surroundings
 from tests.support import oracle
 from tests.support.virtual import in_turn, small_tiles
 from tpsample import LMHeadSampler, SampleOutput, VerifyOutput, VocabShard, reference, verify
-from tpsample.ranks.virtual import VirtualWorld
 
 T = TypeVar("T")
 ODD_SIZES = (1, 2, 3, 5, 7, 31, 33, 63, 64, 65, 127, 255, 257, 511, 1000)
@@ -183,7 +183,7 @@ class OneRank:
             sampler.close()
 
 
-class VirtualRanks(OneRank):
+class EveryRank(OneRank):
     """All ranks in this process: the kernels and `peer`, in the interpreter."""
 
     def __init__(

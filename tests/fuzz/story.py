@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tests.fuzz.changing_batch import ChangingBatch
-from tests.fuzz.heads import ModelHead, OneRank, VirtualRanks
+from tests.fuzz.heads import EveryRank, ModelHead, OneRank
 from tests.fuzz.judge import Judge, Tally
 from tests.fuzz.requests import THEMES, Theme, surroundings
 from tests.support import oracle
@@ -49,7 +49,7 @@ class Story:
         self,
         pick: random.Random,
         head: ModelHead,
-        ranks: OneRank | VirtualRanks,
+        ranks: OneRank | EveryRank,
         theme: Theme = THEMES["mixed"],
         *,
         max_rows: int,

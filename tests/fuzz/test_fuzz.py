@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.fuzz.heads import ModelHead, OneRank, VirtualRanks
+from tests.fuzz.heads import EveryRank, ModelHead, OneRank
 from tests.fuzz.judge import Tally
 from tests.fuzz.requests import THEMES
 from tests.fuzz.story import Story
@@ -68,7 +68,7 @@ def through_the_kernels(first_seed: int, num_rows: int, themes: Sequence[str]) -
         theme = THEMES[pick.choice(themes)]
         head = ModelHead.make(pick, world_size, exact=True, most=min(300, theme.most_ids))
         how = {"chunks": pick.choice([1, 2]), "max_rows": 24}
-        ranks = VirtualRanks(head, pick, from_logits=seed % 3 == 2, **how)
+        ranks = EveryRank(head, pick, from_logits=seed % 3 == 2, **how)
         name = f"through_the_kernels({seed}, 1, {list(themes)})"
         tally += Story(pick, head, ranks, theme, max_rows=4, name=name).run(4)
         ranks.close()

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from benchmarks.lab.virtual_ranks import VirtualRanks, VirtualWorld
 from tests.support import golden
 from tests.support.cases import even_shards, uneven_shards
 from tests.support.golden_parts import PARTS, Make, V
 from tests.support.ranks import run_ranks
 from tests.support.virtual import in_turn, small_tiles
 from tpsample import VocabShard
-from tpsample.ranks.virtual import VirtualRanks, VirtualWorld
 
 WEIGHTED = [part for part in PARTS if part != "logits"]
 EXACT = [part for part in PARTS if part != "cancelling"]  # Triton adds in fp32, in another order

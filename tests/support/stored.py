@@ -7,13 +7,13 @@ from functools import partial
 
 import torch
 
+from benchmarks.lab.virtual_ranks import VirtualWorld
 from tests.support import host_reads
 from tests.support.cases import uneven_shards
 from tpsample import SampleOutput, SamplingBatch
 from tpsample.core.row_noise import RowNoise
 from tpsample.filters.finish import finish_logits, shard_logits
 from tpsample.ranks.ranks import Ranks
-from tpsample.ranks.virtual import VirtualWorld
 from tpsample.request.step import Step
 
 NOT_WRITTEN = -2

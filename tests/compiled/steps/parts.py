@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.lab.virtual_ranks import VirtualRanks, VirtualWorld
 from benchmarks.static.aot import GPUS
 from tests.compiled.coverage import of_report
 from tests.compiled.emulator.gpu import EmulatedGpu
@@ -23,8 +24,7 @@ from tests.compiled.steps.plain_steps import Compared, plain_step
 from tests.compiled.steps.planted import PLANTS, check_planted
 from tests.compiled.steps.pushed_steps import ROWS, lost, pushed, weak_pushes
 from tests.compiled.steps.tiny_kernels import check_emulator
-from tests.fuzz import heads
-from tests.fuzz.heads import ModelHead
+from tests.fuzz.heads import EveryRank, ModelHead
 from tests.fuzz.judge import Tally
 from tests.fuzz.requests import THEMES
 from tests.fuzz.story import Story
@@ -35,7 +35,6 @@ from tests.support.golden_parts import Make, V
 from tests.support.virtual import in_turn
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference
 from tpsample.backends.triton_.tile_table import Gpu, Tile, all_tiles, fitted
-from tpsample.ranks.virtual import VirtualRanks, VirtualWorld
 
 EXACT = [part for part in GOLDEN_PARTS if part != "cancelling"]
 """Without the part whose products a GPU sums in fp32, in another order."""
@@ -139,7 +138,7 @@ def stories(gpu: EmulatedGpu, seeds: int) -> Compared:
         wide = torch.randn(head.size, pick.choice([40, 136, 256]), generator=generator)
         head = dataclasses.replace(head, weight=(wide * pick.choice([0.5, 1.0])).round().to(dtype))
         gpu.options = Options(**ORDERS[seed % len(ORDERS)])
-        ranks = heads.VirtualRanks(
+        ranks = EveryRank(
             head,
             pick,
             from_logits=seed % 5 == 2,
