@@ -28,13 +28,6 @@ tpsample/ranks/roll_call.py
     - with repeated(say_alive, BEAT_S):
     + if self is not None:
     > test_a_rank_that_works_longer_than_the_timeout_is_not_lost
-    a rank that waits for others does not say that it lives
-    -                 say_alive()
-    -                 for rank in everybody:
-    +                 for rank in everybody:
-    ranks that have nothing to do wait for nobody
-    - "", beside=ready)
-    + "")
     a rank that works does not answer a roll call
     -                 self._answer(None)
     +                 str(self)
@@ -53,10 +46,6 @@ tpsample/backends/numba_/kernels/compiled_ahead.py
     - missing[::-1] if last_first else missing
     + missing
     > test_another_process_compiles_from_the_end
-    the process that helps to compile outlives the call
-    -             process.kill()
-    +             process.wait()
-    > test_another_process_compiles_from_the_end
     a kernel of later steps is not compiled in the constructor
     -         (passes.count_from, (STORED, INTS_2, INTS_2)),
     > test_every_kernel_that_python_calls_is_among_them
@@ -64,9 +53,6 @@ tpsample/backends/numba_/kernels/compiled_ahead.py
     - for dtype in FRACTION_BITS:
     + for dtype in list(FRACTION_BITS)[:1]:
     > test_no_call_of_several_ranks_compiles[6-True]
-    words are those of one rank in the constructor
-    - words = int64[:, :], INTS_2
-    + words = (INTS_2,)
     ranks of a machine compile the same
     - kernel, types = next(free, order[0])
     + kernel, types = order[0]
@@ -183,9 +169,6 @@ tpsample/backends/triton_/kernels/inbox.py
     - source = ((epoch & 1) * peers.num_chunks + chunk) * peers.world_size + peers.rank
     + source = chunk * peers.world_size + peers.rank
     > test_a_push_writes_each_word_once_to_every_rank_and_nothing_else[None]
-    the epoch is a bit off
-    - words | (epoch << EPOCH_SHIFT)
-    + words | (epoch << (EPOCH_SHIFT + 1))
     the epoch wraps to the same parity
     - return tl.where(epoch == EPOCH_MAX, 1, epoch + 1)
     + return tl.where(epoch == EPOCH_MAX, 2, epoch + 1)
@@ -216,10 +199,6 @@ tpsample/exchange/base.py
     -         if self._unfinished:
     +         if False:
     > test_a_step_that_never_finished_leaves_nothing_to_the_next
-    reset leaves the words
-    -         self.words.zero_()
-    -         self._unfinished = False
-    +         self._unfinished = False
 tpsample/agreement/desync.py
     ranks do not compare their hidden states
     - given = nothing if hidden_states is None else _digest_of(hidden_states)
@@ -248,10 +227,6 @@ tpsample/agreement/step.py
     ranks do not compare positions
     - "positions": self.positions,
     + "positions": None,
-    > test_calls_that_differ_raise_the_same_naming_what_does
-    ranks do not compare the number of samples
-    - "num_samples": self.num_samples,
-    + "num_samples": 0,
     > test_calls_that_differ_raise_the_same_naming_what_does
     ranks do not compare requests
     - found["batch"] = batch.plan
@@ -288,10 +263,6 @@ tpsample/agreement/step.py
     - self._left or ranks.shared.left
     + self._left
     > test_a_step_left_half_done_holds_up_the_other_samplers_of_its_group
-    ranks do not compare drafts
-    - "token_ids": self.token_ids}
-    + "token_ids": None}
-    > test_calls_that_differ_raise_the_same_naming_what_does
     ranks do not compare masks and tokens so far
     - found |= batch._state()
     + pass

@@ -78,9 +78,6 @@ tpsample/request/table.py
     - joining[old - count] for slot
     + joining[0] for slot
     > test_random_steps_of_one_rank_are_the_oracles[mixed]
-    a new row takes over the tokens of the row whose slot it has
-    - moved[slot] = old
-    + moved[slot] = 0
     an empty slot is known as such until rows move
     - self.entries = list(map([*entries, *joining].__getitem__, order))
     + both = [*entries, *joining]
@@ -98,10 +95,6 @@ tpsample/request/table.py
     - self.entries[slot] = entry._replace(flags=entry.flags & ~UNSEEDED)
     + pass
     > test_a_seed_that_was_drawn_moves_with_its_row
-    filters stay where they are when rows move
-    - self.numbers[0 if self.stores_logits else GATE :]
-    + self.numbers[GATE:]
-    > test_random_steps_of_one_rank_are_the_oracles[mixed]
 tpsample/core/sealed.py
     an unknown field has no way out
     - if name in _ENGINES:
@@ -185,9 +178,6 @@ tpsample/request/step_batch.py
     - if mask.version != self._table.version:
     + if False:
     > test_a_selection_and_masks_of_rows_that_changed_are_refused
-    a mask that is assigned anew stays stale
-    - self._assigned[name] = Mask(mask, self._table.version)
-    + self._assigned.setdefault(name, Mask(mask, self._table.version)).tensor = mask
     masks of rows without penalties bind nothing
     - if not (masks or tables.has_penalties
     + if not (tables.has_penalties
@@ -210,10 +200,6 @@ tpsample/request/selection.py
     - none + 1).copy_(gate)
     + none + 1).fill_(2**62)
     > test_a_captured_step_serves_other_slots_and_other_requests[sample]
-    a row that is not drawn writes to the slot that it names
-    - index.masked_fill_(undrawn, none)
-    + index
-    > test_a_slot_that_is_named_twice_counts_its_first_row
     a row without filters takes the way of those with top_k alone
     - kinds = [keeps_all(self.vocab_size), *asked]
     + kinds = [*asked]

@@ -53,9 +53,6 @@ tpsample/backends/torch_/launch.py
     - scores = score_tile(logits, first_id, noise, sample)
     + scores = score_tile(logits, start, noise, sample)
     > test_shards_agree[torch]
-    a row of the weight is taken for the next one
-    - raw = logits_tile(step.hidden_double, self._weight[start:stop], bias, self._head)
-    + raw = logits_tile(step.hidden_double, self._weight[start:stop], bias, self._head).roll(1, 1)
     a filtered row's neighbours draw nothing
     - best[:, drawn] = drawn_best
     + pass
@@ -85,9 +82,6 @@ tpsample/backends/triton_/kernels/noise.py
     - low = (base ^ (word & 0xFFFF)).to(tl.float32, bitcast=True) - LOW_OFFSET
     + low = (base & 0xFFFF0000).to(tl.float32, bitcast=True) - LOW_OFFSET
     > test_jitted_noise_is_the_definition_bit_for_bit[0]
-    kernel: a token takes another's word of its quad
-    - joined = tl.join(tl.join(l0, l2), tl.join(l1, l3))
-    + joined = tl.join(tl.join(l0, l1), tl.join(l2, l3))
 tpsample/core/word.py
     a row of masked tokens draws one
     - nan, empty = word_key == KEY_NAN, word_key <= KEY_MINUS_INF
@@ -141,9 +135,6 @@ tpsample/backends/triton_/kernels/head.py
     - return (ids.first < shard.start) | (ids.first + BLOCK_V > shard.stop)
     + return ids.first < shard.start
     > test_a_column_beside_its_shard_is_no_candidate
-    kernel: the first tile is not masked
-    - return (ids.first < shard.start) | (ids.first + BLOCK_V > shard.stop)
-    + return ids.first + BLOCK_V > shard.stop
 tpsample/backends/triton_/kernels/sums.py
     kernel: the first words of a row are weighed by what a caller wrote
     - temperature = safe_temperature(tl.load(temperature_ptr + row))
@@ -175,13 +166,6 @@ tpsample/backends/numba_/kernels/threads.py
     - _raw(32)(~FLUSHED)
     + _raw(32)(~0)
     > test_parts_count_subnormal_numbers_and_leave_the_mode
-    native: a thread does not have its mode again
-    -             _mode(builder, "ldmxcsr", before)
-    +             pass
-    native: an error of a part is lost
-    - builder.store(status.code, places[6])
-    + pass
-    > test_an_error_of_a_part_is_raised_after_all_parts
 tpsample/backends/numba_/kernels/inputs.py
     native: a range without ids has a block
     - if end <= begin:
@@ -216,9 +200,6 @@ tpsample/backends/numba_/kernels/kernel_cache.py
     cache: a file that another user owns is loaded
     - status.st_uid not in (0, os.geteuid()):
     + status.st_uid < 0:
-    cache: a file is not asked whose it is
-    -             _require_ours(path, os.fstat(file.fileno()))
-    +             file.tell()
     cache: a folder that went away stays away
     -         each.mkdir(mode=0o700, exist_ok=True)
     +         str(each)
@@ -237,9 +218,6 @@ tpsample/backends/numba_/kernels/kernel_cache.py
     +     except ValueError as error:
     > test_a_full_disk
     > test_a_cache_that_cannot_be_made
-    cache: a failure is told of every time
-    -             _failed = True
-    +             _failed = False
     cache: what is left of a full disk stays there
     -             os.unlink(temporary)
     +             str(temporary)
@@ -257,9 +235,6 @@ tpsample/backends/numba_/kernels/compile_lock.py
     - elif time.monotonic() > heard + STUCK_S:
     + elif time.monotonic() < heard:
     > test_a_process_that_does_not_end_to_compile_is_not_waited_for
-    cache: a slow process is waited for
-    - and time.monotonic() < limit:
-    + and limit:
     cache: a process does not say that it compiles
     -         os.utime(file)
     +         str(file)
@@ -281,11 +256,6 @@ tpsample/backends/numba_/kernels/compile_lock.py
     -     while _opened:
     +     while False:
     > test_a_process_may_fork_while_a_thread_compiles
-    cache: a fork does not wait for threads that compile
-    -     before=global_compiler_lock.acquire,
-    -     after_in_parent=global_compiler_lock.release,
-    -     after_in_child=_begin_as_child,
-    +     after_in_child=_opened.clear,
 tpsample/backends/numba_/kernels/products.py
     native: the fp32 bound leaves out the sum
     - spread = (depth_of(products) + 4) * UNIT
@@ -422,12 +392,6 @@ tpsample/backends/numba_/kernels/ends.py
     - edges[c] = up(marks[row, c] + slack[row]) + F32(TINY)
     + edges[c] = marks[row, c]
     > test_sums_are_within_their_bounds
-    native: the most mass has no margin for fp32
-    - low, high = math.exp(-spread) * (1.0 - 2.0**-14), 1.0 + 2.0**-14
-    + low, high = math.exp(-spread) * (1.0 - 2.0**-14), 1.0 - 2.0**-14
-    native: the least mass is that of upper ends
-    - low, high = math.exp(-spread) * (1.0 - 2.0**-14), 1.0 + 2.0**-14
-    + low, high = 1.0 - 2.0**-14, 1.0 + 2.0**-14
 tpsample/backends/numba_/kernels/passes.py
     native: a total of top_p leaves out what is below every mark
     - if largest < smaller(least, of_total):
@@ -465,9 +429,6 @@ tpsample/backends/screening/int8_copy.py
     - return torch.equal(sum_rows(self._weight[some], self._key), self._sums[some])
     + return True
     > test_a_change_of_one_row_is_found_within_a_round
-    the rows that are looked at stay the same
-    - self._turn += 1
-    + pass
 tpsample/backends/screening/bound.py
     norms are rounded to nearest
     - return (values * (1.0 + 4 * UNIT) + TINY).float()
