@@ -160,11 +160,13 @@ UNKNOWN = {
     "best_of": "answers are not ranked; give each a request with a seed of its own",
     "prompt_logprobs": "see LMHeadSampler.prompt_logprobs",
     "logits_processors": "functions of the logits are not supported; see logit_bias",
+    "generator": "give each request seed=, an int of 64 bits",
     "top_logprobs": "give logprobs= the number of tokens to report",
     "temprature": "did you mean temperature?",
 }
 """By name of a field that requests do not have, the way out."""
 FIXED = {
+    "temperature": "it stays in its place; write batch.temperature[:] = values",
     "seed": "it stays in its place; write batch.seed[:] = values",
     "requests": "call update, add, drop or arrange to change the requests",
     "max_rows": "build a new batch",
