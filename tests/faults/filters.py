@@ -19,11 +19,11 @@ tpsample/backends/torch_/passes.py
     the first words are looked for in a group too few
     - group = word.token_of(order_words(grouped.amax(dim=2)).topk(count, dim=1).values)
     + group = word.token_of(order_words(grouped.amax(dim=2)).topk(count - 1, dim=1).values)
-    > test_first_words
+    > test_first_words_are_those_of_the_definition
     a lost row is settled
     - lost = out.status[index] == word.Status.PEER_LOST
     + lost = out.status[index] > word.Status.PEER_LOST
-    > test_settle
+    > test_rows_are_settled_as_by_the_definition
 tpsample/request/row_filter.py
     masses of upper ends are taken for masses
     - exact=not known,
@@ -77,7 +77,7 @@ tpsample/filters/kept_sets.py
     a kept set at its cap overflows
     - listed = (sizes <= cap) & ~whole
     + listed = (sizes < cap) & ~whole
-    > test_by_hand
+    > test_captured_sets_are_those_worked_out_by_hand
     a greedy row keeps what its masks left
     - cut = torch.where(rows.noise.random.squeeze(1), cut, cut.maximum(top_word))
     + pass
@@ -122,12 +122,12 @@ tpsample/backends/triton_/kernels/order.py
     kernel: the words of a group are written a place late
     - tl.cumsum(listed.to(tl.int32), axis=0) - 1
     + tl.cumsum(listed.to(tl.int32), axis=0)
-    > test_first_words
+    > test_first_words_are_those_of_the_definition
 tpsample/backends/triton_/kernels/best_scores.py
     kernel: the mass before a mark keeps its number
     - both & MASS_BITS
     + both
-    > test_rejection
+    > test_a_rejection_decides_what_the_definition_does
     kernel: the comparison with the least word is turned
     - member = (mark >= least) &
     + member = (mark <= least) &
@@ -150,17 +150,17 @@ tpsample/backends/triton_/kernels/cuts.py
     > test_rows_that_are_done_are_left_out
     kernel: the words of a summed digit are weighed twice
     - left = left & (digit != least)
-    > test_digits
+    > test_a_search_by_digits_finds_what_the_definition_does
 tpsample/core/spread.py
     a masked logit counts in the spread
     - unmasked = logits > -torch.inf
     + unmasked = logits == logits
-    > test_spreads
+    > test_spreads_are_those_of_the_definition
 tpsample/backends/triton_/kernels/sums.py
     kernel: a distance is cut off rather than rounded
     - d = tl.where(units < INTEGERS_FROM, rounded, units).to(tl.int64)
     + d = units.to(tl.int64)
-    > test_spreads
+    > test_spreads_are_those_of_the_definition
 tpsample/backends/numba_/kernels/passes.py
     native: a mass at its limit does not reach it
     - if mass[j] >= limit and
@@ -179,7 +179,7 @@ tpsample/core/rules.py
     a standard deviation is of logits after temperature
     - rows.least_word(y, torch.ones_like(rows.temperature))
     + rows.least_word(y, rows.temperature)
-    > filters/test_kept_set.py::test_golden[sigma-of-logits-before-temperature]
+    > test_kept_sets_worked_out_by_hand[sigma-of-logits-before-temperature]
     epsilon is of the likeliest token
     - (rows.total_mass().double() * epsilon)
     + (0.0 * rows.total_mass() + TOP_MASS * epsilon)

@@ -83,7 +83,7 @@ tpsample/request/controls/token_state.py
     the state of a shard begins at its shard
     - self.shard, self.first_id = shard, shard.start // 4 * 4
     + self.shard, self.first_id = shard, shard.start
-    > test_peers_in_one_process[shards0-parts0]
+    > test_peers_in_one_process_draw_the_committed_tokens[shards0-parts0]
     the ids of other shards are counted
     - mine = torch.eq(columns, token_ids,
     + mine = torch.eq(token_ids, token_ids,
@@ -95,7 +95,7 @@ tpsample/request/controls/token_state.py
     an output token counts once in the history
     - index_add_(0, place, mine, alpha=2)
     + index_add_(0, place, mine)
-    > sampler/test_golden.py::test_one_rank[torch-None-parts0]
+    > sampler/test_golden.py::test_one_rank_draws_the_committed_tokens[torch-None-parts0]
     the state of a shard is made under inference mode
     -     @ordinary_tensors
     -     def __init__(

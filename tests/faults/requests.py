@@ -325,8 +325,8 @@ tpsample/core/checks.py
     a message is as long as what came
     - return text if len(text) <= _LONGEST else f"{text[:_LONGEST].rstrip()} …"
     + return text
-    > test_of_a_request[temperature]
-    > test_of_a_record
+    > test_no_message_of_a_request_is_long[temperature]
+    > test_no_message_of_a_record_is_long
 tpsample/record/format.py
     a file that is not there is no safetensors file
     - why = "it is a folder" if Path(path).is_dir() else error

@@ -103,7 +103,7 @@ tpsample/backends/torch_/decode.py
     the status of every row is OK
     - out.status.copy_(status.amax(dim=0))
     + out.status.copy_(status[0] * 0)
-    > sampler/test_golden.py::test_one_rank[torch-None-parts0]
+    > sampler/test_golden.py::test_one_rank_draws_the_committed_tokens[torch-None-parts0]
     an output shares the batch's seeds
     - out.seeds.copy_(seeds)
     + out.seeds = seeds
@@ -119,7 +119,7 @@ tpsample/reference.py
     the kept set has k + 1 tokens
     - in_top_k = (rank < top_k) | (keep_ties & (logits == kth))
     + in_top_k = (rank <= top_k) | (keep_ties & (logits == kth))
-    > test_golden
+    > test_kept_sets_worked_out_by_hand
 tpsample/backends/triton_/kernels/head.py
     kernel: the highest id of equal scores
     - token_id = tl.min(tl.where(holds_best, offs_v[:, None], TOKEN_MASK), axis=0)
@@ -130,7 +130,7 @@ tpsample/backends/triton_/kernels/head.py
     -
     + return first + place % GROUP
     +
-    > backends/triton_/test_screening_kernels.py::test_heads
+    > backends/triton_/test_screening_kernels.py::test_screens_of_hard_heads_leave_the_same_words
     kernel: the last tile is not masked
     - return (ids.first < shard.start) | (ids.first + BLOCK_V > shard.stop)
     + return ids.first < shard.start
@@ -331,12 +331,12 @@ tpsample/backends/numba_/kernels/store.py
     native: listed words are those of another row
     - push(first[place], top_k, pack(
     + push(first[i], top_k, pack(
-    > sampler/test_golden.py::test_one_rank
+    > sampler/test_golden.py::test_one_rank_draws_the_committed_tokens
 tpsample/backends/numba_/passes.py
     native: beside listed rows the others have no first words
     - rows = rows[first[rows, 0] == 0]
     + rows = rows[:0]
-    > sampler/test_golden.py::test_one_rank
+    > sampler/test_golden.py::test_one_rank_draws_the_committed_tokens
 tpsample/backends/numba_/kernels/head.py
     native: the lower end of a product is taken for its upper end
     - out[j] = up(products[j] + error)
@@ -345,7 +345,7 @@ tpsample/backends/numba_/kernels/head.py
     native: a mask is left out
     - if len(head.mask):
     + if False:
-    > backends/screening/test_words.py::test_many_rows
+    > backends/screening/test_words.py::test_words_of_many_rows_are_those_of_the_definition
     native: drafts are left out of the history
     -                     history[i] += I32(2)
     +                     history[i] += I32(0)
@@ -364,7 +364,7 @@ tpsample/backends/numba_/kernels/draw.py
     -         push(heap, len(heap), pack(logit, block.base + j))
     +         stored[local] = logit
     +         heap[0] = pack(logit, block.base + j)
-    > backends/screening/test_filters.py::test_many_rows
+    > backends/screening/test_filters.py::test_screened_rows_with_filters_draw_as_from_all_logits
 tpsample/backends/numba_/kernels/numbers.py
     native: lanes outside of a block reach a threshold
     - return lanes & within
@@ -373,7 +373,7 @@ tpsample/backends/numba_/kernels/numbers.py
     native: a sum that is not decided is trusted
     -     if decided or sums_are_exact(
     +     if True or sums_are_exact(
-    > test_midpoints
+    > test_a_sum_beside_a_midpoint_is_rounded_to_its_side
 tpsample/backends/numba_/passes.py
     native: a row is decided by a mark that may be kept
     -         return sure, possible
@@ -386,7 +386,7 @@ tpsample/backends/numba_/passes.py
     native: a token stands before itself
     - self._marks(gathered, thresholds, count) + 1
     + self._marks(gathered, thresholds, count)
-    > test_rejection
+    > test_a_rejection_decides_what_the_definition_does
 tpsample/backends/numba_/kernels/ends.py
     native: the least sums have the logits that may be below a mark
     - edges[c] = up(marks[row, c] + slack[row]) + F32(TINY)
@@ -409,17 +409,17 @@ tpsample/backends/numba_/kernels/cuts.py
     native: a search passes by the least logit of a prefix
     - near += I32(not (part[j] < lowest or part[j] > highest))
     + near += I32(not (part[j] <= lowest or part[j] > highest))
-    > test_digits
+    > test_a_search_by_digits_finds_what_the_definition_does
 tpsample/backends/numba_/kernels/passes.py
     native: few tokens of every sample have the noise of the first
     - stream_of(noise, i, s))
     + stream_of(noise, i, 0))
-    > test_top_words
+    > test_draws_of_top_words_are_those_of_the_definition
 tpsample/backends/numba_/kernels/masses.py
     native: a mass is truncated
     - low = (power * HALF - (shifted - ROUNDER)) * HALF + ROUNDER
     + low = (power * HALF - (shifted - ROUNDER)) * HALF - F32(0.5) + ROUNDER
-    > test_digits
+    > test_a_search_by_digits_finds_what_the_definition_does
 tpsample/backends/screening/int8_copy.py
     residual norms are 5 % too small
     - round_up(lost.norm(dim=1))
@@ -451,7 +451,7 @@ tpsample/backends/triton_/kernels/limbs.py
     kernel: bars of the step before
     - tl.store(bar_ptr + sample * num_rows + row, float("-inf"))
     + pass
-    > test_batch_sizes
+    > test_a_screen_forgets_the_step_before_at_any_batch_size
 tpsample/core/exact_sum.py
     exact sums are made on the default device
     - dtype=torch.float64, device="cpu")
