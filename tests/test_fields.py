@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tests.agreement import test_batches_differ
+from tests.fuzz.requests import request
 from tests.speculative import test_coupled, test_shards
-from tests.support import filtered, golden_parts, oracle, random_requests
+from tests.support import filtered, golden_parts, oracle
 from tests.support.commands import ROOT
 from tests.support.fields import FILTERS, REFUSED, VALUES
 from tpsample import SamplingParams
@@ -23,7 +24,7 @@ REPORTS = {"logprobs", "logprob_token_ids", "logprobs_mode"}
 
 def _drawn() -> list[dict[str, Any]]:
     pick = random.Random(1)
-    return [random_requests.request(pick, 500) for _ in range(2000)]
+    return [request(pick, 500) for _ in range(2000)]
 
 
 GOLDEN: list[dict[str, Any]] = [

@@ -198,11 +198,6 @@ def test_an_attribute_that_an_object_does_not_have_is_refused() -> None:
             with pytest.raises((AttributeError, TypeError)):
                 setattr(each, name, None)
             assert not hasattr(each, name)
-    with pytest.raises(AttributeError) as error:
-        objects[1].forced_tokens_ids = torch.ones(1)  # type: ignore[attr-defined]
-    assert str(error.value) == (
-        "forced_tokens_ids: not an attribute of SamplingBatch; did you mean forced_token_ids?"
-    )
 
 
 def test_an_adapter_is_there_as_an_attribute():

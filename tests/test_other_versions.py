@@ -39,7 +39,7 @@ SUITES = (
     *("tests/backends/triton_/test_control_kernels.py",),
     *("tests/backends/triton_/test_step_launches.py",),
     *("tests/sampler/test_from_logits.py", "tests/sampler/test_other_samplers.py"),
-    *("tests/sampler/test_warm_up.py", "tests/sampler/test_fuzz.py"),
+    *("tests/sampler/test_warm_up.py", "tests/fuzz/test_fuzz.py"),
 )
 
 

@@ -9,9 +9,9 @@ import torch
 
 from benchmarks.lab import text
 from benchmarks.lab.problem import Problem, make_sampler, make_weight
+from benchmarks.lab.virtual_ranks import VirtualWorld
 from tests.support.commands import ROOT
 from tpsample import VocabShard
-from tpsample.ranks.virtual import VirtualWorld
 
 PICTURES = ROOT / "benchmarks" / "pictures"
 ROWS, VOCAB_SIZE, WORLD_SIZE = 256, 128256, 8

@@ -2,8 +2,8 @@
 
 hidden states, or logits of the caller → settled with the other ranks → words → exchange → tokens
 
-A step's halves are apart for several ranks in one process (`tpsample.ranks.virtual`), which all
-start before one of them can finish.
+A step's halves are apart for several ranks in one process, as in tests, which all start before one
+of them can finish.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from benchmarks.lab.harness import Run
 from benchmarks.lab.problem import Candidate, Problem, make_sampler
+from benchmarks.lab.virtual_ranks import VirtualWorld
 from tpsample import LMHeadSampler, SampleOutput, VocabShard
-from tpsample.ranks.virtual import VirtualWorld
 from tpsample.request.step import Inputs
 
 EXCHANGES = ("collective", "p2p", "two_level", "peer")

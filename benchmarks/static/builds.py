@@ -23,6 +23,7 @@ from benchmarks.lab.absent import AMD_ARCHS
 from benchmarks.lab.launches import Launch, Pointer, filled, listed
 from benchmarks.lab.problem import make_sampler, override_tile
 from benchmarks.lab.ranks import even_shards
+from benchmarks.lab.virtual_ranks import VirtualWorld
 from benchmarks.static.aot import GPUS
 from tpsample import LMHeadSampler, SamplingBatch, sample_draft, verify
 from tpsample.agreement import construction
@@ -36,7 +37,6 @@ from tpsample.backends.triton_.tile_table import (
     is_short,
     rule,
 )
-from tpsample.ranks.virtual import VirtualWorld
 from tpsample.request.kinds import KINDS, Kind, batches_of
 from tpsample.speculative.drafting import Method
 

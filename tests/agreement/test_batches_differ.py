@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from tests.support.calls import B, D, V, batch_of, call, outcome, params_of, sampler_of, step
 from tests.support.fields import VALUES, one_with
-from tests.support.random_requests import bitmask_of
 from tests.support.ranks import same_on_ranks
+from tests.support.rows import bitmask_of
 from tpsample import SamplingBatch, SamplingParams, VocabShard
 
 # Changes of a batch, which no rank hears of before the next step; the right one, then wrong ones.

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from benchmarks.lab.virtual_ranks import VirtualWorld
 from tests.support.cases import Case, even_shards, own_sampler
 from tests.support.limits import slowness
 from tests.support.ranks import run_ranks
@@ -19,7 +20,6 @@ from tpsample import LMHeadSampler, PeerLost, VocabShard
 from tpsample.core.word import pack
 from tpsample.ranks import process, roll_call
 from tpsample.ranks.bounded_store import BoundedStore
-from tpsample.ranks.virtual import VirtualWorld
 
 SETTLES_S = 20.0
 """How long old connections may stay: a thread lets go of them, which a busy machine delays."""

@@ -90,7 +90,7 @@ def twins(request) -> Twins:
 
 
 @pytest.mark.parametrize("count", [1, 2, 9, 300, 1500])
-def test_first_words(twins, count):
+def test_first_words_are_those_of_the_definition(twins, count):
     first = twins.plain.first_words(count)
     for rows in twins.kernels:
         assert _equal(rows.first_words(count), first)
@@ -108,7 +108,7 @@ def test_first_words(twins, count):
         *long((SHARDS[0], 1), (SHARDS[1], 1), (SHARDS[2], 1), (SHARDS[1], 2)),
     ],
 )
-def test_rejection(shard, num_samples):
+def test_a_rejection_decides_what_the_definition_does(shard, num_samples):
     """With two ranks that hold the same."""
     twins = Twins(*shard, num_samples)
     plain, triton, filters = twins.plain, twins.triton, twins.thresholds
@@ -140,7 +140,7 @@ def test_rejection(shard, num_samples):
 
 @pytest.mark.parametrize("num_samples", [1, 2])
 @pytest.mark.parametrize("shard", SHARDS[:2])
-def test_top_words(shard, num_samples):
+def test_draws_of_top_words_are_those_of_the_definition(shard, num_samples):
     twins = Twins(*shard, num_samples)
     first = twins.plain.first_words(MAX_TOP_WORDS)
     words = twins.plain.best_of_first(first, twins.thresholds)
@@ -204,7 +204,7 @@ def test_least_words_of_masses(twins, limit):
         assert (least == ABOVE_ALL).all()
 
 
-def test_spreads(twins):
+def test_spreads_are_those_of_the_definition(twins):
     """Of finite rows by hand, and of masked, far and infinite logits by their twins."""
     twins.logits[5:6, :2], twins.logits[6:7, 3:4] = -3e38, -4095.99
     sums = twins.plain.spread()
@@ -231,7 +231,7 @@ def test_sums_down_to_a_word(twins):
 
 
 @pytest.mark.parametrize("mass", [False, True])
-def test_digits(twins, mass):
+def test_a_search_by_digits_finds_what_the_definition_does(twins, mass):
     """A whole search of one digit after the other, and the mass it ends with."""
     numbers, plain, limit = twins.numbers, twins.plain, twins.thresholds.most
     if mass:
@@ -288,7 +288,7 @@ def test_rows_that_are_done_are_left_out():
 
 
 @pytest.mark.parametrize("num_samples", [None, 2])
-def test_settle(num_samples):
+def test_rows_are_settled_as_by_the_definition(num_samples):
     twins = Twins(0, V)
     pick = [int(twins.cut[5]), word.KEY_NAN << word.TOKEN_BITS, 0, int(twins.cut[6])]
     words = torch.tensor(pick).unsqueeze(1).repeat(1, num_samples or 1)

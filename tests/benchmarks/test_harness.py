@@ -42,20 +42,6 @@ class TestGate:
             with pytest.raises(WrongToken, match="row 2, sample 0"):
                 problem.check(token_ids)
 
-    def test_sees_ids_that_change_while_they_are_timed(self):
-        problem = Problem.make(make_weight(TINY.vocab_size, TINY.hidden_size, CPU), 2)
-        candidate = problem.sampled_by(make_sampler(problem.weight, 2))
-        calls = []
-
-        def step():
-            calls.append(candidate.step())
-            if len(calls) > 1:
-                candidate.token_ids.add_(1)
-
-        drifting = type(candidate)(problem, step, candidate.token_ids)
-        with pytest.raises(WrongToken, match="timed steps"):
-            _small().time_checked({"drifting": drifting}, {})
-
     def test_a_limit_that_skips_bytes_is_refused(self, monkeypatch):
         monkeypatch.setattr(reads, "read_words", lambda words, n: lambda: words[: len(words) // 2])
         with pytest.raises(AssertionError, match="every byte"):

@@ -55,7 +55,7 @@ def cancelling(rows: int) -> Problem:
 @pytest.mark.parametrize("low", [0.0, 2.0**-60, -(2.0**-60), 2.0**-140, -(2.0**-140)])
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("base", [1.0, 1 + 2.0**-23, 2 - 2.0**-23])
-def test_midpoints(base, sign, low):
+def test_a_sum_beside_a_midpoint_is_rounded_to_its_side(base, sign, low):
     """A number far below the last bit of float64 says on which side of a midpoint a sum lies."""
     terms = [sign * base, 2.0**-12, low, 2.0**30, -(2.0**30)]
     others = [1.0, sign * 2.0**-12, 1.0, 1.0, 1.0]

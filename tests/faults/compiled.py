@@ -13,9 +13,6 @@ tpsample/backends/triton_/kernels/overlap.py
     - while parts * 2 * rows <= threads and num_bytes
     + while False and num_bytes
     > test_threads_that_hold_the_same_row_share_it
-    parts of a row that no 16 bytes make
-    - num_bytes % (32 * parts) == 0:
-    + num_bytes % parts == 0:
 tpsample/backends/triton_/kernels/inbox.py
     compiled: an arrival neither releases nor acquires
     - if tl.atomic_add(arrive, 1, sem="acq_rel", scope="gpu") == num_arrivals - 1:
@@ -71,12 +68,6 @@ tpsample/request/graph_rows.py
     - return self._numbers[0]
     + return self._batch.temperature
     > test_a_graph_may_write_what_the_step_reads
-    graph: seeds are those before it
-    - return self._numbers[1]
-    + return self._batch.seed
-    graph: masks are those before it
-    - self._assigned = {name: Mask(mask, version) for name, mask in masks.items()}
-    + self._assigned = batch._assigned
     graph: a step on a GPU waits
     - return plan if readable(self.device) else plan.in_fixed_rounds
     + return plan

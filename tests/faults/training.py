@@ -12,10 +12,6 @@ tpsample/training/logprobs.py
     - to_hidden = ranks.sum(to_hidden).to(hidden_states.dtype)
     + to_hidden = to_hidden.to(hidden_states.dtype)
     > test_ranks_together_score_and_learn_as_one
-    the mass is that of the largest logit of this rank
-    - top[part] = scored.ranks.largest(_amax(tile))
-    + top[part] = _amax(tile)
-    > test_ranks_together_score_and_learn_as_one
     masses are not rounded
     - weights = masses_and_moments if logits.dtype == torch.float32 else _smooth_masses
     + weights = _smooth_masses
@@ -24,14 +20,6 @@ tpsample/training/logprobs.py
     - return grads / temperature[row].double() * slopes(products, scored.head)
     + return grads / temperature[row].double() * scored.head.logit_scale
     > test_gradients_agree_with_small_differences
-    a part of the weight's gradient has no pair of its first row
-    - torch.searchsorted(places, ends)
-    + torch.searchsorted(places, ends, right=True)
-    > test_gradients_are_those_of_a_masked_softmax_in_float64[{}-False]
-    drawn tokens of whole rows are those of the first part
-    - inside = (column >= part.start) & (column < part.stop)
-    + inside = column < part.stop - part.start
-    > test_gradients_are_those_of_a_masked_softmax_in_float64[{}-False]
     the gradient of the whole weight is float64
     - list(parts(len(used), size, AT_ONCE if whole_parts else 0))
     + [slice(0, len(used))]

@@ -1,26 +1,68 @@
 """Filters and logprobs in a fixed number of rounds: the same tokens, and no look at the device."""
 
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
+from benchmarks.lab.virtual_ranks import VirtualWorld
 from tests.support import host_reads
+from tests.support.cases import uneven_shards
 from tests.support.filtered import Rows, V, assert_same, grid, kinds_of_logits, masked
 from tests.support.ranks import run_ranks
 from tests.support.same_rows import assert_same_rows
-from tests.support.stored import on_virtual_ranks
 from tests.support.tiers import long
 from tpsample import SampleOutput, SamplingBatch, SamplingParams
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.backends.triton_.passes import TritonShardLogits
 from tpsample.core import score
+from tpsample.core.row_noise import RowNoise
 from tpsample.filters import finish as stored_plan
+from tpsample.filters.finish import finish_logits, shard_logits
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.row_filter import BY_FIRST_WORDS
+from tpsample.request.step import Step
 
 KINDS = kinds_of_logits()
 FIXED = {"fixed_rounds": True}
+NOT_WRITTEN = -2
+"""The token of a row without filters, whose unfiltered draw would stand there."""
+
+
+def on_virtual_ranks(
+    logits: torch.Tensor,
+    batch: SamplingBatch,
+    backend: str,
+    world_size: int,
+    num_samples: int | None = None,
+) -> list[SampleOutput]:
+    """Return what every rank makes of the filtered rows of a batch, from position 11 on.
+
+    In fixed rounds the host may neither read a tensor nor send one.
+
+    Args:
+        logits: fp32 [F, V], of the rows that the batch stores.
+    """
+    shards = uneven_shards(logits.shape[1], world_size)
+    world, view = VirtualWorld(shards), batch._view_of(batch.rows)
+    noise = RowNoise(batch.temperature, batch.seed, 11 + torch.arange(batch.rows), num_samples or 1)
+
+    def finish(ranks: Ranks) -> SampleOutput:
+        shard = shards[ranks.rank]
+        own = logits[:, shard.start : shard.stop].clone()
+        out = SampleOutput.empty(view.seed, num_samples)
+        out.token_ids.fill_(NOT_WRITTEN)
+        out.status.zero_()
+        step = Step(own[:, :0], view, noise, None, own, out)
+        with host_reads.refused() if batch.plan.fixed_rounds else nullcontext():
+            finish_logits(shard_logits(step, shard, backend), step, ranks)
+        return out
+
+    return world.run([partial(finish, ranks) for ranks in world.ranks])
 
 
 def _rows() -> list[Rows]:

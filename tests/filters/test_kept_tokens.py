@@ -62,7 +62,7 @@ def test_sets_are_the_oracles_and_the_same_everywhere(world_sizes):
         assert out.kept.overflow.any() and not out.kept.overflow.all()
 
 
-def test_by_hand():
+def test_captured_sets_are_those_worked_out_by_hand():
     """0.4 and both 0.2 before the mass reaches 0.75; equal ones by id; all five of a plain row."""
     logits = torch.tensor([math.log(p) for p in (0.1, 0.2, 0.4, 0.2, 0.1)])
     params = [

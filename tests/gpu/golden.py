@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
+from benchmarks.lab.virtual_ranks import VirtualRanks, VirtualWorld
 from tests.support import golden
 from tests.support.cases import uneven_shards
 from tests.support.golden_parts import PARTS, V
 from tests.support.virtual import in_turn
 from tpsample import VocabShard
-from tpsample.ranks.virtual import VirtualRanks, VirtualWorld
 
 EXACT = [part for part in PARTS if part != "cancelling"]
 """Without the part whose products a GPU sums in fp32, in another order."""

@@ -38,7 +38,7 @@ def said_by(call: Callable[..., object], *arguments: Any, **named: Any) -> str:
 
 
 @pytest.mark.parametrize("name", [*FIELDS, "top_logprobs", LONG], ids=lambda n: n[:20])
-def test_of_a_request(name: str) -> None:
+def test_no_message_of_a_request_is_long(name: str) -> None:
     sent = [json.loads(json.dumps({name: value})) for value in HOSTILE]
     texts = [said_by(from_json, "params[0]", each) for each in sent]
     if name in FIELDS:
@@ -47,7 +47,7 @@ def test_of_a_request(name: str) -> None:
     assert sum(map(bool, texts)) > len(texts) // 2
 
 
-def test_of_a_batch() -> None:
+def test_no_message_of_a_batch_is_long() -> None:
     two = [SamplingParams(seed=1)] * 2
     calls = [
         *(lambda v: SamplingBatch.from_params(v, vocab_size=9),
@@ -65,7 +65,7 @@ def test_of_a_batch() -> None:
         assert any(texts) and max(map(len, texts)) <= LONGEST
 
 
-def test_of_a_record(tmp_path: Path) -> None:
+def test_no_message_of_a_record_is_long(tmp_path: Path) -> None:
     pytest.importorskip("safetensors", reason="needs the extra hf")
     from safetensors.torch import save_file
 
@@ -118,7 +118,7 @@ def test_errors_show_a_value_by_describe() -> None:
     assert found == OWN
 
 
-def test_of_a_difference_between_ranks() -> None:
+def test_no_message_of_a_difference_between_ranks_is_long() -> None:
     records = [{"allowed_token_ids": str([rank] * 10**5)} for rank in range(8)]
     said = said_by(require_equal, records)
     assert "allowed_token_ids: must be the same" in said and len(said) <= 8 * 100 + 60

@@ -6,11 +6,11 @@ from functools import partial
 import pytest
 import torch
 
+from benchmarks.lab.virtual_ranks import VirtualWorld
 from tests.support.cases import uneven_shards
 from tests.support.filtered import Rows, V, kinds_of_logits
 from tests.support.virtual import assert_all_equal, step, virtual
 from tpsample import SamplingParams, UnsupportedParameter
-from tpsample.ranks.virtual import VirtualWorld
 
 KINDS = kinds_of_logits()
 

@@ -11,8 +11,8 @@ import torch
 
 from tests.request.test_slots import graph_rows
 from tests.support.cases import own_sampler
-from tests.support.random_requests import so_far_of
 from tests.support.ranks import run_ranks
+from tests.support.rows import so_far_of
 from tests.support.slots import GPU, D, V, sampler_of
 from tpsample import SamplingBatch, SamplingParams, verify
 

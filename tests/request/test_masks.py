@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from tests.support.random_requests import bitmask_of
+from benchmarks.lab.virtual_ranks import VirtualWorld
+from tests.support.rows import bitmask_of
 from tests.support.small_heads import V, head
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference
-from tpsample.ranks.virtual import VirtualWorld
 
 
 @pytest.mark.parametrize(("backend", "shards"), [("torch", 1), ("triton", 1), ("triton", 3)])

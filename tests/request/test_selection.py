@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.random_requests import bitmask_of
+from tests.support.rows import bitmask_of
 from tests.support.slots import WEIGHT, D, V, sampler_of
 from tpsample import (
     SamplingBatch,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.random_requests import Row, batch_of, so_far_of
 from tests.support.replays import Replays
+from tests.support.rows import Row, batch_of, so_far_of
 from tests.support.slots import D, V, sampler_of
 from tpsample import (
     SamplingBatch,

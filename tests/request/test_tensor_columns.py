@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 from tests.support.cases import own_sampler
 from tests.support.fields import OTHER_FILTERS, VALUES
-from tests.support.random_requests import bitmask_of
 from tests.support.ranks import run_ranks
+from tests.support.rows import bitmask_of
 from tests.support.same_rows import assert_same_rows
 from tests.support.slots import WEIGHT, D, V, sampler_of
 from tpsample import RankMismatch, SamplingBatch, SamplingParams, reference, sample_draft, verify

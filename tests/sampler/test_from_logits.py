@@ -1,6 +1,6 @@
 """`sample_logits`: the tokens of a call with hidden states, from logits that the caller computed.
 
-Random mixtures of rows go this way in `test_fuzz`; wrong arguments are in `tests.agreement`.
+Random steps of the fuzz go this way, too; wrong arguments are in `tests.agreement`.
 """
 
 from __future__ import annotations

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from benchmarks.lab.virtual_ranks import VirtualRanks, VirtualWorld
 from tests.support import golden
 from tests.support.cases import even_shards, uneven_shards
 from tests.support.golden_parts import PARTS, Make, V
 from tests.support.ranks import run_ranks
 from tests.support.virtual import in_turn, small_tiles
 from tpsample import VocabShard
-from tpsample.ranks.virtual import VirtualRanks, VirtualWorld
 
 WEIGHTED = [part for part in PARTS if part != "logits"]
 EXACT = [part for part in PARTS if part != "cancelling"]  # Triton adds in fp32, in another order
@@ -42,7 +42,7 @@ def assert_as_committed(found: dict[str, Any], parts: Sequence[str]) -> None:
         pytest.param("triton", None, EXACT, marks=pytest.mark.long),
     ],
 )
-def test_one_rank(backend, screening, parts):
+def test_one_rank_draws_the_committed_tokens(backend, screening, parts):
     options = {"backend": backend, "screening": screening}
     assert_as_committed(golden.record(golden.maker(VocabShard(0, V), **options), parts), parts)
 
@@ -60,7 +60,7 @@ def _on_rank(shards: list[VocabShard], options: dict[str, Any]) -> dict[str, Any
     ],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else None,
 )
-def test_several_ranks(shards, options):
+def test_several_ranks_draw_the_committed_tokens(shards, options):
     for of_rank in run_ranks(len(shards), _on_rank, shards, options):
         assert_as_committed(of_rank, tuple(PARTS))
 
@@ -77,7 +77,7 @@ def _peers(make: Make, ranks: VirtualRanks) -> Make:
         pytest.param(uneven_shards(V, 3), EXACT, marks=pytest.mark.long),
     ],
 )
-def test_peers_in_one_process(shards, parts):
+def test_peers_in_one_process_draw_the_committed_tokens(shards, parts):
     world = VirtualWorld(shards)
     makers = [
         _peers(golden.maker(shard, group=ranks, exchange="peer", backend="triton"), ranks)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support import oracle, oracle_steps
+from tests.support import oracle
 from tests.support.modules import imported_modules
 from tests.support.oracle import Context, Request
 
@@ -24,10 +24,9 @@ def token(logits, request=None, context=None, **how) -> int:
 def test_the_oracle_imports_nothing_of_the_library():
     # Both checkers import NumPy alone (test_noise_vectors, test_masses).
     checkers = "tests.support.noise_checker", "tests.support.masses_checker"
-    for module, known in ((oracle, checkers), (oracle_steps, oracle.__name__)):
-        imported = imported_modules(Path(module.__file__))
-        ours = {name for name in imported if name.split(".")[0] in ("torch", "tpsample", "tests")}
-        assert ours and all(name.startswith(known) for name in ours)
+    imported = imported_modules(Path(oracle.__file__))
+    ours = {name for name in imported if name.split(".")[0] in ("torch", "tpsample", "tests")}
+    assert ours and all(name.startswith(checkers) for name in ours)
 
 
 # -- the processed logits ----------------------------------------------------------------------
@@ -118,14 +117,14 @@ def test_rows_at_the_edges(logits, request_, expected):
 def test_logprobs_that_can_be_worked_out():
     x = np.log(np.float32([0.5, 0.25, 0.125, 0.125]))
     request = Request(logprobs=2, logprob_token_ids=[3], top_k=3)
-    raw = oracle_steps.report(oracle.draw(x, request, seed=1, position=2), request, [1])
+    raw = oracle.report(oracle.draw(x, request, seed=1, position=2), request, [1])
     ids, values, ranks = zip(*raw.entries, strict=True)
     assert (ids, ranks) == ((1, 0, 1, 3), (2, 1, 2, 4))
     assert np.exp(values) == pytest.approx([0.25, 0.5, 0.25, 0.125], abs=1e-7)
     assert raw.entropy == pytest.approx(1.75 * math.log(2), abs=1e-6)
 
     request = Request(logprobs_mode="processed_logprobs", logprobs=1, top_k=2, temperature=0.5)
-    processed = oracle_steps.report(oracle.draw(x, request, seed=1, position=2), request, [0])
+    processed = oracle.report(oracle.draw(x, request, seed=1, position=2), request, [0])
     assert [rank for *_, rank in processed.entries] == [1, 1]
     assert math.exp(processed.entries[0][1]) == pytest.approx(0.8, abs=1e-6)
 
@@ -141,11 +140,9 @@ def test_verification_is_plain_decoding_along_the_drafts():
     how = {"seed": 9, "position": 40}
     for good in range(4):
         drafts = [t if i < good else (t + 1) % 30 for i, t in enumerate(plain[:3])]
-        found = oracle_steps.verify_coupled(logits, drafts, request, [Context()] * 4, **how)
+        found = oracle.verify_coupled(logits, drafts, request, [Context()] * 4, **how)
         assert (found.num_accepted, found.tokens) == (good, plain[: good + 1])
-    found = oracle_steps.verify_coupled(
-        logits, [plain[0], -1, plain[2]], request, [Context()] * 4, **how
-    )
+    found = oracle.verify_coupled(logits, [plain[0], -1, plain[2]], request, [Context()] * 4, **how)
     assert found.num_accepted == 1
 
 

@@ -17,10 +17,10 @@ import pytest
 import torch.distributed as dist
 from torch import Tensor
 
+from tests.fuzz.heads import ModelHead, OneRank
+from tests.fuzz.judge import Tally
+from tests.fuzz.story import Story
 from tests.support.cases import Case, even_shards, own_sampler
-from tests.support.judging import Tally
-from tests.support.mixtures import Story
-from tests.support.random_heads import ModelHead, OneRank
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 from tests.support.virtual import peer_of, virtual

@@ -1,4 +1,5 @@
-"""Every collective call of a sampler: right arguments, wrong ones, and those that ranks compare."""
+"""Every collective call, and the constructor: right arguments, wrong ones, and those that ranks
+compare."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from tpsample import (
     SampleOutput,
     SamplingBatch,
     SamplingParams,
+    VocabShard,
     sample_draft,
     verify,
     verify_logits,
@@ -174,6 +176,45 @@ CALLS: dict[str, dict[str, Argument]] = {
         "out": Argument(None, (1, SampleOutput.empty(torch.zeros(B).long(), 3))),
     },
 }
+CONSTRUCTOR: dict[str, Argument] = {
+    "lm_head_weight": Argument(
+        torch.zeros(SHARD, D),
+        (
+            None,
+            torch.zeros(SHARD),
+            torch.zeros(SHARD, D, dtype=torch.int64),
+            torch.zeros(SHARD, D, dtype=torch.float64),
+            torch.zeros(D, SHARD).T,
+            torch.zeros(2, D),
+        ),
+        torch.zeros(SHARD, D + 1),
+        "hidden_size",
+    ),
+    "vocab_size": Argument(V, (0, -1, 2**20 + 1, 2.5, "10", True), V - 1, "vocab_size"),
+    "shard": Argument(
+        None, ((0, 5), VocabShard(0, 6), VocabShard(8, 13)), VocabShard(4, 9), "shard"
+    ),
+    "group": Argument(None, ("world", 3)),
+    "bias": Argument(
+        None,
+        (
+            torch.zeros(SHARD - 1),
+            torch.zeros(SHARD, dtype=torch.int64),
+            [0.0] * SHARD,
+            torch.zeros(SHARD, 1),
+        ),
+        torch.zeros(SHARD),
+        "bias",
+    ),
+    "logit_scale": Argument(1.0, (0, -1.0, float("nan"), "1", None), 2.0, "logit_scale"),
+    "logit_softcap": Argument(None, (0.0, -30.0, float("inf"), "30"), 30.0, "logit_softcap"),
+    "max_rows": Argument(512, (0, -4, 1.5, 2**20 + 1), 128, "max_rows"),
+    "exchange": Argument("collective", ("nccl", None, 1), "p2p", "exchange"),
+    "chunks": Argument(1, (0, 65, 1.0), 2, "chunks"),
+    "backend": Argument("torch", ("cuda", None), "triton", "backend"),
+    "screening": Argument(None, ("fp8", True, 8)),  # it may differ between ranks
+    "on_failed": Argument(-1, (-2, 1.0, None, 2**20), 3, "on_failed"),
+}
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "step": LMHeadSampler.__call__,
     "verify": verify,
@@ -186,6 +227,10 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 def call(sampler: LMHeadSampler, name: str, **changes: Any) -> Any:
     """Make a call with right arguments, but for some."""
+    if name == "LMHeadSampler":
+        shard = VocabShard.even(V, dist.get_rank(), 2)
+        right = {argument: each.right for argument, each in CONSTRUCTOR.items()}
+        return LMHeadSampler(**right | {"shard": shard} | changes)
     right = {argument: copy.deepcopy(each.right) for argument, each in CALLS[name].items()}
     return FUNCTIONS[name](sampler, **right | changes)
 

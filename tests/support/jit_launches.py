@@ -22,6 +22,7 @@ from triton.runtime.jit import JITFunction
 
 from benchmarks.lab.absent import AbsentGpu
 from benchmarks.lab.allocations import Operators
+from benchmarks.lab.virtual_ranks import VirtualWorld
 from tests.support.settings import settings_of
 from tpsample import SamplingBatch, SamplingParams, VocabShard
 from tpsample.backends import room_of
@@ -33,7 +34,6 @@ from tpsample.exchange.peer import PeerExchange
 from tpsample.filters.finish import finish_logits, shard_logits
 from tpsample.output import SampleOutput
 from tpsample.ranks.ranks import Ranks
-from tpsample.ranks.virtual import VirtualWorld
 from tpsample.request.kinds import KINDS
 from tpsample.request.plan import BatchView
 from tpsample.request.step import Inputs

@@ -15,8 +15,8 @@ import torch.distributed.tensor  # noqa: F401
 import triton.language.standard
 from triton.runtime.interpreter import InterpretedFunction
 
+import tests.fuzz.story
 import tests.support.agreement
-import tests.support.mixtures
 import tests.support.virtual  # noqa: F401
 import tpsample.backends.numba_.passes
 import tpsample.backends.triton_.kernels

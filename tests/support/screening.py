@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.fuzz.requests import Theme, random_row
 from tests.support.cases import TEMPERATURES
-from tests.support.random_requests import Row, Theme
 from tests.support.settings import settings_of
 from tpsample import SamplingBatch, SamplingParams, VocabShard
 from tpsample.backends.backend import Backend
@@ -155,7 +155,7 @@ CONTROLLED = Theme(("plain", "greedy"), controlled=0.7, told=0.0)
 
 def controlled(rows: int, v: int, pick: random.Random) -> list[SamplingParams]:
     """Requests; many have penalties, biases and masks."""
-    return [Row.random(pick, v, CONTROLLED).params for _ in range(rows)]
+    return [random_row(pick, v, CONTROLLED).params for _ in range(rows)]
 
 
 def any_requests(rows: int, v: int, pick: random.Random) -> list[SamplingParams]:

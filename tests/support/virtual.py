@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.lab.virtual_ranks import VirtualRanks, VirtualWorld
 from tests.support.cases import Case
 from tpsample import LMHeadSampler, VocabShard
 from tpsample.backends.triton_.tile_table import Tile
 from tpsample.exchange.peer import PeerExchange
-from tpsample.ranks.virtual import VirtualRanks, VirtualWorld
 
 SMALL_TILE = Tile(block_v=128, block_b=4, block_d=16, num_warps=1, num_stages=1)
 

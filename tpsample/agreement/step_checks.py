@@ -69,7 +69,7 @@ class StepChecks:
     def thread_of(self, batch: object) -> AbstractContextManager[None]:
         """Return the lock of a batch; one that holds nobody up if the argument is no batch.
 
-        Virtual ranks share a batch, because their threads take turns anyway.
+        Ranks in one process share a batch, because their threads take turns anyway.
         """
         ranks = self._settings.ranks
         if not isinstance(batch, StepBatch) or (ranks.world_size > 1 and ranks.roll is None):

@@ -10,7 +10,6 @@ import torch
 
 from tpsample.core.machine import amd, interpreted
 from tpsample.ranks.ranks import Ranks
-from tpsample.ranks.virtual import VirtualRanks
 
 _LOG = logging.getLogger(__name__)
 
@@ -57,25 +56,25 @@ def choose_exchange(name: str, ranks: Ranks, reports: list[dict[str, Any]]) -> s
     """
     if ranks.world_size == 1:
         return "none"
-    virtual = isinstance(ranks, VirtualRanks)
+    one_process = ranks.inbox_memory is not None
     obstacles = _obstacles(reports)
-    if name == "auto" and not virtual:
+    if name == "auto" and not one_process:
         return "collective" if _against_peer(reports) else "peer"
-    if virtual and name not in ("auto", "peer"):
+    if one_process and name not in ("auto", "peer"):
         raise ValueError(f'exchange: several ranks in one process have "peer" alone, got "{name}"')
     if name == "two_level" and not obstacles and _all_linked_inside(reports):
         return "two_level_peer"
     if name in ("auto", "peer"):
         if len({report["host"] for report in reports}) > 1 and reports[0]["device"][0] == "cpu":
             obstacles = ["the ranks are CPUs of several hosts"]
-        if not virtual and (hidden := _hidden_gpus(reports)):
+        if not one_process and (hidden := _hidden_gpus(reports)):
             obstacles.append(hidden)
         if obstacles:
             raise ValueError(
                 f'exchange: "peer" is not possible here: {"; ".join(obstacles)}; '
                 'or use exchange="collective"'
             )
-        if not virtual and reports[0]["device"][0] == "cuda" and not _all_linked(reports):
+        if not one_process and reports[0]["device"][0] == "cuda" and not _all_linked(reports):
             _LOG.warning(
                 'exchange: "peer" without NVLink between all pairs of GPUs, or torch cannot tell: '
                 'words go over PCIe, which nobody has measured; compare with exchange="collective"'

@@ -1,6 +1,6 @@
 """The memory of the `peer` exchange: where inboxes live, and how a rank learns their addresses.
 
-    several ranks in one process   VirtualWorld      any device
+    several ranks in one process   their own         any device, for tests
     processes of one host, CPU     SharedFiles       the Triton interpreter, for tests
     one GPU per process            SymmetricMemory   torch symmetric memory, NVLink
 
@@ -23,7 +23,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpsample.ranks.ranks import Ranks, gather_or_raise
-from tpsample.ranks.virtual import VirtualRanks
 
 
 class PeerMemory:
@@ -61,23 +60,12 @@ class PeerMemory:
 
 def peer_memory(ranks: Ranks, shape: tuple[int, ...], device: torch.device) -> PeerMemory:
     """Return the memory that fits the ranks and the device. Collective."""
-    if isinstance(ranks, VirtualRanks):
-        return VirtualMemory(ranks, shape)
+    if ranks.inbox_memory is not None:
+        memory: PeerMemory = ranks.inbox_memory(shape)
+        return memory
     if device.type == "cuda":
         return SymmetricMemory(ranks, shape, device)
     return SharedFiles(ranks, shape)
-
-
-class VirtualMemory(PeerMemory):
-    """A slice of one tensor per rank."""
-
-    def __init__(self, ranks: VirtualRanks, shape: tuple[int, ...]) -> None:
-        super().__init__(ranks)
-        tensors = ranks.world.allocation(ranks.num_allocations, shape)
-        ranks.num_allocations += 1
-        self.own = tensors[ranks.rank]
-        addresses = [tensor.data_ptr() for tensor in tensors]
-        self.addresses = torch.tensor(addresses, dtype=torch.int64, device=tensors.device)
 
 
 class SharedFiles(PeerMemory):

@@ -89,6 +89,8 @@ class Ranks:
         group: the torch process group, or None.
         roll: tells who is still there; None without a group.
         home: the GPU that this rank's weight is on; None if that is not known.
+        inbox_memory: makes the memory of `peer` for a shape, where all ranks are in one process, as
+            in tests; None lets the exchange choose.
         bytes_sent: bytes that `gather_integers` and `sum_integers` have handed to the peers so far.
             A gather sends the tensor to each of them, and so does a sum of few numbers; another
             sum is counted as a ring, which sends 2 (W - 1) / W of the tensor.
@@ -99,6 +101,7 @@ class Ranks:
     group: dist.ProcessGroup | None = None
     roll: RollCall | None = None
     home: torch.device | None = None
+    inbox_memory: Callable[[tuple[int, ...]], Any] | None = None
     bytes_sent = 0
 
     @cached_property
@@ -120,7 +123,7 @@ class Ranks:
         if not self.can_exchange_tensors:
             raise UnsupportedParameter(
                 f"{needed_by}: these ranks have no process group to exchange integers with; pass "
-                "group=, leave it off, or let virtual ranks call through VirtualWorld.step or .run"
+                "group=, or leave it off"
             )
 
     def gather_integers(self, own: Tensor) -> Tensor:

@@ -20,11 +20,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.fuzz.heads import ModelHead, OneRank
+from tests.fuzz.requests import THEMES
+from tests.fuzz.story import Story
 from tests.support.calls import CALLS, call, head_of, params_of
 from tests.support.limits import slowness
-from tests.support.mixtures import Story
-from tests.support.random_heads import ModelHead, OneRank
-from tests.support.random_requests import THEMES
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 from tpsample import LMHeadSampler, SamplingBatch

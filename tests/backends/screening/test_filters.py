@@ -329,7 +329,7 @@ def mixed(rows: int, v: int, pick: random.Random) -> list[SamplingParams]:
 
 
 @pytest.mark.parametrize(("num_rows", "first_seed"), [(1000, 0), *long((100_000, 20_000))])
-def test_many_rows(num_rows, first_seed):
+def test_screened_rows_with_filters_draw_as_from_all_logits(num_rows, first_seed):
     """Of any head, bias, shards, samples and parts."""
     count = screened = 0
     steps = random_steps(num_rows, first_seed, (65, 300, 1531, 4000), starts=(0,), params=mixed)

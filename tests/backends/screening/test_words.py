@@ -43,7 +43,7 @@ def compare(case, batch=None, *, start=0, which="fp32", num_samples=1, parts=1):
 @pytest.mark.parametrize("which", PASSES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
 @pytest.mark.parametrize("name", HEADS)
-def test_heads(name, dtype, which):
+def test_words_of_hard_heads_are_those_of_the_definition(name, dtype, which):
     for v, b, d in ((1531, 10, 128), (257, 3, 33), (130, 5, 1312), (64, 1, 7)):
         counted = compare(problem(name, v, b, d).to(dtype), which=which, start=5)
         assert (counted.candidates > 0).all()
@@ -59,7 +59,7 @@ def test_most_ids_are_never_computed():
 
 @pytest.mark.parametrize("start", [0, 1, 2, 3])
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 63, 64, 65, 128, 131])
-def test_odd_shards(size, start):
+def test_words_of_odd_shards_are_those_of_the_definition(size, start):
     compare(problem("normal", size, 4, 16), start=start)
     compare(problem("twins", size, 4, 16), start=start, parts=3, num_samples=2)
 
@@ -158,7 +158,7 @@ def test_denormals_flushed_to_zero():
 
 
 @pytest.mark.parametrize(("num_rows", "first_seed"), [(3000, 0), *long((100_000, 10_000))])
-def test_many_rows(num_rows, first_seed):
+def test_words_of_many_rows_are_those_of_the_definition(num_rows, first_seed):
     """Of any head, bias, requests, samples and parts."""
     for pick, case, batch, others in random_steps(num_rows, first_seed):
         compare(case, batch, which=pick.choice(PASSES), **others)

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.fuzz.requests import THEMES, random_row
 from tests.support.cases import Case
-from tests.support.random_requests import THEMES, Row, batch_of, bitmask_of
+from tests.support.rows import batch_of, bitmask_of
 from tests.support.tiers import long
 from tests.support.virtual import assert_all_equal, small_tiles
 from tpsample import LMHeadSampler, SamplingBatch, VocabShard, reference
@@ -22,7 +23,7 @@ SHARDS = [VocabShard(0, V), VocabShard(0, 90), VocabShard(91, 200), VocabShard(3
 
 def _batch() -> SamplingBatch:
     pick = random.Random(0)
-    return batch_of([Row.random(pick, V, THEMES["controls"]) for _ in range(ROWS)], V)
+    return batch_of([random_row(pick, V, THEMES["controls"]) for _ in range(ROWS)], V)
 
 
 def _grammar(rows: int) -> torch.Tensor:

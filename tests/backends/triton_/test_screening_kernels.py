@@ -86,7 +86,7 @@ def listed(screen: Screen) -> float:
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_heads(name):
+def test_screens_of_hard_heads_leave_the_same_words(name):
     for number, (v, b, d) in enumerate([(1531, 10, 128), (257, 3, 33), (64, 2, 7)]):
         dtype = DTYPES[(list(HEADS).index(name) + number) % len(DTYPES)]
         screen = compare(problem(name, v, b, d).to(dtype), start=5 + number)
@@ -95,7 +95,7 @@ def test_heads(name):
 
 
 @pytest.mark.parametrize(("start", "size"), list(enumerate([64, 3, 15, 17, 1, 131])))
-def test_odd_shards(size, start):
+def test_screens_of_odd_shards_leave_the_same_words(size, start):
     compare(problem("normal", size, 4, 16), start=start, parts=3, num_samples=2)
 
 
@@ -147,7 +147,7 @@ def test_what_the_limbs_lose_counts():
 
 
 @pytest.mark.parametrize("rows", [1, 16, 17, 40, 64])
-def test_batch_sizes(rows):
+def test_a_screen_forgets_the_step_before_at_any_batch_size(rows):
     case = Case.make(900, rows, 32)
     sampler = LMHeadSampler(case.weight, backend="triton", screening="int8")
     sampler(case.hidden_states * 64, case.batch, case.positions)  # its bars must not stay
@@ -198,7 +198,7 @@ def test_ranks_need_not_agree_on_it():
 @pytest.mark.parametrize(
     ("num_rows", "first_seed"), [(150, 0), *long((5000, 1000))], ids=["few", "many"]
 )
-def test_mixtures(num_rows, first_seed):
+def test_screens_of_random_steps_leave_the_same_words(num_rows, first_seed):
     sizes, batches = (97, 513, 1531), (1, 5, 12, 20)
     for _, case, batch, others in random_steps(num_rows, first_seed, sizes, batches):
         compare(case, batch, **others)

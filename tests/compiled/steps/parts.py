@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.lab.virtual_ranks import VirtualRanks, VirtualWorld
 from benchmarks.static.aot import GPUS
 from tests.compiled.coverage import of_report
 from tests.compiled.emulator.gpu import EmulatedGpu
@@ -23,18 +24,17 @@ from tests.compiled.steps.plain_steps import Compared, plain_step
 from tests.compiled.steps.planted import PLANTS, check_planted
 from tests.compiled.steps.pushed_steps import ROWS, lost, pushed, weak_pushes
 from tests.compiled.steps.tiny_kernels import check_emulator
-from tests.support import golden, random_heads
+from tests.fuzz.heads import EveryRank, ModelHead
+from tests.fuzz.judge import Tally
+from tests.fuzz.requests import THEMES
+from tests.fuzz.story import Story
+from tests.support import golden
 from tests.support.cases import uneven_shards
 from tests.support.golden_parts import PARTS as GOLDEN_PARTS
 from tests.support.golden_parts import Make, V
-from tests.support.judging import Tally
-from tests.support.mixtures import Story
-from tests.support.random_heads import ModelHead
-from tests.support.random_requests import THEMES
 from tests.support.virtual import in_turn
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference
 from tpsample.backends.triton_.tile_table import Gpu, Tile, all_tiles, fitted
-from tpsample.ranks.virtual import VirtualRanks, VirtualWorld
 
 EXACT = [part for part in GOLDEN_PARTS if part != "cancelling"]
 """Without the part whose products a GPU sums in fp32, in another order."""
@@ -128,7 +128,6 @@ def tiles(gpu: EmulatedGpu, seeds: int) -> Compared:
 def stories(gpu: EmulatedGpu, seeds: int) -> Compared:
     """Random requests of every kind, on 1 to 3 virtual ranks, in batches that change."""
     outcome = Compared()
-    random_heads.small_tiles = lambda sampler: sampler  # the table's tiles, as on a GPU
     for seed in range(seeds):
         pick = random.Random(seed)
         theme, world_size = THEMES[pick.choice(list(THEMES))], pick.choice([1, 2, 3])
@@ -139,10 +138,11 @@ def stories(gpu: EmulatedGpu, seeds: int) -> Compared:
         wide = torch.randn(head.size, pick.choice([40, 136, 256]), generator=generator)
         head = dataclasses.replace(head, weight=(wide * pick.choice([0.5, 1.0])).round().to(dtype))
         gpu.options = Options(**ORDERS[seed % len(ORDERS)])
-        ranks = random_heads.VirtualRanks(
+        ranks = EveryRank(
             head,
             pick,
             from_logits=seed % 5 == 2,
+            prepare=lambda sampler: sampler,  # the table's tiles, as on a GPU
             chunks=pick.choice([1, 2]),
             max_rows=4 * max_rows,
             screening=pick.choice([None, "int8"]),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tests.support.judging import Tally
+from tests.fuzz.judge import Tally
 from tests.support.settings import settings_of
 from tpsample import SamplingBatch, SamplingParams, VocabShard, reference
 from tpsample.backends.triton_.launch import TritonBackend

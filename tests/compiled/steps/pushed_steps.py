@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.lab.virtual_ranks import VirtualWorld
 from tests.compiled.emulator.gpu import EmulatedGpu
 from tpsample import (
     LMHeadSampler,
@@ -16,7 +17,6 @@ from tpsample import (
     VocabShard,
     reference,
 )
-from tpsample.ranks.virtual import VirtualWorld
 
 WRONG = "wrong"
 """How a token that is not the definition's is told."""

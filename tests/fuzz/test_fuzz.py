@@ -1,22 +1,21 @@
-"""Random steps of mixed rows against the oracle that shares no code with the library.
-
-`pytest -m long` compares fifty thousand rows and more; each test prints what it compared.
-"""
+"""Random steps of mixed rows against the oracle that shares no code with the library."""
 
 from __future__ import annotations
 
 import random
 import socket
 from collections.abc import Sequence
+from functools import reduce
+from operator import iadd
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.judging import Tally
-from tests.support.mixtures import Story
-from tests.support.random_heads import ModelHead, OneRank, VirtualRanks
-from tests.support.random_requests import THEMES
+from tests.fuzz.heads import EveryRank, ModelHead, OneRank
+from tests.fuzz.judge import Tally
+from tests.fuzz.requests import THEMES
+from tests.fuzz.story import Story
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 
@@ -25,15 +24,15 @@ EVERY_THEME = tuple(THEMES)
 STEPS = 12
 
 
-def _on_ranks(first_seed: int, num_rows: int, max_rows: int, themes: Sequence[str]) -> Tally:
+def on_ranks(first_seed: int, num_rows: int, max_rows: int, themes: Sequence[str]) -> Tally:
     """Stories until a rank has compared `num_rows` rows; every step is compared by one in turn."""
     rank, world_size = 0, 1
     if dist.is_initialized():
         rank, world_size = dist.get_rank(), dist.get_world_size()
-    socket.gethostname = lambda: "ab"[rank % 2]
+        socket.gethostname = lambda: "ab"[rank % 2]
     tally, rows, seed = Tally(), 0, first_seed
     while rows < num_rows * world_size:
-        pick, name = random.Random(seed), f"seed {seed}, {world_size} ranks"
+        pick = random.Random(seed)
         theme = THEMES[pick.choice(themes)]
         head = ModelHead.make(pick, world_size, exact=False, most=theme.most_ids)
         screening = pick.choice([None, None, "int8"])
@@ -51,7 +50,7 @@ def _on_ranks(first_seed: int, num_rows: int, max_rows: int, themes: Sequence[st
             ranks,
             theme,
             max_rows=max_rows,
-            name=f"{name}, {options['exchange']}",
+            name=f"run_ranks({world_size}, on_ranks, {seed}, 1, {max_rows}, {list(themes)})",
             judged=lambda number: number % world_size == rank,
         )
         tally += story.run(STEPS)
@@ -60,34 +59,26 @@ def _on_ranks(first_seed: int, num_rows: int, max_rows: int, themes: Sequence[st
     return tally
 
 
-def _through_the_kernels(first_seed: int, num_rows: int, themes: Sequence[str]) -> Tally:
+def through_the_kernels(first_seed: int, num_rows: int, themes: Sequence[str]) -> Tally:
     """The kernels and `peer`, several ranks in this process, in the interpreter."""
     tally, seed = Tally(), first_seed
     while tally.rows < num_rows:
         pick = random.Random(seed)
         world_size = pick.choice([1, 2, 3, 5])
-        name = f"seed {seed}, {world_size} virtual ranks"
         theme = THEMES[pick.choice(themes)]
         head = ModelHead.make(pick, world_size, exact=True, most=min(300, theme.most_ids))
         how = {"chunks": pick.choice([1, 2]), "max_rows": 24}
-        ranks = VirtualRanks(head, pick, from_logits=seed % 3 == 2, **how)
-        story = Story(pick, head, ranks, theme, max_rows=4, name=name)
-        tally += story.run(4)
+        ranks = EveryRank(head, pick, from_logits=seed % 3 == 2, **how)
+        name = f"through_the_kernels({seed}, 1, {list(themes)})"
+        tally += Story(pick, head, ranks, theme, max_rows=4, name=name).run(4)
         ranks.close()
         seed += 1
     return tally
 
 
-def _sum(results: list[Tally]) -> Tally:
-    total = Tally()
-    for result in results:
-        total += result
-    return total
-
-
 @pytest.mark.parametrize("theme", THEMES)
-def test_mixtures_on_one_rank(theme):
-    _on_ranks(1, 400, 12, [theme]).require_none_wrong("1 rank")
+def test_random_steps_of_one_rank_are_the_oracles(theme):
+    on_ranks(1, 400, 12, [theme]).require_none_wrong("1 rank")
 
 
 @pytest.mark.timeout(7200)
@@ -101,10 +92,10 @@ def test_mixtures_on_one_rank(theme):
     ],
     ids=lambda value: "+".join(value) if isinstance(value, list) else None,
 )
-def test_mixtures_on_ranks(world_size, first_seed, rows, max_rows, themes):
+def test_random_steps_of_ranks_are_the_oracles(world_size, first_seed, rows, max_rows, themes):
     how = {"timeout_s": 240 + rows, "group_timeout_s": 300}
-    results = run_ranks(world_size, _on_ranks, first_seed, rows, max_rows, themes, **how)
-    _sum(results).require_none_wrong(f"{world_size} ranks")
+    results = run_ranks(world_size, on_ranks, first_seed, rows, max_rows, themes, **how)
+    reduce(iadd, results).require_none_wrong(f"{world_size} ranks")
 
 
 @pytest.mark.timeout(7200)
@@ -117,12 +108,12 @@ def test_mixtures_on_ranks(world_size, first_seed, rows, max_rows, themes):
     ],
     ids=lambda value: "+".join(value) if isinstance(value, list) else None,
 )
-def test_mixtures_through_the_kernels(first_seed, rows, themes):
-    tally = _through_the_kernels(first_seed, rows, themes)
+def test_random_steps_of_the_kernels_are_the_oracles(first_seed, rows, themes):
+    tally = through_the_kernels(first_seed, rows, themes)
     tally.require_none_wrong("virtual ranks, interpreter")
 
 
-def test_the_suite_sees_a_wrong_token(monkeypatch):
+def test_a_wrong_token_is_noticed_with_its_story(monkeypatch):
     pick = random.Random(5)
     head = ModelHead.make(pick, 1, exact=False)
     ranks = OneRank(0, head, pick, backend="torch", max_rows=64)

@@ -1,4 +1,4 @@
-"""Random LM heads, and the ranks that sample over them: real and virtual ones."""
+"""Random LM heads, and the ranks that sample over them: this process, or virtual ones."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.lab.virtual_ranks import VirtualWorld
+from tests.fuzz.requests import surroundings
 from tests.support import oracle
-from tests.support.random_requests import surroundings
 from tests.support.virtual import in_turn, small_tiles
 from tpsample import LMHeadSampler, SampleOutput, VerifyOutput, VocabShard, reference, verify
-from tpsample.ranks.virtual import VirtualWorld
 
 T = TypeVar("T")
 ODD_SIZES = (1, 2, 3, 5, 7, 31, 33, 63, 64, 65, 127, 255, 257, 511, 1000)
@@ -183,11 +183,17 @@ class OneRank:
             sampler.close()
 
 
-class VirtualRanks(OneRank):
+class EveryRank(OneRank):
     """All ranks in this process: the kernels and `peer`, in the interpreter."""
 
     def __init__(
-        self, head: ModelHead, pick: random.Random, *, from_logits: bool = False, **options: Any
+        self,
+        head: ModelHead,
+        pick: random.Random,
+        *,
+        from_logits: bool = False,
+        prepare: Callable[[LMHeadSampler], LMHeadSampler] = small_tiles,
+        **options: Any,
     ) -> None:
         self.world, self.samplers, self.shards = VirtualWorld(head.shards), [], head.shards
         self.head, self.from_logits = head, from_logits
@@ -196,7 +202,7 @@ class VirtualRanks(OneRank):
             for rank, group in enumerate(self.world.ranks):
                 pick.setstate(state)
                 sampler = head.sampler(rank, pick, group=group, exchange="peer", **options)
-                self.samplers.append(in_turn(small_tiles(sampler), group))
+                self.samplers.append(in_turn(prepare(sampler), group))
 
     def run(self, bodies: Sequence[Callable[[], T]]) -> list[T]:
         """Run a call of every rank; after one that is refused, all ranks come back."""

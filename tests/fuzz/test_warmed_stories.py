@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, contiguous_format
 
 from benchmarks.lab.launches import Launch, filled, listed
-from tests.support import random_requests
-from tests.support.mixtures import Story
-from tests.support.random_heads import ModelHead, OneRank
-from tests.support.random_requests import ALL_KINDS, THEMES, Theme
+from tests.fuzz import requests
+from tests.fuzz.heads import ModelHead, OneRank
+from tests.fuzz.requests import ALL_KINDS, THEMES, Theme
+from tests.fuzz.story import Story
 from tests.support.tiers import long
 from tests.support.virtual import small_tiles
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams
@@ -67,7 +67,7 @@ def kinds_of(fields: dict[str, Any]) -> set[Kind]:
 @contextmanager
 def _only(kinds: tuple[Kind, ...]) -> Iterator[None]:
     """Draw requests of these kinds alone, and drop all others."""
-    draw = random_requests.request
+    draw = requests.request
 
     def request(pick: random.Random, size: int, theme: Theme) -> dict[str, Any]:
         while True:
@@ -75,7 +75,7 @@ def _only(kinds: tuple[Kind, ...]) -> Iterator[None]:
             if kinds_of(fields) <= set(kinds):
                 return fields
 
-    with patch.object(random_requests, "request", request):
+    with patch.object(requests, "request", request):
         yield
 
 

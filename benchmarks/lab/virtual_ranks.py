@@ -13,6 +13,8 @@ from torch import Tensor
 
 from tpsample.core.row_noise import SeedSource
 from tpsample.core.vocab_shard import VocabShard
+from tpsample.errors import UnsupportedParameter
+from tpsample.exchange.inboxes import PeerMemory
 from tpsample.output import SampleOutput
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.step import Inputs
@@ -150,6 +152,18 @@ class VirtualWorld:
         return self._allocations[index]
 
 
+class VirtualMemory(PeerMemory):
+    """A slice of one tensor per rank."""
+
+    def __init__(self, ranks: VirtualRanks, shape: tuple[int, ...]) -> None:
+        super().__init__(ranks)
+        tensors = ranks.world.allocation(ranks.num_allocations, shape)
+        ranks.num_allocations += 1
+        self.own = tensors[ranks.rank]
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        self.addresses = torch.tensor(addresses, dtype=torch.int64, device=tensors.device)
+
+
 class VirtualRanks(Ranks):
     """One of several ranks in this process, whose world knows what the others would answer."""
 
@@ -165,6 +179,15 @@ class VirtualRanks(Ranks):
     @property
     def can_exchange_tensors(self) -> bool:
         return self.world_size == 1 or self.world.running
+
+    def inbox_memory(self, shape: tuple[int, ...]) -> VirtualMemory:  # type: ignore[override]
+        return VirtualMemory(self, shape)
+
+    def require_group(self, needed_by: str = "top_k, top_p, min_p, logprobs") -> None:
+        if not self.can_exchange_tensors:
+            raise UnsupportedParameter(
+                f"{needed_by}: virtual ranks meet inside VirtualWorld.step or .run alone"
+            )
 
     def meet(self) -> None:
         """Wait for every rank of the world."""

@@ -1,8 +1,8 @@
 """Stories of random steps: rows with unlike requests together, in a batch that changes.
 
 A story keeps its own list of each row's request and tokens, applies each change to that list and to
-the batch, and judges each step by `tests.support.oracle`. It is the same on every rank for the same
-seed.
+the batch, and judges each step by `tests.support.oracle`. A seed makes the same story on every
+rank.
 
     story = Story(random.Random(seed), head, ranks)
     story.run(20)
@@ -21,12 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tests.fuzz.changing_batch import ChangingBatch
+from tests.fuzz.heads import EveryRank, ModelHead, OneRank
+from tests.fuzz.judge import Judge, Tally
+from tests.fuzz.requests import THEMES, Theme, surroundings
 from tests.support import oracle
-from tests.support.changing_batch import ChangingBatch
-from tests.support.judging import Judge, Tally
 from tests.support.oracle import Context
-from tests.support.random_heads import ModelHead, OneRank, VirtualRanks
-from tests.support.random_requests import THEMES, Row, Theme, surroundings
+from tests.support.rows import Row
 from tpsample import reference
 
 POSITIONS = (0, 1, 2**31, 2**32 - 1, 2**62, 2**63 - 9)
@@ -48,7 +49,7 @@ class Story:
         self,
         pick: random.Random,
         head: ModelHead,
-        ranks: OneRank | VirtualRanks,
+        ranks: OneRank | EveryRank,
         theme: Theme = THEMES["mixed"],
         *,
         max_rows: int,

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from tests.support import oracle
 from tests.support.fields import OTHER_FILTERS, VALUES
-from tests.support.oracle import Context, Request
-from tpsample import SamplingBatch, SamplingParams
+from tests.support.rows import Row
 
 SEEDS = (0, 1, -1, 2**63, 2**64 - 1, -(2**63))
 MODES = ("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits")
@@ -135,7 +132,7 @@ def _controls(pick: random.Random, size: int) -> dict[str, Any]:
     return found
 
 
-def tokens_so_far(pick: random.Random, size: int, *, prompt: bool) -> list[int]:
+def _tokens_so_far(pick: random.Random, size: int, *, prompt: bool) -> list[int]:
     """Pick a few ids, also for bad words; in a prompt sometimes ids that are no tokens."""
     found = [pick.randrange(min(size, 4)) for _ in range(pick.randint(0, 6))]
     if prompt and pick.random() < 0.1:
@@ -143,77 +140,11 @@ def tokens_so_far(pick: random.Random, size: int, *, prompt: bool) -> list[int]:
     return found
 
 
-@dataclass
-class Row:
-    """The request and the tokens of a row."""
-
-    fields: dict[str, Any]
-    seed: int | None
-    prompt: list[int]
-    output: list[int]
-    temperature: float
-    grammar: tuple[int, ...] | None = None
-    forced: int = -1
-
-    @staticmethod
-    def of(fields: dict[str, Any], prompt: list[int], output: list[int]) -> Row:
-        return Row(fields, fields["seed"], prompt, output, fields.get("temperature", 1.0))
-
-    @staticmethod
-    def random(pick: random.Random, size: int, theme: Theme = THEMES["mixed"]) -> Row:
-        fields = request(pick, size, theme)
-        prompt, output = (tokens_so_far(pick, size, prompt=each) for each in (True, False))
-        return Row.of(fields, prompt, output)
-
-    @property
-    def params(self) -> SamplingParams:
-        return SamplingParams(**self.fields)
-
-    @property
-    def request(self) -> Request:
-        return Request(**self.fields | {"temperature": self.temperature})
-
-    @property
-    def so_far(self) -> dict[str, list[int]]:
-        """The tokens so far, as `SamplingBatch.add` takes them."""
-        return {"prompt_token_ids": self.prompt, "output_token_ids": list(self.output)}
-
-    @property
-    def context(self) -> Context:
-        return Context(tuple(self.prompt), tuple(self.output), self.grammar, self.forced)
-
-
-def so_far_of(rows: Sequence[Row]) -> dict[str, list[list[int]]]:
-    """The tokens so far of some rows, as batches take them."""
-    return {
-        "prompt_token_ids": [list(row.prompt) for row in rows],
-        "output_token_ids": [list(row.output) for row in rows],
-    }
-
-
-def batch_of(rows: Sequence[Row], vocab_size: int, **options: Any) -> SamplingBatch:
-    """A batch of these requests, without their masks."""
-    params = [row.params for row in rows]
-    return SamplingBatch.from_params(params, vocab_size=vocab_size, **so_far_of(rows), **options)
-
-
-def bitmask_of(allowed: list[set[int] | None], vocab_size: int) -> Tensor:
-    """int32 [B, words] as grammar engines fill it; None allows everything."""
-    rows = [None if ids is None else oracle.bits(sorted(ids), vocab_size) for ids in allowed]
-    return grammar_tensor(rows, vocab_size)
-
-
-@torch.inference_mode(False)  # it is written again, wherever that may be
-def grammar_tensor(grammars: list[tuple[int, ...] | None], size: int) -> Tensor:
-    """int32 [B, words], with every id allowed in a row without a grammar."""
-    words = -(-size // 32)
-    rows = [(-1,) * words if grammar is None else grammar for grammar in grammars]
-    return torch.tensor(rows, dtype=torch.int32, device="cpu").view(len(rows), words)
-
-
-@torch.inference_mode(False)
-def forced_tensor(forced: list[int]) -> Tensor:
-    return torch.tensor(forced, dtype=torch.int64, device="cpu")
+def random_row(pick: random.Random, size: int, theme: Theme = THEMES["mixed"]) -> Row:
+    """Draw a request, and a few tokens that the row has so far."""
+    fields = request(pick, size, theme)
+    prompt, output = (_tokens_so_far(pick, size, prompt=each) for each in (True, False))
+    return Row.of(fields, prompt, output)
 
 
 @contextlib.contextmanager

@@ -1,12 +1,11 @@
-"""Every collective call and argument, wrong or different on one rank: every rank raises the same
-text before anything is sent, no process ends, and the next step is right.
+"""A rank that raises, makes another call, is interrupted, closes or resets, beside one that steps.
 
-Arguments of the constructor are in test_bad_arguments, batches in test_batches_differ.
+Wrong and different arguments are in `tests/messages/test_mistakes.py`, batches in
+`test_batches_differ`.
 """
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import pytest
@@ -15,8 +14,6 @@ import torch.distributed as dist
 
 from tests.support.calls import (
     CALLS,
-    FUNCTIONS,
-    MAX_ROWS,
     B,
     D,
     V,
@@ -31,61 +28,6 @@ from tests.support.limits import slowness
 from tests.support.ranks import run_ranks, same_on_ranks
 from tests.support.virtual import peer_of
 from tpsample import LMHeadSampler, PeerLost, RankMismatch, Status
-
-WRONG = [
-    (name, argument, value)
-    for name, arguments in CALLS.items()
-    for argument, each in arguments.items()
-    for value in each.wrong
-]
-DIFFERENT = [
-    (name, argument, each.other, each.told)
-    for name, arguments in CALLS.items()
-    for argument, each in arguments.items()
-    if each.told
-]
-
-
-def _collective(exchange: str, cases: list[tuple[str, str, Any]]) -> list[tuple[str, str]]:
-    """Each case on rank 1, every time followed by a step that is right on both."""
-    sampler, found = sampler_of(exchange), []
-    expected = step(sampler)
-    for name, argument, value in cases:
-        changes = {argument: value} if dist.get_rank() == 1 else {}
-        found.append(outcome(lambda n=name, c=changes: call(sampler, n, **c)))
-        assert step(sampler) == expected
-    return found
-
-
-@pytest.mark.parametrize("exchange", ["collective", "p2p"])
-def test_a_call_wrong_on_one_rank_raises_the_same_on_every_rank(exchange):
-    found = same_on_ranks(2, _collective, exchange, WRONG)
-    for (name, argument, value), one in zip(WRONG, found, strict=True):
-        assert one[0] == "RankMismatch", f"{name}: {one}"
-        told = "max_rows" if argument == "num_samples" and value == 5 else argument
-        assert one[1].startswith("rank 1: ") and told in one[1], f"{name}: {one}"
-
-
-def test_calls_that_differ_raise_the_same_naming_what_does():
-    cases = [(name, argument, value) for name, argument, value, _ in DIFFERENT]
-    found = same_on_ranks(2, _collective, "collective", cases)
-    for (kind, text), (*_, told) in zip(found, DIFFERENT, strict=True):
-        assert kind == "RankMismatch" and text.startswith(told), text
-        assert "rank 0: " in text and "rank 1: " in text
-
-
-def test_every_argument_is_covered():
-    for name, function in FUNCTIONS.items():
-        arguments = set(inspect.signature(function).parameters) - {"self", "sampler", "unknown"}
-        assert arguments == set(CALLS[name]), name
-
-
-@pytest.mark.parametrize(("name", "argument", "value"), [w for w in WRONG if w[0] == "step"])
-def test_a_process_by_itself_raises_its_own_error(name, argument, value):
-    sampler = LMHeadSampler(torch.zeros(V, D), max_rows=MAX_ROWS, backend="torch")
-    with pytest.raises((TypeError, ValueError), match=f"{argument}|max_rows=8") as error:
-        call(sampler, name, **{argument: value})
-    assert not isinstance(error.value, RankMismatch)
 
 
 def _by_peers(cases: list[tuple[str, str, Any]]) -> list[tuple[str, str]]:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from torch import Tensor, int64
 
-from tests.support import oracle, oracle_steps
+from tests.support import oracle
 from tests.support.oracle import Answer, Context, Request
-from tests.support.random_requests import Row
+from tests.support.rows import Row
 from tpsample import Logprobs, SampleOutput, Status, VerifyOutput
 
 
@@ -36,7 +36,7 @@ class Tally:
 
     def require_none_wrong(self, what: str) -> None:
         line = f"{self.rows} rows, {self.wrong} differ from the oracle, {self.near_ties} near ties"
-        print(f"mixtures, {what}: {line}")
+        print(f"fuzz, {what}: {line}")
         assert not self.wrong, "\n".join([line, *self.notes[:20]])
         assert self.near_ties * 2000 <= max(self.rows, 2000), line
 
@@ -122,7 +122,7 @@ class Judge:
             return
         if answer.status != oracle.OK or not _ordinary(answer, asked):
             return
-        report = oracle_steps.report(answer, asked, drawn)
+        report = oracle.report(answer, asked, drawn)
         ids = told.token_ids[at].tolist()
         there = [i for i, v in enumerate(ids) if v >= 0]
         entries = report.entries
@@ -151,7 +151,7 @@ class Judge:
     ) -> None:
         """Compare row r of a coupled verification with plain decoding along its drafts."""
         how = {"seed": row.seed or 0, "position": position}
-        expected = oracle_steps.verify_coupled(raw, drafts, row.request, contexts, **how)
+        expected = oracle.verify_coupled(raw, drafts, row.request, contexts, **how)
         told = [v for v in out.token_ids[r].tolist() if v >= 0]
         wanted = [v for v in expected.tokens if v >= 0]
         status, accepted = Status(out.status[r].item()).name, out.num_accepted[r].item()

@@ -11,15 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.fuzz.requests import Theme, random_row, surroundings
 from tests.support import oracle
-from tests.support.random_requests import (
-    Row,
-    Theme,
-    forced_tensor,
-    grammar_tensor,
-    so_far_of,
-    surroundings,
-)
+from tests.support.rows import Row, forced_tensor, grammar_tensor, so_far_of
 from tpsample import SamplingBatch, VocabShard
 
 
@@ -87,7 +81,7 @@ class ChangingBatch:
         return found
 
     def _row(self) -> Row:
-        return Row.random(self.pick, self.size, self.theme)
+        return random_row(self.pick, self.size, self.theme)
 
     def _add(self) -> None:
         self.moved = True
