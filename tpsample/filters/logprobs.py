@@ -45,12 +45,13 @@ def find_logprobs(
     words = rows.listed_words(asked, ranks.gather_integers(own))
     rows = replace(rows, top=words.top)
 
-    cut, marks = asked.no_cut, words.marks
+    cut: Tensor | None = None
+    marks = words.marks
     if asked.filters is not None and asked.filtered is not None:
         its = rows.select(asked.filtered), asked.filters, ranks
-        found = find_cut(*its, may_read=may_read)
-        filtered = asked.filtered
-        cut = found if isinstance(filtered, slice) else cut.index_copy(0, filtered, found)
+        cut, filtered = find_cut(*its, may_read=may_read), asked.filtered
+        if not isinstance(filtered, slice):
+            cut = torch.zeros_like(marks[:, 0]).index_copy(0, filtered, cut)
         cut = torch.where(asked.processed, cut, 0)  # where only some rows may be processed
         marks = marks.maximum(cut.unsqueeze(1))
 

@@ -130,7 +130,6 @@ class LogprobRows:
             them, in order.
         filters: of the rows that have filters and a processed mode; None if there are none.
         filtered: int64, the places of the rows in `filters` among the R, or a slice for all.
-        no_cut: int64 [R], where the kept sets of rows end that keep all tokens: 0.
     """
 
     row_list: list[int]
@@ -145,10 +144,6 @@ class LogprobRows:
     places: Tensor | slice = field(default_factory=lambda: slice(None))
     filters: RowFilters | None = None
     filtered: Tensor | slice | None = None
-    no_cut: Tensor = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "no_cut", torch.zeros_like(self.row_index))
 
     def among(self, stored: list[int], filters: RowFilters | None) -> LogprobRows:
         """Find the rows among the stored ones of a batch, and their filters among the batch's.

@@ -68,14 +68,14 @@ def told_logprobs(
     asked: LogprobRows,
     sampled: Tensor,
     words: ListedWords,
-    cut: Tensor,
+    cut: Tensor | None,
     sums: Tensor,
 ) -> Logprobs:
     """Return the logprobs of rows.
 
     Args:
         sampled: int64 [R, S].
-        cut: int64 [R], the lowest word of each kept set; 0 in a raw mode.
+        cut: int64 [R], the lowest word of each kept set, 0 in a raw mode; None if no set ends.
         sums: int64 [R, 2 + S + C + 1] over all ranks: mass and moment down to the cut, and how many
             words reach each mark and the cut.
     """
@@ -83,7 +83,7 @@ def told_logprobs(
     (total, moment), counts = sums[:, :2].unbind(dim=1), sums[:, 2:]
     log_total = log_totals(total)
     entropies = log_total + LN2 * (moment.double() / total.double())
-    cut = cut.unsqueeze(1)
+    cut = (torch.zeros_like(total) if cut is None else cut).unsqueeze(1)
     # Ranks of the N best follow from their own order, but for what ties with the last of them.
     # The kept set is a prefix, so no rank in it exceeds its size.
     keys = word.key_of(first)

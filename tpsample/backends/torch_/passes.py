@@ -718,8 +718,13 @@ class ShardLogits:
         ids.scatter_(0, place, word.token_of(words).flatten())
         return ids[:-1], found.scatter_(0, place, log_masses.flatten())[:-1]
 
-    def weigh(self, cut: Tensor, marks: Tensor) -> Tensor:
-        """Return int64 [F, 2 + C], `mass_from` of a cut and `count_from` of marks [F, C]."""
+    def weigh(self, cut: Tensor | None, marks: Tensor) -> Tensor:
+        """Return int64 [F, 2 + C], `mass_from` of a cut and `count_from` of marks [F, C].
+
+        Args:
+            cut: int64 [F]; None takes all tokens.
+        """
+        cut = marks.new_zeros(len(marks)) if cut is None else cut
         return torch.cat([self.mass_from(cut), self.count_from(marks)], dim=1)
 
     def count_from(self, marks: Tensor) -> Tensor:
@@ -740,7 +745,7 @@ class ShardLogits:
         asked: LogprobRows,
         sampled: Tensor,
         words: ListedWords,
-        cut: Tensor,
+        cut: Tensor | None,
         sums: Tensor,
     ) -> Logprobs:
         """Return the logprobs of all rows; see `tpsample.backends.torch_.logprobs`."""

@@ -79,7 +79,7 @@ def told_logprobs(
     asked: LogprobRows,
     sampled: Tensor,
     words: ListedWords,
-    cut: Tensor,
+    cut: Tensor | None,
     sums: Tensor,
 ) -> Logprobs:
     """Return the logprobs of rows. Logarithms are torch's, so that they are the definition's."""

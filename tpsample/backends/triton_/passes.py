@@ -422,7 +422,7 @@ class TritonShardLogits(ShardLogits):
         rows = len(cut)
         sizes, mass, listed_cut, offsets = (cut.new_empty(rows + i // 3) for i in range(4))
         whole, overflow = cut.new_empty(2, rows, dtype=torch.bool).unbind()
-        needed = cut.new_zeros(3)  # the host reads it, launches that only compile among them
+        needed = cut.new_ones(3)  # what the host reads where launches only compile
         set_sizes_kernel[(1,)](
             gathered_ptr=gathered,
             stride_source=gathered.stride(0),
@@ -461,8 +461,8 @@ class TritonShardLogits(ShardLogits):
     def mass_from(self, cut: Tensor) -> Tensor:
         return self.weigh(cut, cut.new_empty(len(cut), 0))
 
-    def weigh(self, cut: Tensor, marks: Tensor) -> Tensor:
-        sums = cut.new_zeros(len(cut), 2 + marks.shape[1])
+    def weigh(self, cut: Tensor | None, marks: Tensor) -> Tensor:
+        sums = marks.new_zeros(len(marks), 2 + marks.shape[1])
         self.launch(
             mass_kernel,
             temperature_ptr=self.temperature,
@@ -527,7 +527,7 @@ class TritonShardLogits(ShardLogits):
         asked: LogprobRows,
         sampled: Tensor,
         words: ListedWords,
-        cut: Tensor,
+        cut: Tensor | None,
         sums: Tensor,
     ) -> Logprobs:
         its = asked, sampled, words, cut, sums

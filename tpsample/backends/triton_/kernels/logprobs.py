@@ -104,7 +104,7 @@ def told_logprobs_kernel(
     temperature_ptr,  # [R] fp32, 1 in a raw mode
     sampled_ptr,  # [R, S] int64
     chosen_ptr,  # [R, C] int64
-    cut_ptr,  # [R] int64
+    cut_ptr,  # [R] int64, or None where no set ends
     sums_ptr,  # [R, 2 + S + C + 1] int64: Σ q, Σ m, and how many words reach each mark
     log_total_ptr,  # [R] fp64
     as_logits_ptr,  # [R] bool
@@ -138,7 +138,9 @@ def told_logprobs_kernel(
     chosen = tl.load(chosen_ptr + row * num_chosen + chosen_place, mask=is_chosen, other=-1)
 
     # How many of the first words have no lower key, and how many are kept.
-    cut, keys = tl.load(cut_ptr + row), (words >> TOKEN_BITS) & KEY_MASK
+    cut, keys = tl.full((), 0, tl.int64), (words >> TOKEN_BITS) & KEY_MASK
+    if cut_ptr is not None:
+        cut = tl.load(cut_ptr + row)
     ranks, num_kept = tl.zeros((BLOCK,), tl.int64), tl.full((), 0, tl.int64)
     for other in range(count):
         its = tl.load(first + other)

@@ -45,7 +45,7 @@ def mass_kernel(
     stride_logits,
     temperature_ptr,  # [F] fp32
     top_ptr,  # [F] fp32
-    cut_ptr,  # [F] int64
+    cut_ptr,  # [F] int64, or None for all tokens
     marks_ptr,  # [F, num_marks] int64
     # outputs
     sums_ptr,  # [F, 2 + num_marks] int64, zero before: Σ q, Σ m of order words >= cut, and numbers
@@ -63,7 +63,9 @@ def mass_kernel(
         logits_ptr, stride_logits, vocab_start, lead, width, BLOCK, float("nan")
     )
     its = mass_row(tl.load(top_ptr + row), tl.load(temperature_ptr + row))
-    kept = upto(logits, ids, mark_of(tl.load(cut_ptr + row)))
+    kept = logits == logits
+    if cut_ptr is not None:
+        kept = upto(logits, ids, mark_of(tl.load(cut_ptr + row)))
     mass, moment = sums_of_masses_and_moments(logits, its, kept)
     sums = sums_ptr + row * (2 + num_marks)
     tl.atomic_add(sums, mass, sem="relaxed")
