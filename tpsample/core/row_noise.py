@@ -67,7 +67,7 @@ class RowNoise:
 
     def select(self, index: Tensor | slice) -> RowNoise:
         """Return the same for some of the rows; of a slice that has all of them, itself."""
-        if has_all(index, len(self.seed)):
+        if has_all(index, self.seed.shape[0]):
             return self
         chosen = replace(
             self,

@@ -38,7 +38,7 @@ class ListedWords(NamedTuple):
 
 def first_of(gathered: Tensor, count: int) -> Tensor:
     """Return the first words over all ranks, int64 [R, count], of [W, R, count or more]."""
-    if len(gathered) == 1:
+    if gathered.shape[0] == 1:
         return gathered[0, :, :count]
     return gathered[:, :, :count].transpose(0, 1).flatten(1).topk(count, dim=1).values
 

@@ -187,7 +187,7 @@ class ShardLogits:
 
     def select(self, index: slice | Tensor) -> Self:
         """Return some of the rows, of a slice without a copy; where it has all of them, itself."""
-        if has_all(index, len(self.logits)):
+        if has_all(index, self.logits.shape[0]):
             return self
         logits = self.logits[index]
         return replace(

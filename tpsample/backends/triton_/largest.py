@@ -51,9 +51,9 @@ def largest(
         most: FEW or MOST; None takes the one for `count`.
     """
     words = words.contiguous()
-    found, most = words.new_empty(len(words), count), most or (FEW if count <= FEW else MOST)
-    if len(words):
-        largest_kernel[(len(words),)](
+    found, most = words.new_empty(words.shape[0], count), most or (FEW if count <= FEW else MOST)
+    if words.shape[0]:
+        largest_kernel[(words.shape[0],)](
             words_ptr=words,
             number_ptr=number,
             largest_ptr=found,
@@ -79,6 +79,6 @@ def in_order(words: Tensor) -> Tensor:
 
 def first_of(gathered: Tensor, count: int) -> Tensor:
     """Return the first words over all ranks, int64 [F, count], of [W, F, count or more]."""
-    if len(gathered) == 1 or count > MOST:
+    if gathered.shape[0] == 1 or count > MOST:
         return plain.first_of(gathered, count)
     return largest(gathered[:, :, :count].transpose(0, 1).flatten(1), count)

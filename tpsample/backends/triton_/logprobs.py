@@ -65,7 +65,7 @@ def listed_words(temperature: Tensor, asked: LogprobRows, gathered: Tensor) -> L
         top_ptr=top,
         shown_temperature_ptr=shown_temperature,
         marks_ptr=marks,
-        num_sources=len(gathered),
+        num_sources=gathered.shape[0],
         count=count,
         num_own=num_own,
         BLOCK=block_for(num_own + 1),

@@ -81,7 +81,7 @@ class TritonShardLogits(ShardLogits):
         """Launch one program per row and block; none of an empty shard."""
         if not self.logits.shape[1]:
             return
-        kernel[(len(self.logits), self.count_of(BLOCK))](
+        kernel[(self.logits.shape[0], self.count_of(BLOCK))](
             **self.shard_arguments(),
             **arguments,
             BLOCK=BLOCK,
@@ -109,7 +109,7 @@ class TritonShardLogits(ShardLogits):
         }
 
     def first_words(self, count: int) -> Tensor:
-        rows, groups = len(self.logits), self.count_of(GROUP)
+        rows, groups = self.logits.shape[0], self.count_of(GROUP)
         if not groups:
             return self.logits.new_zeros(rows, count, dtype=torch.int64)
         first = self.logits.new_empty(rows, groups, dtype=torch.int64)
@@ -154,7 +154,7 @@ class TritonShardLogits(ShardLogits):
         return first_of(gathered, count)
 
     def best_scores(self, count: int) -> Tensor:
-        rows, samples, groups = len(self.logits), self.noise.num_samples, self.count_of(GROUP)
+        rows, samples, groups = self.logits.shape[0], self.noise.num_samples, self.count_of(GROUP)
         best = self.logits.new_empty(rows, samples, groups, dtype=torch.int64)
         first = best.new_empty(rows, self.count_of(BLOCK))
         self.launch(
@@ -218,8 +218,8 @@ class TritonShardLogits(ShardLogits):
         return words, decided
 
     def best_of_first(self, first: Tensor, thresholds: Thresholds) -> Tensor:
-        words = first.new_empty(len(first), self.noise.num_samples)
-        top_words_kernel[(len(first),)](
+        words = first.new_empty(first.shape[0], self.noise.num_samples)
+        top_words_kernel[(first.shape[0],)](
             **self._of_first(first, thresholds),
             **self.noise_arguments(),
             words_ptr=words,
@@ -228,8 +228,8 @@ class TritonShardLogits(ShardLogits):
         return words
 
     def kept_of_first(self, first: Tensor, thresholds: Thresholds) -> Tensor:
-        found = first.new_empty(len(first), 3)
-        kept_of_first_kernel[(len(first),)](
+        found = first.new_empty(first.shape[0], 3)
+        kept_of_first_kernel[(first.shape[0],)](
             **self._of_first(first, thresholds),
             temperature_ptr=self.noise.temperature,
             found_ptr=found,
@@ -251,7 +251,7 @@ class TritonShardLogits(ShardLogits):
         }
 
     def write_tokens(self, words: Tensor, index: Tensor, out: SampleOutput) -> None:
-        write_tokens_kernel[(len(index),)](
+        write_tokens_kernel[(index.shape[0],)](
             words_ptr=words,
             row_ptr=index,
             token_ptr=out.token_ids,
@@ -261,7 +261,7 @@ class TritonShardLogits(ShardLogits):
 
     def least_word(self, y: Tensor, temperature: Tensor) -> Tensor:
         words = torch.empty_like(self.largest, dtype=torch.int64)
-        least_word_kernel[(len(words),)](
+        least_word_kernel[(words.shape[0],)](
             temperature_ptr=temperature,
             top_ptr=self.largest.contiguous(),
             y_ptr=y,
@@ -272,7 +272,7 @@ class TritonShardLogits(ShardLogits):
 
     def empty_digits(self, rounds: int, *, mass: bool) -> Sequence[Tensor]:
         dtype = torch.int64 if mass else torch.int32  # one launch fills the bins of all rounds
-        return self.logits.new_zeros(rounds, len(self.logits), DIGITS, dtype=dtype).unbind()
+        return self.logits.new_zeros(rounds, self.logits.shape[0], DIGITS, dtype=dtype).unbind()
 
     def digits(
         self, prefix: Tensor, shift: int, empty: Tensor | None = None, *, mass: bool
@@ -293,7 +293,7 @@ class TritonShardLogits(ShardLogits):
 
     def bins(self, *, mass: bool) -> Tensor:
         dtype = torch.int64 if mass else torch.int32
-        bins = self.logits.new_zeros(len(self.logits), BINS, dtype=dtype)
+        bins = self.logits.new_zeros(self.logits.shape[0], BINS, dtype=dtype)
         self.launch(
             bin_kernel,
             temperature_ptr=self.temperature,
@@ -311,7 +311,7 @@ class TritonShardLogits(ShardLogits):
 
     def _listed(self, count: int, **which: Tensor | None) -> Tensor:
         """Return what `words_of_bin` does, of a bin or of what reaches a cut."""
-        words = self.logits.new_zeros(len(self.logits), 1 + count, dtype=torch.int64)
+        words = self.logits.new_zeros(self.logits.shape[0], 1 + count, dtype=torch.int64)
         self.launch(
             words_kernel,
             temperature_ptr=self.temperature,
@@ -323,8 +323,8 @@ class TritonShardLogits(ShardLogits):
         return words
 
     def bin_of(self, bins: Tensor, limit: Tensor, share: Tensor | None = None) -> Search:
-        found = _search(len(bins), limit)
-        bin_of_kernel[(len(bins),)](
+        found = _search(bins.shape[0], limit)
+        bin_of_kernel[(bins.shape[0],)](
             bins_ptr=bins,
             stride_bins=bins.stride(0),
             limit_ptr=limit,
@@ -367,8 +367,8 @@ class TritonShardLogits(ShardLogits):
         return cut, left
 
     def value_of(self, words: Tensor) -> Tensor:
-        values = self.temperature.new_empty(len(words))
-        value_kernel[(len(words),)](words_ptr=words.contiguous(), value_ptr=values)
+        values = self.temperature.new_empty(words.shape[0])
+        value_kernel[(words.shape[0],)](words_ptr=words.contiguous(), value_ptr=values)
         return values
 
     def next_digit(
@@ -378,8 +378,8 @@ class TritonShardLogits(ShardLogits):
         share: Tensor | None = None,
         keep_ties: Tensor | None = None,
     ) -> Search:
-        found = _search(len(bins), search.limit)
-        next_digit_kernel[(len(bins),)](
+        found = _search(bins.shape[0], search.limit)
+        next_digit_kernel[(bins.shape[0],)](
             bins_ptr=bins.contiguous(),
             prefix_ptr=search.prefix,
             reached_ptr=search.reached,
@@ -404,7 +404,7 @@ class TritonShardLogits(ShardLogits):
     ) -> Tensor:
         least = least.contiguous()
         cut = torch.empty_like(least)
-        last_cut_kernel[(len(cut),)](
+        last_cut_kernel[(cut.shape[0],)](
             least_ptr=least,
             by_number_ptr=least if by_number is None else by_number,
             by_mass_ptr=least if by_mass is None else by_mass,
@@ -419,7 +419,7 @@ class TritonShardLogits(ShardLogits):
     def set_sizes(
         self, gathered: Tensor, cut: Tensor, cap: int, drawn: Tensor | None = None
     ) -> SetSizes:
-        rows = len(cut)
+        rows = cut.shape[0]
         sizes, mass, listed_cut, offsets = (cut.new_empty(rows + i // 3) for i in range(4))
         whole, overflow = cut.new_empty(2, rows, dtype=torch.bool).unbind()
         needed = cut.new_ones(3)  # what the host reads where launches only compile
@@ -440,7 +440,7 @@ class TritonShardLogits(ShardLogits):
             listed_cut_ptr=listed_cut,
             needed_ptr=needed,
             num_rows=rows,
-            num_sources=len(gathered),
+            num_sources=gathered.shape[0],
             cap=cap,
             vocab_size=self.vocab_size,
             BLOCK=SET_BLOCK,
@@ -448,7 +448,7 @@ class TritonShardLogits(ShardLogits):
         return SetSizes(sizes, whole, overflow, offsets, mass, listed_cut, needed)
 
     def best_kept(self, cut: Tensor) -> Tensor:
-        words = cut.new_zeros(len(cut), self.noise.num_samples)
+        words = cut.new_zeros(cut.shape[0], self.noise.num_samples)
         self.launch(
             best_kept_kernel,
             **self.noise_arguments(),
@@ -459,7 +459,7 @@ class TritonShardLogits(ShardLogits):
         return words
 
     def mass_from(self, cut: Tensor) -> Tensor:
-        return self.weigh(cut, cut.new_empty(len(cut), 0))
+        return self.weigh(cut, cut.new_empty(cut.shape[0], 0))
 
     def weigh(self, cut: Tensor | None, marks: Tensor) -> Tensor:
         sums = marks.new_zeros(len(marks), 2 + marks.shape[1])
@@ -486,7 +486,7 @@ class TritonShardLogits(ShardLogits):
         return least
 
     def spread(self) -> Tensor:
-        sums = self.logits.new_zeros(len(self.logits), 4, dtype=torch.int64)
+        sums = self.logits.new_zeros(self.logits.shape[0], 4, dtype=torch.int64)
         self.launch(spread_kernel, top_ptr=self.top, sums_ptr=sums)
         return sums
 

@@ -159,7 +159,7 @@ class TritonVerification(Verification):
             own_drafts_ptr=drafts,
             num_positions=width,
             num_drafts=gathered.shape[2] - width,
-            num_sources=len(gathered),
+            num_sources=gathered.shape[0],
             num_warps=1,
         )
         return laws
@@ -223,7 +223,7 @@ class TritonVerification(Verification):
             accepted_ptr=accepted,
             token_ptr=tokens,
             row_status_ptr=status,
-            num_sources=len(gathered),
+            num_sources=gathered.shape[0],
             **self._row_options(),
         )
         return VerifyOutput(accepted, tokens, status, self.seed)

@@ -6,6 +6,7 @@ Twins: `tpsample.backends.torch_.verification`, `tpsample.core.acceptance`.
 import triton
 import triton.language as tl
 
+from tpsample.backends.triton_.kernels.constant import Constant
 from tpsample.backends.triton_.kernels.decode import NO_TOKEN, STATUS_NAN, decode
 from tpsample.backends.triton_.kernels.head import KEY_NAN, TOKEN_BITS
 from tpsample.backends.triton_.kernels.laws import TOP_MASS
@@ -13,10 +14,10 @@ from tpsample.backends.triton_.kernels.noise import GREEDY_BELOW, row_stream
 from tpsample.backends.triton_.kernels.order import KEY_MASK, ROW_POINTERS, value_of
 from tpsample.core import acceptance, residual, word
 
-DOMAIN_ACCEPT = tl.constexpr(acceptance.DOMAIN_ACCEPT)
-LOWEST_DRAWABLE = tl.constexpr(word.LOWEST_DRAWABLE)
-SHARE_UNIT = tl.constexpr(2.0**-residual.SHARE_BITS)
-WEIGHT_OF_ONE = tl.constexpr(2.0 ** (residual.SHARE_BITS + residual.MASS_BITS))
+DOMAIN_ACCEPT = Constant(acceptance.DOMAIN_ACCEPT)
+LOWEST_DRAWABLE = Constant(word.LOWEST_DRAWABLE)
+SHARE_UNIT = Constant(2.0**-residual.SHARE_BITS)
+WEIGHT_OF_ONE = Constant(2.0 ** (residual.SHARE_BITS + residual.MASS_BITS))
 
 
 @triton.jit

@@ -8,12 +8,13 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from tpsample.backends.triton_.kernels.constant import Constant
 from tpsample.request.controls import tables, token_state
 
-PENALISED = tl.constexpr(tables.PENALISED)
-BIASED = tl.constexpr(tables.BIASED)
-HAS_HISTORY = tl.constexpr(token_state.HAS_HISTORY)
-TOUCHED_BLOCK = tl.constexpr(token_state.TOUCHED_BLOCK)
+PENALISED = Constant(tables.PENALISED)
+BIASED = Constant(tables.BIASED)
+HAS_HISTORY = Constant(token_state.HAS_HISTORY)
+TOUCHED_BLOCK = Constant(token_state.TOUCHED_BLOCK)
 
 
 class Controls(NamedTuple):

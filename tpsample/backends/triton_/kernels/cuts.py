@@ -6,6 +6,7 @@ Twins: the methods of `tpsample.backends.torch_.passes` that serve the same purp
 import triton
 import triton.language as tl
 
+from tpsample.backends.triton_.kernels.constant import Constant
 from tpsample.backends.triton_.kernels.head import TOKEN_BITS, TOKEN_MASK
 from tpsample.backends.triton_.kernels.masses import (
     halves_of_masses,
@@ -27,12 +28,12 @@ from tpsample.backends.triton_.kernels.order import (
 from tpsample.core import masses as twin
 from tpsample.core import order, word
 
-BINS_PER_Y, LARGEST = tl.constexpr(order.BINS_PER_Y), tl.constexpr(order.LARGEST)
-WORD_BITS = tl.constexpr(word.EPOCH_SHIFT)
-LAST_BIN = tl.constexpr(order.BINS - 1)
-LOWEST_DRAWABLE, ABOVE_ALL = tl.constexpr(word.LOWEST_DRAWABLE), tl.constexpr(order.ABOVE_ALL)
-TOP_MASS = tl.constexpr(twin.TOP_MASS)
-SUMMED_DIGITS = tl.constexpr(8)
+BINS_PER_Y, LARGEST = Constant(order.BINS_PER_Y), Constant(order.LARGEST)
+WORD_BITS = Constant(word.EPOCH_SHIFT)
+LAST_BIN = Constant(order.BINS - 1)
+LOWEST_DRAWABLE, ABOVE_ALL = Constant(word.LOWEST_DRAWABLE), Constant(order.ABOVE_ALL)
+TOP_MASS = Constant(twin.TOP_MASS)
+SUMMED_DIGITS = Constant(8)
 """Digits whose words a program counts or weighs together."""
 
 

@@ -6,15 +6,16 @@ Twins: `backends.torch_.decode`, and `ShardLogits.write_tokens` of `backends.tor
 import triton
 import triton.language as tl
 
+from tpsample.backends.triton_.kernels.constant import Constant
 from tpsample.backends.triton_.kernels.head import KEY_NAN, TOKEN_BITS, TOKEN_MASK
 from tpsample.backends.triton_.kernels.overlap import wait_for_previous_launch
 from tpsample.core import word
 
-NO_TOKEN = tl.constexpr(word.NO_TOKEN)
-KEY_MINUS_INF = tl.constexpr(word.KEY_MINUS_INF)
-STATUS_NAN = tl.constexpr(int(word.Status.NAN))
-STATUS_PEER_LOST = tl.constexpr(int(word.Status.PEER_LOST))
-STATUS_EMPTY = tl.constexpr(int(word.Status.EMPTY))
+NO_TOKEN = Constant(word.NO_TOKEN)
+KEY_MINUS_INF = Constant(word.KEY_MINUS_INF)
+STATUS_NAN = Constant(int(word.Status.NAN))
+STATUS_PEER_LOST = Constant(int(word.Status.PEER_LOST))
+STATUS_EMPTY = Constant(int(word.Status.EMPTY))
 
 
 @triton.jit

@@ -10,14 +10,15 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from tpsample.backends.triton_.kernels.constant import Constant
 from tpsample.backends.triton_.kernels.controls import Controls, control_tile
 from tpsample.backends.triton_.kernels.noise import INTERPRET, NoiseRows, fma, noise_tile
 from tpsample.core import word
 
-TOKEN_BITS = tl.constexpr(word.TOKEN_BITS)
-TOKEN_MASK = tl.constexpr(word.TOKEN_MASK)
-KEY_NAN = tl.constexpr(word.KEY_NAN)
-GROUP = tl.constexpr(16)
+TOKEN_BITS = Constant(word.TOKEN_BITS)
+TOKEN_MASK = Constant(word.TOKEN_MASK)
+KEY_NAN = Constant(word.KEY_NAN)
+GROUP = Constant(16)
 """Ids of a group: whole quads, whose noise is drawn together, and few enough to waste little."""
 
 

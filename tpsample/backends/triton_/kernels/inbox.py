@@ -35,15 +35,16 @@ import triton
 import triton.language as tl
 from triton.language.target_info import is_hip
 
+from tpsample.backends.triton_.kernels.constant import Constant
 from tpsample.backends.triton_.kernels.decode import NO_TOKEN, STATUS_PEER_LOST, decode
 from tpsample.backends.triton_.kernels.noise import INTERPRET
 from tpsample.backends.triton_.kernels.overlap import wait_for_previous_launch
 from tpsample.core import word
 
-EPOCH_SHIFT = tl.constexpr(word.EPOCH_SHIFT)
-EPOCH_MAX = tl.constexpr(word.EPOCH_MAX)
-EPOCH_ONE = tl.constexpr(1 << word.EPOCH_SHIFT)
-WORD_LOST = tl.constexpr(word.LOST)
+EPOCH_SHIFT = Constant(word.EPOCH_SHIFT)
+EPOCH_MAX = Constant(word.EPOCH_MAX)
+EPOCH_ONE = Constant(1 << word.EPOCH_SHIFT)
+WORD_LOST = Constant(word.LOST)
 
 
 @triton.jit

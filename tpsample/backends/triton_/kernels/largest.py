@@ -7,9 +7,10 @@ to put what it finds in order.
 import triton
 import triton.language as tl
 
+from tpsample.backends.triton_.kernels.constant import Constant
 from tpsample.backends.triton_.kernels.order import ROW_POINTERS
 
-NO_WORD = tl.constexpr(1 << 62)
+NO_WORD = Constant(1 << 62)
 """Above all words."""
 
 

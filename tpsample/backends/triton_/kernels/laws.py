@@ -8,6 +8,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from tpsample.backends.triton_.kernels.constant import Constant
 from tpsample.backends.triton_.kernels.head import pack
 from tpsample.backends.triton_.kernels.masses import mass_row
 from tpsample.backends.triton_.kernels.masses import masses as masses_of
@@ -15,11 +16,11 @@ from tpsample.backends.triton_.kernels.noise import INTERPRET, noise_tile, row_s
 from tpsample.backends.triton_.kernels.order import ROW_POINTERS, best_of_groups, order_words
 from tpsample.core import acceptance, masses, residual
 
-DOMAIN_RECOVERY = tl.constexpr(acceptance.DOMAIN_RECOVERY)
-TOP_MASS = tl.constexpr(masses.TOP_MASS)
-LIMB, PLAIN_SHIFT = tl.constexpr(residual.LIMB), tl.constexpr(residual.PLAIN_SHIFT)
-LIMB_MASK = tl.constexpr(2**residual.LIMB - 1)
-SHARE_BITS, MASS_BITS = tl.constexpr(residual.SHARE_BITS), tl.constexpr(residual.MASS_BITS)
+DOMAIN_RECOVERY = Constant(acceptance.DOMAIN_RECOVERY)
+TOP_MASS = Constant(masses.TOP_MASS)
+LIMB, PLAIN_SHIFT = Constant(residual.LIMB), Constant(residual.PLAIN_SHIFT)
+LIMB_MASK = Constant(2**residual.LIMB - 1)
+SHARE_BITS, MASS_BITS = Constant(residual.SHARE_BITS), Constant(residual.MASS_BITS)
 
 
 class Logits(NamedTuple):

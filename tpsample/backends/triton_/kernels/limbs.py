@@ -8,12 +8,13 @@ Proof and plain twin: `tpsample.backends.screening.int8_copy`.
 import triton
 import triton.language as tl
 
+from tpsample.backends.triton_.kernels.constant import Constant
 from tpsample.backends.triton_.kernels.noise import NoiseRows, fma, store_row_noise
 from tpsample.backends.triton_.kernels.overlap import let_next_launch_start
 
-TINY = tl.constexpr(2.0**-100)
+TINY = Constant(2.0**-100)
 """Absolute: more than 2^24 terms that were lost below 2^-126."""
-UNIT_STEPS = tl.constexpr(127 * 256)
+UNIT_STEPS = Constant(127 * 256)
 """A hidden state is at most this many units: 256 · high + low, high from -127 to 127."""
 
 

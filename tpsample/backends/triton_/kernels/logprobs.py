@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from tpsample.backends.triton_.kernels.constant import Constant
 from tpsample.backends.triton_.kernels.decode import NO_TOKEN
 from tpsample.backends.triton_.kernels.head import TOKEN_BITS, TOKEN_MASK
 from tpsample.backends.triton_.kernels.noise import safe_temperature
@@ -15,7 +16,7 @@ from tpsample.backends.triton_.kernels.order import (
 )
 from tpsample.core import masses
 
-LN2 = tl.constexpr(masses.LN2)
+LN2 = Constant(masses.LN2)
 
 
 @triton.jit(

@@ -7,21 +7,22 @@ exact, `fma` says so: with one instruction it finds the same bits.
 import triton
 import triton.language as tl
 
+from tpsample.backends.triton_.kernels.constant import Constant
 from tpsample.backends.triton_.kernels.noise import INTERPRET, fma, safe_temperature
 from tpsample.core import masses as twin
 from tpsample.core.masses import MassRow
 
-LN2_HIGH = tl.constexpr(twin.LN2_HIGH)
-LN2_LOW = tl.constexpr(twin.LN2_LOW)
-LOG2_E_32 = tl.constexpr(twin.LOG2_E)
-POLYNOMIAL = tl.constexpr(twin.POLYNOMIAL)
-DEGREE = tl.constexpr(len(twin.POLYNOMIAL) - 1)
-ROUNDER = tl.constexpr(twin.ROUNDER)
-ROUNDER_BITS = tl.constexpr(twin.ROUNDER_BITS)
-NEAR, FLOOR, SHORT = map(tl.constexpr, (twin.NEAR, twin.FLOOR, twin.SHORT))
-HALF = tl.constexpr(2.0**20)
-SQUARE = tl.constexpr(twin.ROUNDER_BITS**2)
-TWO_HALVES = tl.constexpr((twin.ROUNDER_BITS << 20) + twin.ROUNDER_BITS)
+LN2_HIGH = Constant(twin.LN2_HIGH)
+LN2_LOW = Constant(twin.LN2_LOW)
+LOG2_E_32 = Constant(twin.LOG2_E)
+POLYNOMIAL = Constant(twin.POLYNOMIAL)
+DEGREE = Constant(len(twin.POLYNOMIAL) - 1)
+ROUNDER = Constant(twin.ROUNDER)
+ROUNDER_BITS = Constant(twin.ROUNDER_BITS)
+NEAR, FLOOR, SHORT = map(Constant, (twin.NEAR, twin.FLOOR, twin.SHORT))
+HALF = Constant(2.0**20)
+SQUARE = Constant(twin.ROUNDER_BITS**2)
+TWO_HALVES = Constant((twin.ROUNDER_BITS << 20) + twin.ROUNDER_BITS)
 
 
 @triton.jit

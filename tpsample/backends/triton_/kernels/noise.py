@@ -15,20 +15,21 @@ from triton.language.target_info import is_hip
 
 from tpsample import noise
 from tpsample.backends.triton_.kernels import interpreter
+from tpsample.backends.triton_.kernels.constant import Constant
 from tpsample.core import masses, row_noise
 from tpsample.core.machine import interpreted
 
 if interpreted():
     interpreter.repair()
-INTERPRET = tl.constexpr(interpreted())
-ROUNDS = tl.constexpr(noise.ROUNDS)
-DOMAIN_TOKEN = tl.constexpr(noise.DOMAIN_TOKEN)
-KEY0 = tl.constexpr(noise.ELEMENT_KEY[0])
-KEY1 = tl.constexpr(noise.ELEMENT_KEY[1])
-U_SCALE = tl.constexpr(noise.U_SCALE)
-LOW_OFFSET = tl.constexpr(2.0**-25 - noise.LOW_HALF)
-POLYNOMIAL = tl.constexpr(tuple(noise.POLYNOMIAL))
-DEGREE = tl.constexpr(len(noise.POLYNOMIAL) - 1)
+INTERPRET = Constant(interpreted())
+ROUNDS = Constant(noise.ROUNDS)
+DOMAIN_TOKEN = Constant(noise.DOMAIN_TOKEN)
+KEY0 = Constant(noise.ELEMENT_KEY[0])
+KEY1 = Constant(noise.ELEMENT_KEY[1])
+U_SCALE = Constant(noise.U_SCALE)
+LOW_OFFSET = Constant(2.0**-25 - noise.LOW_HALF)
+POLYNOMIAL = Constant(tuple(noise.POLYNOMIAL))
+DEGREE = Constant(len(noise.POLYNOMIAL) - 1)
 
 
 @triton.jit
@@ -159,10 +160,10 @@ def noise_tile(quads, r0, r1, r2):
     return joined.permute((0, 2, 3, 1)).reshape((BLOCK_V, BLOCK_B))
 
 
-GREEDY_BELOW, HOTTEST = map(tl.constexpr, (row_noise.GREEDY_BELOW, row_noise.HOTTEST))
-LOG2_E_HIGH = tl.constexpr(masses.LOG2_E)
-LOG2_E_LOW = tl.constexpr(row_noise.LOG2_E - masses.LOG2_E)
-LN2 = tl.constexpr(masses.LN2_HIGH)
+GREEDY_BELOW, HOTTEST = map(Constant, (row_noise.GREEDY_BELOW, row_noise.HOTTEST))
+LOG2_E_HIGH = Constant(masses.LOG2_E)
+LOG2_E_LOW = Constant(row_noise.LOG2_E - masses.LOG2_E)
+LN2 = Constant(masses.LN2_HIGH)
 
 
 class NoiseRows(NamedTuple):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from tpsample.backends.triton_.kernels.constant import Constant
 from tpsample.backends.triton_.kernels.decode import KEY_MINUS_INF
 from tpsample.backends.triton_.kernels.head import KEY_NAN, TOKEN_BITS, TOKEN_MASK, max_or_nan, pack
 from tpsample.backends.triton_.kernels.noise import (
@@ -24,11 +25,11 @@ from tpsample.backends.triton_.kernels.noise import (
 )
 from tpsample.core import order, word
 
-MASKED = tl.constexpr(float("-inf"))
-NO_ID = tl.constexpr(word.MAX_VOCAB_SIZE)
-KEY_MASK = tl.constexpr(0xFFFFFFFF)
-LARGEST = tl.constexpr(order.LARGEST)
-KEY_INF, KEY_MINUS_ZERO = tl.constexpr(0xFF800000), tl.constexpr(0x7FFFFFFF)
+MASKED = Constant(float("-inf"))
+NO_ID = Constant(word.MAX_VOCAB_SIZE)
+KEY_MASK = Constant(0xFFFFFFFF)
+LARGEST = Constant(order.LARGEST)
+KEY_INF, KEY_MINUS_ZERO = Constant(0xFF800000), Constant(0x7FFFFFFF)
 
 
 class Draw(NamedTuple):

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from tpsample.backends.triton_.kernels.constant import Constant
 from tpsample.backends.triton_.kernels.controls import Controls, control_tile
 from tpsample.backends.triton_.kernels.head import (
     GROUP,
@@ -42,9 +43,9 @@ from tpsample.backends.triton_.kernels.overlap import (
     wait_for_previous_launch,
 )
 
-LARGEST = tl.constexpr(1e37)
+LARGEST = Constant(1e37)
 """Of an approximate product whose bound is still a number."""
-SOFTCAP_SLACK = tl.constexpr(2.0**-18)
+SOFTCAP_SLACK = Constant(2.0**-18)
 """Relative to the cap: more than the errors of two soft-caps, whose exp need not be monotone."""
 
 

@@ -6,6 +6,7 @@ Twins: the methods of `tpsample.backends.torch_.passes` that serve the same purp
 import triton
 import triton.language as tl
 
+from tpsample.backends.triton_.kernels.constant import Constant
 from tpsample.backends.triton_.kernels.head import KEY_NAN, TOKEN_BITS, TOKEN_MASK, pack
 from tpsample.backends.triton_.kernels.masses import (
     mass_row,
@@ -32,10 +33,10 @@ from tpsample.backends.triton_.kernels.order import (
 from tpsample.core import order
 from tpsample.core import spread as twin
 
-ABOVE_ALL = tl.constexpr(order.ABOVE_ALL)
-FARTHEST, UNITS = tl.constexpr(twin.FARTHEST), tl.constexpr(twin.UNITS)
-INTEGERS_FROM = tl.constexpr(twin.INTEGERS_FROM)
-HALF_BITS, LOW_HALF = tl.constexpr(twin.HALF_BITS), tl.constexpr((1 << twin.HALF_BITS) - 1)
+ABOVE_ALL = Constant(order.ABOVE_ALL)
+FARTHEST, UNITS = Constant(twin.FARTHEST), Constant(twin.UNITS)
+INTEGERS_FROM = Constant(twin.INTEGERS_FROM)
+HALF_BITS, LOW_HALF = Constant(twin.HALF_BITS), Constant((1 << twin.HALF_BITS) - 1)
 
 
 @triton.jit(do_not_specialize=["num_marks"], do_not_specialize_on_alignment=ROW_POINTERS)
