@@ -52,7 +52,8 @@ def find_logprobs(
         cut, filtered = find_cut(*its, may_read=may_read), asked.filtered
         if not isinstance(filtered, slice):
             cut = torch.zeros_like(marks[:, 0]).index_copy(0, filtered, cut)
-        cut = torch.where(asked.processed, cut, 0)  # where only some rows may be processed
+        if asked.asks is not None or not all(asked.processed_list):
+            cut = torch.where(asked.processed, cut, 0)
         marks = marks.maximum(cut.unsqueeze(1))
 
     rows = replace(rows, temperature=words.temperature)

@@ -148,8 +148,8 @@ def _by_rejection(
     words, decided = rows.first_kept(gathered, sums, thresholds, BEST_SCORES)
     total: Tensor | None = sums[:, -1]
     if filters.demand.searched:
-        is_nan = word.key_of(gathered[:, :, 0].amax(dim=0)) == word.KEY_NAN
-        decided &= ~filters.column(SEARCHED) | is_nan
+        rows = _with_top(rows, gathered)
+        decided &= ~filters.column(SEARCHED) | rows.largest.isnan()
         total = None
 
     if not may_read:

@@ -100,7 +100,7 @@ OPERATORS = {
     "logprobs": 4,
     "fixed rounds, min_p": 7,
     "fixed rounds, top_p": 7,
-    "fixed rounds, top_k 2000, top_p": 21,
+    "fixed rounds, top_k 2000, top_p": 18,
     "fixed rounds, top_k 300, top_p": 0,
     "fixed rounds, top_k 5": 0,
     "rejection": 5,
