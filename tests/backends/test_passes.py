@@ -236,7 +236,8 @@ def test_a_search_by_digits_finds_what_the_definition_does(twins, mass):
     numbers, plain, limit = twins.numbers, twins.plain, twins.thresholds.most
     if mass:
         limit = plain.mass_from(torch.zeros_like(twins.cut))[:, 0] // 2 + 1
-    search = Search(torch.zeros_like(limit), torch.zeros_like(limit), limit)
+    limit = torch.stack([limit, 7 * limit], dim=1)[:, 0]  # beside other sums, as ranks have it
+    search = Search(torch.zeros_like(twins.cut), torch.zeros_like(twins.cut), limit)
     shares = torch.tensor([0.3, 0.9, 1.0]).double().repeat(len(limit))[: len(limit)]
     ties = torch.arange(len(limit)) % 2
     for shift in range(word.EPOCH_SHIFT // DIGIT_BITS * DIGIT_BITS, -1, -DIGIT_BITS):

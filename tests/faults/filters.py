@@ -127,6 +127,16 @@ tpsample/backends/triton_/kernels/cuts.py
     - total + tl.cumsum(kept, axis=0)
     + tl.cumsum(kept, axis=0)
     > test_sets_of_more_rows_than_one_block
+    kernel: the limit of a search is taken for one that has no other numbers beside it
+    - tl.load(limit_ptr + row * stride_limit)
+    -     if share_ptr is not None:
+    -         limit = mass_limit(limit, tl.load(share_ptr + row))
+    -     limit = tl.minimum
+    + tl.load(limit_ptr + row)
+    +     if share_ptr is not None:
+    +         limit = mass_limit(limit, tl.load(share_ptr + row))
+    +     limit = tl.minimum
+    > test_a_search_by_digits_finds_what_the_definition_does
     kernel: a search keeps ties in all of its digits' rounds
     - if keep_ties_ptr is not None:
     + if share_ptr is not None:
@@ -246,7 +256,7 @@ tpsample/filters/sample.py
     + return words
     > test_decided_and_undecided_rows_of_one_step[torch-3-2]
     a rejection decides rows with a top_p in a large top_k
-    - decided &= ~filters.column(SEARCHED) | is_nan
+    - decided &= ~filters.column(SEARCHED) | rows.largest.isnan()
     + pass
     > test_tokens_and_logprobs_are_the_oracles_without_a_host_read[1-None]
     rows that begin with the search are not counted

@@ -384,6 +384,7 @@ class TritonShardLogits(ShardLogits):
             prefix_ptr=search.prefix,
             reached_ptr=search.reached,
             limit_ptr=search.limit,
+            stride_limit=search.limit.stride(0),
             share_ptr=share,
             keep_ties_ptr=keep_ties,
             next_prefix_ptr=found.prefix,

@@ -259,13 +259,14 @@ def digit_kernel(
             tl.atomic_add(bins + left, weights, mask=left < none, sem="relaxed")
 
 
-@triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
+@triton.jit(do_not_specialize=["stride_limit"], do_not_specialize_on_alignment=ROW_POINTERS)
 def next_digit_kernel(
     # inputs
     bins_ptr,  # [F, 2^DIGIT_BITS] int64 or int32, over all ranks
     prefix_ptr,  # [F] int64
     reached_ptr,  # [F] int64
     limit_ptr,  # [F] int64, or where there are shares, whole masses
+    stride_limit,
     share_ptr,  # [F] fp64, or None
     keep_ties_ptr,  # [F] int64, or None but for the last digit
     # outputs
@@ -282,7 +283,7 @@ def next_digit_kernel(
     row, offs = tl.program_id(0), tl.arange(0, 1 << DIGIT_BITS)
     bins = tl.load(bins_ptr + (row << DIGIT_BITS) + offs).to(tl.int64)
     prefix, reached = tl.load(prefix_ptr + row), tl.load(reached_ptr + row)
-    limit = tl.load(limit_ptr + row)
+    limit = tl.load(limit_ptr + row * stride_limit)
     if share_ptr is not None:
         limit = mass_limit(limit, tl.load(share_ptr + row))
     limit = tl.minimum(limit, reached + tl.sum(bins, axis=0))
