@@ -68,10 +68,10 @@ def sample_filtered(
         gathered: the `own_candidates` of all ranks, if the words brought them.
     """
     words = rows.logits.new_empty(len(filters), rows.noise.num_samples, dtype=torch.int64)
+    methods = list(_methods(rows, filters, may_read))  # once, because rows of some are copies
     if gathered is None:
-        own = own_candidates(rows, filters, may_read=may_read)
+        own = [_candidates(method, its, part) for method, _, its, part in methods]
         gathered = [ranks.gather_integers(each) for each in own]
-    methods = _methods(rows, filters, may_read)
     for (method, index, its, part), candidates in zip(methods, gathered, strict=True):
         match method:
             case Method.FIRST_WORDS:
@@ -88,12 +88,15 @@ def own_candidates(
     rows: ShardLogits, filters: RowFilters, *, may_read: bool = True
 ) -> list[Tensor]:
     """Return what this rank sends in the first exchange of each method that rows begin with."""
-    return [
-        part.best_scores(BEST_SCORES)
-        if method is Method.REJECTION
-        else part.first_words(max(1, its.demand.first))
-        for method, _, its, part in _methods(rows, filters, may_read)
-    ]
+    methods = _methods(rows, filters, may_read)
+    return [_candidates(method, its, part) for method, _, its, part in methods]
+
+
+def _candidates(method: Method, filters: RowFilters, rows: ShardLogits) -> Tensor:
+    """Return what this rank sends in the first exchange of a method."""
+    if method is Method.REJECTION:
+        return rows.best_scores(BEST_SCORES)
+    return rows.first_words(max(1, filters.demand.first))
 
 
 def _methods(
