@@ -94,7 +94,7 @@ PASS_REASONS: dict[str, tuple[int, str]] = {
     "group_best": (100, f"{_NOISE}; a NaN and the lowest id of equal scores are minded twice"),
     "before": (150, f"{_MASS}; the second half is of blocks that have tokens before a mark"),
     "mass": (115, f"{_MASS}, and a moment 13"),
-    "digit of masses": (130, f"{_MASS}; blocks without a word of the prefix stop before"),
+    "digit of masses": (131, f"{_MASS}; blocks without a word of the prefix stop before"),
     "digit of numbers": (80, "blocks without a word of the prefix stop before most of it"),
     "bin of masses": (90, f"{_MASS}; a sum in memory takes longer than both"),
     "bin of numbers": (50, "a sum in memory takes longer than the instructions"),
