@@ -60,7 +60,7 @@ def find_cut(
         total: int64 [F], the masses that top_p takes a share of, over all ranks; None to sum them.
         of_greedy: int64 [F], where the sets of greedy rows end; None keeps what a mask leaves.
     """
-    if by_first_words(filters):
+    if filters.by_first_words == {True}:
         rows, _, found = _of_first_words(rows, filters, ranks)
         return rows.last_cut(found[:, 0])
     assert rows.top is not None
@@ -90,11 +90,6 @@ def find_cut(
             top_p_cut = _by_digits(rows, total, its.keep_ties, ranks, share=its.share, mass=True)
     ends = {"by_number": top_k_cut, "by_mass": top_p_cut, "share": its.share}
     return rows.last_cut(its.least, **ends, of_greedy=of_greedy)
-
-
-def by_first_words(filters: RowFilters) -> bool:
-    """Return whether the first words over all ranks hold the kept set of every row."""
-    return all(kind.demand.first for kind in filters.kinds)
 
 
 def _masses_of(
@@ -190,7 +185,7 @@ def find_kept_sets(
             min(cap, V), and the sets lie in memory for as many ids of every row.
     """
     first: Tensor | None = None
-    if by_first_words(filters):
+    if filters.by_first_words == {True}:
         rows, first, found = _of_first_words(rows, filters, ranks)
         cut, gathered = rows.last_cut(found[:, 0], of_greedy=first[:, 0]), found[None, :, 1:]
     else:

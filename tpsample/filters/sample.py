@@ -110,13 +110,10 @@ def _methods(
         return
     for method in (Method.FIRST_WORDS, Method.REJECTION):
         by_first = method is Method.FIRST_WORDS
-        of_kinds = [
-            (kind.demand.method is Method.FIRST_WORDS) is by_first for kind in filters.kinds
-        ]
-        if all(of_kinds):
+        if filters.by_first_words == {by_first}:
             yield method, slice(0, len(filters)), filters, rows
-        elif any(of_kinds):
-            kinds = [kind for kind, its in zip(filters.kinds, of_kinds, strict=True) if its]
+        elif by_first in filters.by_first_words:
+            kinds = [each for each in filters.kinds if bool(each.demand.first) is by_first]
             column = filters.column(BY_FIRST_WORDS)
             mask = column if by_first else ~column
             yield method, mask, replace(filters, kinds=kinds), rows.without(~mask)

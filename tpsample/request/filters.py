@@ -74,6 +74,11 @@ class RowFilters:
         """The needs of these rows together."""
         return Demand.of_any({kind.demand for kind in self.kinds})
 
+    @cached_property
+    def by_first_words(self) -> set[bool]:
+        """Whether rows begin with their first words: both answers, if some do and some do not."""
+        return {bool(demand.first) for demand in {kind.demand for kind in self.kinds}}
+
     def thresholds(self, least: Tensor, least_of_total: Tensor) -> Thresholds:
         """Return the thresholds of the rows whose `ENDING` rules end at these order words."""
         names = TOP_K.name, TOP_P.name, KEEP_TIES
