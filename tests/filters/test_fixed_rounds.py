@@ -66,7 +66,8 @@ def on_virtual_ranks(
 
 
 def _rows() -> list[Rows]:
-    """Plain, greedy, filtered and asking rows; nothing but filtered rows; masked tokens."""
+    """Plain, greedy, filtered and asking rows; nothing but filtered rows; masked tokens; rows with
+    a top_p of what a large top_k leaves."""
     asking = [
         SamplingParams(seed=i, logprobs=3, logprobs_mode=mode, logprob_token_ids=[7], **changes)
         for i, (mode, changes) in enumerate(
@@ -83,10 +84,13 @@ def _rows() -> list[Rows]:
         *grid()[::61],
         *asking,
     ]
+    large = [SamplingParams(top_k=1030, top_p=0.5, seed=i) for i in range(40)]
     return [
         Rows([KINDS["zipf"], KINDS["two-valued"]], mixed, **FIXED),
         Rows([KINDS["ramp-in-shards"]], grid()[3::41], **FIXED),
         Rows([KINDS["normal"]], asking[1:4], bias=masked(30, 1100), **FIXED),
+        # A share of all ids in place of the first 1030 would keep 85 more, and these win 1 in 7.
+        Rows([KINDS["all-equal"]], large, **FIXED),
     ]
 
 
