@@ -13,7 +13,7 @@ from torch import Tensor
 from tpsample.backends import room_of
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core import word
-from tpsample.core.row_noise import RowNoise
+from tpsample.core.row_noise import RowNoise, safe_temperature
 from tpsample.request.filters import LogprobRows
 
 ROWS, WIDTH, FIRST = 9, 1500, 6
@@ -82,3 +82,15 @@ def test_kernels_tell_the_logprobs_of_the_definition(top, chosen):
             expected = plain.told_logprobs(*given)
             same(asdict(its.told_logprobs(*given)), asdict(expected))
     assert expected.values.isnan().any() and not expected.values.isnan().all()
+
+
+@pytest.mark.parametrize("top", [3, 300])
+def test_written_temperatures_are_made_safe_however_many_words_are_listed(top):
+    """Kernels list few words, and plain PyTorch many."""
+    its, plain, asked = rows_of("triton"), rows_of("torch"), asked_of(top, 0)
+    written = torch.tensor([0.0, -1.0, math.nan, math.inf, 1e-6, 0.7]).repeat(ROWS)[:ROWS]
+    gathered = plain.first_words(top).unsqueeze(0)
+    found = replace(its, temperature=written).listed_words(asked, gathered)
+    expected = replace(plain, temperature=safe_temperature(written)[0])
+    same(found._asdict(), expected.listed_words(asked, gathered)._asdict())
+    assert found.temperature.isfinite().all() and (found.temperature > 0).all()

@@ -110,6 +110,10 @@ tpsample/backends/numba_/kernels/passes.py
     + and before < limit
     > test_first_words_of_rows_without_a_token_and_of_greedy_ones[numba]
 tpsample/backends/triton_/passes.py
+    many logprobs are told by what a caller wrote
+    - plain.listed_words(safe_temperature(self.temperature)[0], asked
+    + plain.listed_words(self.temperature, asked
+    > test_written_temperatures_are_made_safe_however_many_words_are_listed
     only 256 of many first words are read
     - BLOCK": MAX_TOP_WORDS if count <= MAX_TOP_WORDS else MAX_WEIGHED_WORDS,
     + BLOCK": MAX_TOP_WORDS,

@@ -1,4 +1,4 @@
-"""Verification on one rank: by ratio passes over the logits of both laws, arithmetic on rows.
+"""Verification on one rank: arithmetic on rows, and for that by ratio passes over both laws.
 
     p_v = P_v / Z_P    P_v the integer mass of token v if the row's kept set has it, else 0
     q_v = Q_v / Z_Q    Q_v its mass under the draft's logits / T; without logits the draft is

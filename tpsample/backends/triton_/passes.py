@@ -8,7 +8,6 @@ reading two words of 64 bits per token would take longer.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
+from tpsample.backends.torch_ import logprobs as plain
 from tpsample.backends.torch_.logprobs import ListedWords, log_totals
 from tpsample.backends.torch_.passes import GROUP, SetSizes, ShardLogits
 from tpsample.backends.triton_ import logprobs
@@ -519,8 +519,7 @@ class TritonShardLogits(ShardLogits):
 
     def listed_words(self, asked: LogprobRows, gathered: Tensor) -> ListedWords:
         if gathered.shape[2] >= logprobs.MOST:
-            safe = replace(self, temperature=safe_temperature(self.temperature)[0])
-            return super(TritonShardLogits, safe).listed_words(asked, gathered)
+            return plain.listed_words(safe_temperature(self.temperature)[0], asked, gathered)
         return logprobs.listed_words(self.temperature, asked, gathered)
 
     def told_logprobs(

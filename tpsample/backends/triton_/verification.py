@@ -1,4 +1,4 @@
-"""Verification as Triton launches: by ratio three passes over logits and three kernels over rows.
+"""Verification as Triton launches: three passes over logits, and five kernels over rows.
 
 Twin: `tpsample.backends.torch_.verification`.
 """

@@ -4,11 +4,11 @@ import triton.language as tl
 
 
 class Constant(tl.constexpr):
-    """A global number of kernels, which costs a launch next to nothing.
+    """A global number of kernels that Triton compares fast.
 
-    Each launch of a kernel asks Triton whether the globals in it are what they were when it was
-    compiled. `tl.constexpr` makes an object of the answer and takes 0.6 µs, for some kernels 25
-    times. This one answers at once.
+    In each launch Triton compares the globals of a kernel, up to 25, with those that it was
+    compiled with. `tl.constexpr` answers with an object, which takes 0.6 µs; this answers with a
+    bool.
     """
 
     def __ne__(self, other: object) -> bool:  # type: ignore[override]

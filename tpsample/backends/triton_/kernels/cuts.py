@@ -374,11 +374,11 @@ def set_sizes_kernel(
         drawn = tl.load(drawn_ptr + row, mask=inside, other=0)
         size = tl.where((drawn != 0) | (all_drawn != 0), size, 0)
         whole = size == vocab_size
-        listed = inside & (size <= cap) & (size != vocab_size)
+        listed = inside & (size <= cap) & ~whole
         kept = tl.where(listed, size, 0)
         tl.store(size_ptr + row, size, mask=inside)
         tl.store(whole_ptr + row, whole, mask=inside)
-        tl.store(overflow_ptr + row, (size > cap) & (size != vocab_size), mask=inside)
+        tl.store(overflow_ptr + row, (size > cap) & ~whole, mask=inside)
         tl.store(offset_ptr + 1 + row, total + tl.cumsum(kept, axis=0), mask=inside)
         tl.store(mass_ptr + row, tl.where(random, mass, TOP_MASS), mask=inside)
         tl.store(listed_cut_ptr + row, tl.where(kept > 0, cut, ABOVE_ALL), mask=inside)
