@@ -24,6 +24,7 @@ from tpsample.core.tensors import capturing, readable
 from tpsample.core.word import NO_TOKEN, warn_of_failed
 from tpsample.exchange import make_exchange
 from tpsample.filters.finish import candidates_of, finish_logits, kept_sets_of, shard_logits
+from tpsample.filters.kept_sets import Cut
 from tpsample.output import SampleOutput, VerifyOutput
 from tpsample.request.moving_on import REBUILT, Rebuilt
 from tpsample.request.plan import BatchPlan, BatchView
@@ -117,10 +118,11 @@ class Pipeline:
 
     def finish(self, step: Step) -> SampleOutput:
         """Do the second half of a step: wait for every rank's words, and return the tokens."""
-        out = self.end(step)
-        if out.token_ids.numel() and step.batch.plan.kept_cap is not None:
+        cut, out = self.end(step), step.out
+        assert out is not None
+        if cut is not None:
             with range_of("filters"):
-                out.kept = kept_sets_of(self.stored(step), step.batch, self.ranks)
+                out.kept = kept_sets_of(cut, step.batch, self.ranks)
         return self.counted(out)
 
     def counted(self, out: Output) -> Output:
@@ -137,9 +139,13 @@ class Pipeline:
             self.count_failed(out.status)
         return out
 
-    def end(self, step: Step) -> SampleOutput:
-        """Wait for every rank's words of what `begin` began; the token of a failed row is -1."""
-        out, plan = step.out, step.batch.plan
+    def end(self, step: Step) -> Cut | None:
+        """Wait for every rank's words of what `begin` began; the token of a failed row is -1.
+
+        Returns:
+            Where kept sets end, of a batch with a `kept_cap`.
+        """
+        out, plan, cut = step.out, step.batch.plan, None
         assert out is not None
         with range_of("exchange"):
             self.agreement.compare()
@@ -150,11 +156,11 @@ class Pipeline:
             if plan.stored_index is not None:
                 carried = self.exchange.carried()
                 with range_of("filters"):
-                    finish_logits(self.stored(step), step, self.ranks, carried)
+                    cut = finish_logits(self.stored(step), step, self.ranks, carried)
             if step.batch.undrawn is not None:
                 out.name_undrawn(*step.batch.undrawn)
             self.desync.last = step.noise.positions, out.seeds, out.token_ids
-        return out
+        return cut
 
     def stored(self, step: Step) -> ShardLogits:
         """Return the logits that a step stored on this rank."""

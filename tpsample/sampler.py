@@ -378,8 +378,9 @@ class LMHeadSampler(Sealed):
             tokens: draws of a candidate: rows × samples of steps, rows × (K + 1) of verifications.
             failed_rows: rows whose status was not OK. On a CPU every step counts its own; on a GPU
                 `count_failed` does, for a status that was read.
-            second_rounds: filtered rows that only a search for the last kept token decided. With
-                `fixed_rounds` and in captured graphs the device alone knows.
+            second_rounds: filtered rows whose last kept token was searched for, because nothing
+                else decides their tokens, or for their kept sets. With `fixed_rounds` and in
+                captured graphs the device alone knows.
             bytes_sent: bytes of payload that this rank handed to its peers.
             waited_s: seconds in which the host waited for peers; 0.0 where the device does.
             lost_ranks: the ranks that a `PeerLost` has named, ascending.

@@ -223,6 +223,8 @@ def test_sums_down_to_a_word(twins):
     for rows in twins.kernels:
         assert _equal(rows.best_kept(cut), plain.best_kept(cut))
         assert _equal(_unmasked(rows.best_kept(some)), _unmasked(plain.best_kept(some)))
+        assert _equal(rows.best_and_mass(cut)[numbers], plain.best_and_mass(cut)[numbers])
+        assert _equal(rows.best_and_mass(cut)[:, :-2], plain.best_kept(cut))
         assert _equal(rows.mass_from(cut)[numbers], sums[numbers])
         assert _equal(rows.weigh(cut, marks)[numbers], plain.weigh(cut, marks)[numbers])
         for ends in (cut, some):
@@ -273,6 +275,7 @@ def test_rows_that_are_done_are_left_out():
             "masses by digit": rows.digits(prefix, 48, mass=True),
             "numbers by digit": rows.digits(prefix, 48, mass=False),
             "best_kept": rows.best_kept(twins.cut),
+            "best_and_mass": rows.best_and_mass(twins.cut),
         }
 
     whole = passes(twins.plain)
@@ -463,7 +466,12 @@ def test_the_cut_in_a_bin(twins, mass):
                 assert _equal(found[0][numbers], expected[0][numbers])
                 assert _equal(found[1], expected[1])
             assert _equal(found[0][numbers], cut[numbers])
-        some = plain.first_words(1).squeeze(1)
-        values = plain.value_of(some)
+        first = plain.first_words(3)
+        gathered = torch.stack([first, first[:, [1, 0, 2]], torch.zeros_like(first)])
+        words, top = plain.top_of(gathered)
+        assert words.equal(first[:, 0]) and len(top) == len(first)
         for rows in twins.kernels:
-            assert torch.equal(rows.value_of(some).nan_to_num(7), values.nan_to_num(7))
+            for its in (gathered, gathered[:, :, 1:]):
+                found, expected = rows.top_of(its), plain.top_of(its)
+                assert found[0].equal(expected[0])
+                assert found[1].nan_to_num(7).equal(expected[1].nan_to_num(7))

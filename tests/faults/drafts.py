@@ -18,16 +18,16 @@ tpsample/speculative/drawn_drafts.py
     > test_drafts_that_are_no_draws_of_their_law_are_told_of_once[greedy]
 tpsample/speculative/acceptance.py
     a draft that a ratio refused has a kept set
-    - kept_sets_of(stored, batch, ranks, emitted)
-    + kept_sets_of(stored, batch, ranks)
+    - kept_sets_of(cut, batch, ranks, emitted)
+    + kept_sets_of(cut, batch, ranks)
     > test_sets_are_those_of_the_definition[rejection-1]
     an output without drafts has the seeds of the batch
     - seed=batch.seed[::width].clone(),
     + seed=batch.seed[::width].contiguous(),
     > test_without_a_draft_every_row_takes_its_plain_step[torch]
     a verification keeps what a filter cuts
-    - find_cut(rows, filters, ranks, may_read=reads).maximum(cut)
-    + find_cut(rows, filters, ranks, may_read=reads).minimum(cut)
+    - cut = ends.maximum(cut)
+    + cut = ends.minimum(cut)
     > test_special_rows[1]
 tpsample/core/acceptance.py
     every position of a verification has the noise of the first
@@ -175,8 +175,8 @@ tpsample/speculative/verify.py
     + place <= lengths.unsqueeze(1)
     > test_lengths_end_the_drafts_of_each_row[coupled]
     a draft that was not emitted has a kept set
-    - sampler.pipeline.stored(step), batch, sampler.ranks, emitted)
-    + sampler.pipeline.stored(step), batch, sampler.ranks)
+    - kept_sets_of(cut, batch, sampler.ranks, emitted)
+    + kept_sets_of(cut, batch, sampler.ranks)
     > test_sets_are_those_of_the_definition[coupled-1]
     a draft equal to the token of failed rows is accepted
     - sampler.pipeline.end(step)

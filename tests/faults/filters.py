@@ -5,8 +5,8 @@ from tests.faults.fault import faults
 FAULTS = faults(r"""
 tpsample/backends/torch_/passes.py
     a filtered row forgets its NaN
-    - nan = word.key_of(top_word) == word.KEY_NAN
-    + nan = word.key_of(top_word) < 0
+    - torch.where(top.isnan().unsqueeze(1), word.KEY_NAN << word.TOKEN_BITS, words)
+    + words
     > test_random_steps_of_one_rank_are_the_oracles[mixed]
     the rejection keeps no ties
     - return torch.where(thresholds.keep_ties.unsqueeze(1) > 0, marks | word.TOKEN_MASK, marks)
@@ -64,13 +64,9 @@ tpsample/filters/kept_sets.py
     + torch.cat([bins, bins.sum(dim=1, keepdim=True)], dim=1)
     > test_sampling_by_an_explicit_threshold_is_the_same[zipf-True]
     a greedy row keeps what its top_k left
-    - rows.last_cut(found[:, 0], of_greedy=first[:, 0])
+    - rows.last_cut(found[:, 0], of_greedy=of_greedy)
     + rows.last_cut(found[:, 0])
     > test_first_words_of_rows_without_a_token_and_of_greedy_ones[torch]
-    a greedy row keeps what its masks left
-    - may_read=may_read, of_greedy=top_word
-    + may_read=may_read
-    > test_sets_are_those_of_the_definition[batch-1]
     every round of a search takes a share of what is left
     - share = None
     + pass
@@ -264,13 +260,22 @@ tpsample/filters/sample.py
     + pass
     > test_tokens_and_logprobs_are_the_oracles_without_a_host_read[1-None]
     rows that begin with the search are not counted
-    - ranks.counters.second_rounds += len(filters)
-    + pass
+    -     ranks.counters.second_rounds += len(filters)
+    -     return
+    +     return
     > test_the_search_decides_what_the_rejection_cannot[flat-in-top-k]
     a NaN is no NaN where rows begin with the search
-    - return or_nan(_searched(rows, filters, ranks, may_read=True), top_word)
-    + return _searched(rows, filters, ranks, may_read=True)
+    - return _searched(rows, filters, ranks, may_read=True)
+    + return _searched(replace(rows, top=rows.largest.nan_to_num(0)), filters, ranks, may_read=True)
     > test_rows_with_a_nan_say_so_whichever_filter_they_have[torch]
+    a greedy row keeps what its masks left
+    - may_read=may_read, of_greedy=top_word
+    + may_read=may_read
+    > test_sets_are_those_of_the_definition[batch-1]
+    rows that are searched for their sets are not counted
+    - if may_read and (filters.demand.counts or filters.demand.masses):
+    + if False:
+    > test_steps_that_search_for_sets_are_counted
     second rounds are not counted
     - ranks.counters.second_rounds += len(undecided)
     + ranks.counters.second_rounds += bool(undecided)
@@ -299,9 +304,9 @@ tpsample/core/ranges.py
 tpsample/pipeline.py
     filters are a part of the head in a profile
     - with range_of("filters"):
-    -                     finish_logits(
+    -                     cut = finish_logits(
     + with range_of("head"):
-    +                     finish_logits(
+    +                     cut = finish_logits(
     > test_a_profile_shows_the_parts_of_a_step
 tpsample/backends/torch_/logprobs.py
     a rank counts no ties

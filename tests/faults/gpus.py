@@ -29,6 +29,10 @@ tpsample/request/kinds.py
     - kept_cap=2 if "kept sets" in mix else None,
     + kept_cap=None,
     > test_kept_sets_of_each_kind_are_warm
+    mixes are warmed up with kept sets alone
+    - dict.fromkeys((*_all_of(kinds, most), *_all_of(without, most)))
+    + dict.fromkeys(_all_of(kinds, most))
+    > test_a_mix_is_warm_with_kept_sets_and_without[None]
     plain rows of a verification are not warmed up
     - range("plain" not in kinds, len(one_each) + 1)
     + range(1, len(one_each) + 1)
@@ -120,8 +124,8 @@ tpsample/backends/numba_/kernels/compiling.py
     > test_only_what_python_calls_becomes_machine_code
 tpsample/speculative/acceptance.py
     filtered rows of a verification are picked by a list
-    - find_cut(rows.select(index), filters, ranks, may_read=reads)
-    + find_cut(rows.select([*filters.row_list]), filters, ranks, may_read=reads)
+    - rows = rows.select(filters.row_index)
+    + rows = rows.select([*filters.row_list])
     > test_a_verification_with_filters_in_some_rows_indexes_by_no_list
 tpsample/core/machine.py
     a compiler that is known to be wrong is trusted

@@ -178,7 +178,7 @@ def _boundary_cuts(rows: Rows, tiles: list[int]) -> list[torch.Tensor]:
         stored = replace(stored, top=rows.logits.amax(dim=1))
         for may_read in (True, False):
             its = stored, batch.plan.filters, ranks_of(None)
-            cut = threshold.find_cut(*its, may_read=may_read)
+            cut = threshold.find_cut(*its, may_read=may_read).words
             cuts.append(word.token_of(cut))
     return cuts
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -16,6 +17,7 @@ from tests.support.ranks import run_ranks
 from tests.support.slots import GPU
 from tests.support.tiers import long
 from tpsample import KeptSets, LMHeadSampler, SamplingBatch, SamplingParams, reference, verify
+from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core.order import order_words
 from tpsample.filters import kept_sets
 
@@ -158,6 +160,61 @@ def test_sets_of_rows_that_their_first_words_decide(mode, world_size):
                 assert its[:4] == right[:4], f"row {row}"
                 assert its[4] == pytest.approx(right[4], abs=2e-6), f"row {row}"
             assert {1, 2, 5, 40} < {its[0] for its in found} and any(its[2] for its in found)
+
+
+def _told_of(
+    requests: list[SamplingParams], rows: Rows, method: str | None, cap: int | None
+) -> tuple[Any, Any, int]:
+    """Return the logprobs of a call, or None, its kept sets, and how many searches it took."""
+    batch = SamplingBatch.from_params(requests, vocab_size=V, kept_cap=cap)
+    batch.temperature[3:5] = 0.0
+    with patch.object(ShardLogits, "bin_of", autospec=True, side_effect=ShardLogits.bin_of) as bins:
+        if method is None:
+            out: Any = rows.sampler()(rows.hidden_states, batch, rows.positions)
+        else:
+            states = rows.hidden_states.unsqueeze(1).repeat(1, K, 1)
+            drafts, how = rows.positions.unsqueeze(1) % V, {"method": method}
+            out = verify(rows.sampler(), states, drafts, batch, rows.positions, **how)
+    kept = None if out.kept is None else _told(out.kept)
+    told = out.logprobs
+    if told is not None:
+        names = "token_ids", "values", "ranks", "entropies"
+        told = [getattr(told, name).nan_to_num(7).tolist() for name in names]
+    return told, kept, bins.call_count
+
+
+def _together_and_alone(method: str | None) -> list[tuple[Any, ...]]:
+    """Return what is told of kept sets and logprobs together, and of each alone."""
+    modes = "processed_logprobs", "processed_logprobs", "raw_logprobs", "processed_logits"
+    found = []
+    for rows in (_rows(), _first_rows()):
+        asking = [
+            replace(each, logprobs=2, logprobs_mode=modes[i % 4])
+            for i, each in enumerate(rows.params)
+        ]
+        asked = (asking, CAP), (asking, None), (rows.params, CAP)
+        found.append(tuple(_told_of(its, rows, method, cap) for its, cap in asked))
+    return found
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("method", [None, "rejection"])
+def test_one_search_serves_tokens_sets_and_logprobs_of_them(method, world_size):
+    """Each is told alike whether or not the other was asked for, too."""
+    for searched, by_first in run_ranks(world_size, _together_and_alone, method):
+        for both, logprobs, kept in (searched, by_first):
+            assert both[0] == logprobs[0] and both[1] == kept[1]
+        assert searched[0][2] == 2, "one for top_k, one for top_p"
+        assert by_first[0][2] == 0
+
+
+def test_steps_that_search_for_sets_are_counted():
+    for changes, searched in (({"top_p": 0.9}, 3), ({}, 0), ({"top_k": 5}, 0), ({"min_p": 0.1}, 0)):
+        params = [SamplingParams(seed=seed, **changes) for seed in range(3)]
+        rows = Rows([KINDS["zipf"]], params, kept_cap=CAP)
+        sampler = rows.sampler()
+        sampler(rows.hidden_states, rows.batch, rows.positions)
+        assert sampler.counters()["second_rounds"] == searched
 
 
 @pytest.mark.parametrize("backend", ["torch", "numba"])

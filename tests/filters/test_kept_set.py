@@ -87,7 +87,7 @@ def test_sampling_by_an_explicit_threshold_is_the_same(name, may_read):
     filtered = batch.plan.filters.row_index
     top = stored.logits.amax(dim=1)
     stored = replace(stored, top=top)
-    cut = find_cut(stored, batch.plan.filters, Ranks(), may_read=may_read)
+    cut = find_cut(stored, batch.plan.filters, Ranks(), may_read=may_read).words
 
     mask = reference.kept_mask(rows.logits, batch)[filtered]
     order = word.pack(stored.logits, torch.arange(V))

@@ -103,12 +103,12 @@ def test_rows_without_a_token_keep_nothing_and_forced_tokens_share(world_size):
 
 
 def _costs(rows: Rows, cap: int) -> tuple[int, int, KeptSets | None]:
-    """Bytes that the capture adds to a step, the largest tensor, and the sets."""
-    sampler, outs, costs = rows.sampler(max_rows=64), [], []
-    for rows.options in ({}, {"kept_cap": cap}):
-        given = rows.hidden_states, rows.batch, rows.positions
-        costs.append(cost_of(sampler, lambda g=given: outs.append(sampler(*g))))
-    return costs[1][0] - costs[0][0], costs[1][1], outs[1].kept
+    """Bytes of a step with its capture beside the words, the largest tensor, and the sets."""
+    sampler, outs = rows.sampler(max_rows=64), []
+    rows.options = {"kept_cap": cap}
+    given = rows.hidden_states, rows.batch, rows.positions
+    cost = cost_of(sampler, lambda: outs.append(sampler(*given)))
+    return *cost, outs[0].kept
 
 
 def test_bytes_and_memory_follow_the_sizes_that_fit():
@@ -121,8 +121,8 @@ def test_bytes_and_memory_follow_the_sizes_that_fit():
     widest = 100
     for sent, elements, kept in run_ranks(world_size, _costs, rows, cap):
         assert kept.overflow.tolist() == [k > cap for k in (5, 60, 100, 101, 3000, 7, 8, 9)]
-        # The sum of the masses is sent to every rank, as the words are.
-        of_words = 8 * (world_size - 1) * (1 + 1 + 1 + widest) * count
+        # The largest logit, the token, mass and size, and the words of the set.
+        of_words = 8 * (world_size - 1) * (1 + 1 + 2 + widest) * count
         of_sums = 2 * (world_size - 1) * 4 * BINS * count // world_size  # numbers of tokens
         of_lists = 8 * (world_size - 1) * (1 + 2 * LISTED // (1 + world_size)) * count
         assert sent == of_words + of_sums + of_lists

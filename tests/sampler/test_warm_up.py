@@ -153,6 +153,16 @@ def test_a_mix_of_kinds_is_warm_too():
     assert not set(later) <= set(warm)  # the mix is a kernel of its own
 
 
+@pytest.mark.parametrize("kept_cap", [None, 5])
+def test_a_mix_is_warm_with_kept_sets_and_without(kept_cap):
+    """In fixed rounds rows by first words and others leave each other out as rows that are done."""
+    kinds: list[Kind] = ["top_k", "top_p", "kept sets"]
+    sampler = LMHeadSampler(_weight(), backend="triton")
+    warm = _warm(sampler, kinds)
+    batch = _batch([OTHERS["top_k"], OTHERS["top_p"]], kept_cap=kept_cap, fixed_rounds=True)
+    assert _later(sampler, 2, batch) <= warm
+
+
 def test_a_head_without_a_weight_is_warmed_up_by_logits():
     sampler = LMHeadSampler(torch.zeros(V, 0), vocab_size=V, backend="triton")
     with listed(run_them=True) as warm:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
@@ -12,9 +13,9 @@ from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core import word
 from tpsample.core.tensors import capturing
 from tpsample.core.vocab_shard import VocabShard
-from tpsample.filters.kept_sets import find_kept_sets
+from tpsample.filters.kept_sets import Cut, find_kept_sets
 from tpsample.filters.logprobs import find_logprobs
-from tpsample.filters.sample import own_candidates, sample_filtered
+from tpsample.filters.sample import own_candidates, sample_and_cut, sample_filtered
 from tpsample.output import KeptSets, Logprobs
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.batch import SamplingBatch
@@ -41,29 +42,39 @@ def candidates_of(rows: ShardLogits, step: Step) -> list[Tensor]:
     filters = step.batch.plan.filters
     assert filters is not None
     filtered = rows.select(slice(0, len(filters.row_list)))
-    return own_candidates(filtered, filters, may_read=may_read(step.batch))
+    sets = step.batch.plan.kept_cap is not None
+    return own_candidates(filtered, filters, may_read=may_read(step.batch), sets=sets)
 
 
 def finish_logits(
     rows: ShardLogits, step: Step, ranks: Ranks, gathered: list[Tensor] | None = None
-) -> None:
+) -> Cut | None:
     """Replace the unfiltered draws of filtered rows; add logprobs. Collective.
 
     Args:
         rows: the logits of the rows that `step.batch.plan` stores.
         step: whose output holds an unfiltered draw of every row.
         gathered: the `candidates_of` all ranks, if the words brought them.
+
+    Returns:
+        Where the kept sets of all rows end, of a batch that has a `kept_cap`.
     """
-    batch, out = step.batch, step.out
+    batch, out, cut = step.batch, step.out, None
     assert out is not None
     filters = batch.plan.filters
     if filters is not None:
         filtered = rows.select(slice(0, len(filters.row_list)))
-        reads = may_read(batch)
-        words = sample_filtered(filtered, filters, ranks, may_read=reads, gathered=gathered)
+        its = filtered, filters, ranks
+        how: dict[str, Any] = {"may_read": may_read(batch), "gathered": gathered}
+        if batch.plan.kept_cap is None:
+            words = sample_filtered(*its, **how)
+        else:
+            words, cut = sample_and_cut(*its, **how)
         filtered.write_tokens(words, filters.row_index, out)
     if batch.plan.logprobs is not None:
-        out.logprobs = logprobs_of(rows, batch, ranks, out.token_ids)
+        ends = None if cut is None else cut.words
+        out.logprobs = logprobs_of(rows, batch, ranks, out.token_ids, ends)
+    return cut
 
 
 def may_read(batch: BatchView) -> bool:
@@ -71,31 +82,34 @@ def may_read(batch: BatchView) -> bool:
     return not (batch.plan.fixed_rounds or capturing(batch.device))
 
 
-def kept_sets_of(
-    rows: ShardLogits, batch: BatchView, ranks: Ranks, drawn: Tensor | None = None
-) -> KeptSets | None:
-    """Return the kept sets of all rows, None if the batch has no `kept_cap`. Collective.
+def kept_sets_of(cut: Cut, batch: BatchView, ranks: Ranks, drawn: Tensor | None = None) -> KeptSets:
+    """Return the kept sets of all rows of a batch that has a `kept_cap`. Collective.
 
     Args:
-        rows: the logits of all rows, one at least.
+        cut: where they end.
         drawn: bool [R], the rows that drew a token; None for all. Padding never does.
     """
-    cap, filters = batch.plan.kept_cap, batch.plan.filters
-    if cap is None:
-        return None
-    assert filters is not None
+    cap = batch.plan.kept_cap
+    assert cap is not None
     if batch.undrawn is not None:
         there = ~batch.undrawn.rows
         drawn = there if drawn is None else drawn & there
-    return find_kept_sets(rows, filters, cap, ranks, drawn=drawn, may_read=may_read(batch))
+    return find_kept_sets(cut, cap, ranks, drawn=drawn, may_read=may_read(batch))
 
 
-def logprobs_of(rows: ShardLogits, batch: BatchView, ranks: Ranks, token_ids: Tensor) -> Logprobs:
+def logprobs_of(
+    rows: ShardLogits,
+    batch: BatchView,
+    ranks: Ranks,
+    token_ids: Tensor,
+    ends: Tensor | None = None,
+) -> Logprobs:
     """Return the logprobs of the rows that ask for them. Collective.
 
     Args:
         rows: the logits of the rows that `batch.plan` stores.
         token_ids: int64 [B] or [B, num_samples], the tokens drawn; -1 in a row without.
+        ends: as in `find_logprobs`.
     """
     asked = batch.plan.logprobs
     assert asked is not None
@@ -105,7 +119,7 @@ def logprobs_of(rows: ShardLogits, batch: BatchView, ranks: Ranks, token_ids: Te
     if asked.asks is not None:  # a row that asks for nothing is reported as one without a token
         sampled = sampled.where(asked.asks.unsqueeze(1), word.NO_TOKEN)
     shown = rows.select(asked.places).shown(asked.processed)
-    found = find_logprobs(shown, asked, sampled, ranks, may_read=may_read(batch))
+    found = find_logprobs(shown, asked, sampled, ranks, may_read=may_read(batch), ends=ends)
     if all_rows:
         return found
     whole = Logprobs.none(batch.rows, found.token_ids.shape[1], token_ids.device)

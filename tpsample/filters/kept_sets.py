@@ -16,6 +16,7 @@ logits. These histograms are those of radix select.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,6 +37,23 @@ together, because their parts are uneven. In 76 rows of real logits the bin in w
 0.99 ends had at most 350 words at T = 1, and up to 795 at T = 1.5."""
 
 
+class Cut(NamedTuple):
+    """Where the kept sets of F rows end, and what the ranks know of them by then.
+
+    Attributes:
+        rows: their logits, with the largest of all ranks.
+        words: int64 [F]; a token is kept iff its order word is >= it.
+        first: int64 [F, k], the first words over all ranks, where these hold every set; else None.
+        held: int64 [W, F, 2], mass and number of the kept tokens of each rank, or [1, F, 2] of all;
+            None if no rank has said so yet.
+    """
+
+    rows: ShardLogits
+    words: Tensor
+    first: Tensor | None = None
+    held: Tensor | None = None
+
+
 def find_cut(
     rows: ShardLogits,
     filters: RowFilters,
@@ -45,8 +63,8 @@ def find_cut(
     thresholds: Thresholds | None = None,
     total: Tensor | None = None,
     of_greedy: Tensor | None = None,
-) -> Tensor:
-    """Return int64 [F], where each kept set ends: a token is kept iff its order word is >= it.
+) -> Cut:
+    """Return where the kept set of each row ends.
 
     A row with a NaN, or with nothing but masked tokens, keeps nothing. A greedy row has no filters.
     Collective: the ranks search once if a row has top_k and once if a row has top_p, which the
@@ -61,8 +79,10 @@ def find_cut(
         of_greedy: int64 [F], where the sets of greedy rows end; None keeps what a mask leaves.
     """
     if filters.by_first_words == {True}:
-        rows, _, found = _of_first_words(rows, filters, ranks)
-        return rows.last_cut(found[:, 0])
+        gathered = ranks.gather_integers(rows.first_words(filters.demand.first))
+        first = rows.first_of(gathered, gathered.shape[2])
+        rows = replace(rows, top=rows.top_of(first[None])[1])
+        return cut_of_first(rows, first, thresholds_of(rows, filters, ranks), of_greedy)
     assert rows.top is not None
     its = thresholds_of(rows, filters, ranks) if thresholds is None else thresholds
     total_cut = its.least_of_total
@@ -89,7 +109,21 @@ def find_cut(
                 total = ranks.sum_integers(rows.mass_from(total_cut)[:, 0])
             top_p_cut = _by_digits(rows, total, its.keep_ties, ranks, share=its.share, mass=True)
     ends = {"by_number": top_k_cut, "by_mass": top_p_cut, "share": its.share}
-    return rows.last_cut(its.least, **ends, of_greedy=of_greedy)
+    return Cut(rows, rows.last_cut(its.least, **ends, of_greedy=of_greedy))
+
+
+def cut_of_first(
+    rows: ShardLogits, first: Tensor, thresholds: Thresholds, of_greedy: Tensor | None
+) -> Cut:
+    """Return where kept sets end that lie among the first words over all ranks, int64 [F, k].
+
+    Args:
+        rows: which know their largest logits.
+        of_greedy: as in `find_cut`.
+    """
+    found = rows.kept_of_first(first, thresholds)
+    words = rows.last_cut(found[:, 0], of_greedy=of_greedy)
+    return Cut(rows, words, first, found[None, :, 1:])
 
 
 def _masses_of(
@@ -160,47 +194,36 @@ def _by_digits(
 
 
 def find_kept_sets(
-    rows: ShardLogits,
-    filters: RowFilters,
-    cap: int,
-    ranks: Ranks,
-    *,
-    drawn: Tensor | None = None,
-    may_read: bool = True,
+    cut: Cut, cap: int, ranks: Ranks, *, drawn: Tensor | None = None, may_read: bool = True
 ) -> KeptSets:
     """Return the tokens of every row that could have been drawn, for training.
 
     Collective. A kept set is a prefix of the total order, so each rank's part of it is the first
-    words of its own order. Where the first words decide all rows, these are all that is sent. Else,
-    beside the search for the cut, a row costs every rank 16 (W - 1) bytes for masses and sizes and
-    8 (W - 1) · n for the words, where n is the most words that one rank has of a row that is
-    listed. A row over the cap sends no words, because it is reported as an overflow and never cut
-    short. Nor does a row that kept all ids.
+    words of its own order. Where the first words decide all rows, nothing more is sent. Else a row
+    costs every rank 8 (W - 1) · n bytes for words, where n is the most words that one rank has of a
+    row that is listed, and 16 (W - 1) for masses and sizes that came with no token. A row over the
+    cap sends no words, because it is reported as an overflow and never cut short. Nor does a row
+    that kept all ids.
 
     Args:
-        rows: the logits of all rows of the step on this rank.
+        cut: of all rows of the step.
         cap: most tokens that are reported of a row.
         drawn: bool [R], the rows that drew a token; None for all.
         may_read: whether the host may read from the device how many words there are. If not, n is
             min(cap, V), and the sets lie in memory for as many ids of every row.
     """
-    first: Tensor | None = None
-    if filters.by_first_words == {True}:
-        rows, first, found = _of_first_words(rows, filters, ranks)
-        cut, gathered = rows.last_cut(found[:, 0], of_greedy=first[:, 0]), found[None, :, 1:]
-    else:
-        top_word = ranks.gather_integers(rows.first_words(1)).amax(dim=0).squeeze(1)
-        rows = replace(rows, top=rows.value_of(top_word))
-        cut = find_cut(rows, filters, ranks, may_read=may_read, of_greedy=top_word)
-        own = rows.weigh(cut, cut.unsqueeze(1))[:, ::2]  # without the moment
-        gathered = ranks.gather_integers(own)
-    sets = rows.set_sizes(gathered, cut, cap, drawn)
+    rows, held = cut.rows, cut.held
+    if held is None:
+        held = ranks.gather_integers(rows.weigh(cut.words, cut.words.unsqueeze(1)))[:, :, ::2]
+    sets = rows.set_sizes(held, cut.words, cap, drawn)
     width = longest = min(cap, rows.vocab_size)
-    total = len(cut) * longest
+    total = len(cut.words) * longest
     if may_read and total:
         width, longest, total = sets.needed.tolist()
-    if first is not None:
-        words = first[:, :longest]
+    if cut.first is not None:
+        words = cut.first[:, :longest]
+    elif not width:
+        words = sets.cut.new_empty(len(sets.cut), 0)
     else:
         gathered = ranks.gather_integers(rows.words_from(sets.cut, width))
         words = gathered.transpose(0, 1).flatten(1)
@@ -215,15 +238,3 @@ def find_kept_sets(
         whole=sets.whole,
         overflow=sets.overflow,
     )
-
-
-def _of_first_words(
-    rows: ShardLogits, filters: RowFilters, ranks: Ranks
-) -> tuple[ShardLogits, Tensor, Tensor]:
-    """Return the rows with their largest logits, their first words over all ranks, int64 [R, k],
-    and `kept_of_first` of these. Collective as `thresholds_of` is, after one gather.
-    """
-    gathered = ranks.gather_integers(rows.first_words(filters.demand.first))
-    first = rows.first_of(gathered, gathered.shape[2])
-    rows = replace(rows, top=rows.value_of(first[:, 0]))
-    return rows, first, rows.kept_of_first(first, thresholds_of(rows, filters, ranks))

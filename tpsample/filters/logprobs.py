@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from tpsample.backends.torch_.passes import ShardLogits
+from tpsample.core.word import LOWEST_DRAWABLE
 from tpsample.filters.kept_sets import find_cut
 from tpsample.output import Logprobs
 from tpsample.ranks.ranks import Ranks
@@ -29,7 +30,13 @@ from tpsample.request.filters import LogprobRows
 
 
 def find_logprobs(
-    rows: ShardLogits, asked: LogprobRows, sampled: Tensor, ranks: Ranks, *, may_read: bool
+    rows: ShardLogits,
+    asked: LogprobRows,
+    sampled: Tensor,
+    ranks: Ranks,
+    *,
+    may_read: bool,
+    ends: Tensor | None = None,
 ) -> Logprobs:
     """Return logprobs of the asking rows, equal on every rank. Collective.
 
@@ -39,6 +46,7 @@ def find_logprobs(
         sampled: int64 [R, S], the tokens drawn, or those that came; -1 for none. A row without a
             token, with a NaN, or with nothing but masked tokens has ids -1, values NaN and ranks 0.
         may_read: as `find_cut` takes it.
+        ends: int64, where the kept sets of the batch's filtered rows end, if that is known.
     """
     ids = torch.cat([sampled, asked.chosen], dim=1) if asked.chosen.shape[1] else sampled
     own = rows.own_words(max(1, asked.top), ids)
@@ -48,8 +56,12 @@ def find_logprobs(
     cut: Tensor | None = None
     marks = words.marks
     if asked.filters is not None and asked.filtered is not None:
-        its = rows.select(asked.filtered), asked.filters, ranks
-        cut, filtered = find_cut(*its, may_read=may_read), asked.filtered
+        its, filtered = rows.select(asked.filtered), asked.filtered
+        if ends is None:
+            cut = find_cut(its, asked.filters, ranks, may_read=may_read).words
+        else:  # a row that its temperature made greedy keeps one token, and is told of all
+            random = its.noise.random.squeeze(1)
+            cut = ends[asked.of_filters].where(random, LOWEST_DRAWABLE)
         if not isinstance(filtered, slice):
             cut = torch.zeros_like(marks[:, 0]).index_copy(0, filtered, cut)
         if asked.asks is not None or not all(asked.processed_list):

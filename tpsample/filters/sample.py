@@ -16,6 +16,9 @@ search       looks for the last kept token (`tpsample.filters.kept_sets`), then 
              leaves, or one with ties, begin with it, because that top_p is a share of a mass that
              only this search finds. Its first exchange gathers each rank's largest logit.
 
+Where kept sets are asked for, all rows go by first words if these decide each of them, and else all
+begin with the search. The sets need its result, which then decides the tokens as well.
+
 Where ranks meet on the host, the first exchange of each travels with the words.
 
 The host reads from the device which rows are undecided, and only these are searched. All ranks
@@ -40,9 +43,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tpsample.backends.torch_.passes import ShardLogits, or_nan
+from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core import word
-from tpsample.filters.kept_sets import find_cut
+from tpsample.filters.kept_sets import Cut, cut_of_first, find_cut
 from tpsample.filters.thresholds import thresholds_of
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.filters import RowFilters, Thresholds, index_of
@@ -84,19 +87,65 @@ def sample_filtered(
     return words
 
 
+def sample_and_cut(
+    rows: ShardLogits,
+    filters: RowFilters,
+    ranks: Ranks,
+    *,
+    may_read: bool = True,
+    gathered: list[Tensor] | None = None,
+) -> tuple[Tensor, Cut]:
+    """Return what `sample_filtered` does, and where the kept sets of all rows end. Collective.
+
+    The sets decide the tokens: all rows go by their first words, or all by the search.
+
+    Args:
+        gathered: the `own_candidates` of all ranks with `sets`, if the words brought them.
+    """
+    if gathered is None:
+        (own,) = own_candidates(rows, filters, sets=True)
+        gathered = [ranks.gather_integers(own)]
+    (candidates,) = gathered
+    if filters.by_first_words == {True}:
+        first = rows.first_of(candidates, candidates.shape[2])
+        rows = replace(rows, top=rows.top_of(first[None])[1])
+        thresholds = thresholds_of(rows, filters, ranks)
+        cut = cut_of_first(rows, first, thresholds, of_greedy=first[:, 0])
+        return rows.best_of_first(first, thresholds), cut
+    top_word, top = rows.top_of(candidates)
+    rows = replace(rows, top=top)
+    if may_read and (filters.demand.counts or filters.demand.masses):
+        ranks.counters.second_rounds += len(filters)
+    cut = find_cut(rows, filters, ranks, may_read=may_read, of_greedy=top_word)
+    found = ranks.gather_integers(rows.best_and_mass(cut.words))
+    best, held = found.split([rows.noise.num_samples, 2], dim=2)
+    return best.amax(dim=0), cut._replace(held=held)
+
+
 def own_candidates(
-    rows: ShardLogits, filters: RowFilters, *, may_read: bool = True
+    rows: ShardLogits, filters: RowFilters, *, may_read: bool = True, sets: bool = False
 ) -> list[Tensor]:
-    """Return what this rank sends in the first exchange of each method that rows begin with."""
+    """Return what this rank sends in the first exchange of each method that rows begin with.
+
+    Args:
+        sets: whether `sample_and_cut` will take them.
+    """
+    if sets:
+        by_first = filters.by_first_words == {True}
+        return [_candidates(Method.FIRST_WORDS if by_first else Method.SEARCH, filters, rows)]
     methods = _methods(rows, filters, may_read)
     return [_candidates(method, its, part) for method, _, its, part in methods]
 
 
 def _candidates(method: Method, filters: RowFilters, rows: ShardLogits) -> Tensor:
     """Return what this rank sends in the first exchange of a method."""
-    if method is Method.REJECTION:
-        return rows.best_scores(BEST_SCORES)
-    return rows.first_words(max(1, filters.demand.first))
+    match method:
+        case Method.REJECTION:
+            return rows.best_scores(BEST_SCORES)
+        case Method.SEARCH:
+            return rows.first_words(1)
+        case Method.FIRST_WORDS:
+            return rows.first_words(filters.demand.first)
 
 
 def _methods(
@@ -174,10 +223,9 @@ def _by_rejection(
 
 def _by_search(rows: ShardLogits, filters: RowFilters, ranks: Ranks, gathered: Tensor) -> Tensor:
     """Return words [F, num_samples], from the first word of each rank, [W, F, 1]. Collective."""
-    top_word = gathered.amax(dim=0).squeeze(1)
-    rows = replace(rows.exact(), top=rows.value_of(top_word))
+    rows = replace(rows.exact(), top=rows.top_of(gathered)[1])
     ranks.counters.second_rounds += len(filters)
-    return or_nan(_searched(rows, filters, ranks, may_read=True), top_word)
+    return _searched(rows, filters, ranks, may_read=True)
 
 
 def _searched(
@@ -194,7 +242,7 @@ def _searched(
     The arguments are as `find_cut` takes them.
     """
     cut = find_cut(rows, filters, ranks, may_read=may_read, thresholds=thresholds, total=total)
-    return ranks.gather_integers(rows.best_kept(cut)).amax(dim=0)
+    return ranks.gather_integers(rows.best_kept(cut.words)).amax(dim=0)
 
 
 def _with_top(rows: ShardLogits, gathered: Tensor) -> ShardLogits:
@@ -205,7 +253,7 @@ def _with_top(rows: ShardLogits, gathered: Tensor) -> ShardLogits:
     """
     if rows.top is not None:
         return rows
-    return replace(rows, top=rows.value_of(gathered[:, :, 0].amax(dim=0)))
+    return replace(rows, top=rows.top_of(gathered)[1])
 
 
 def _put(words: Tensor, index: Tensor | slice, found: Tensor) -> Tensor:

@@ -135,6 +135,7 @@ class LogprobRows:
             them, in order.
         filters: of the rows that have filters and a processed mode; None if there are none.
         filtered: int64, the places of the rows in `filters` among the R, or a slice for all.
+        of_filters: the same among the filtered rows of the batch.
     """
 
     row_list: list[int]
@@ -149,6 +150,7 @@ class LogprobRows:
     places: Tensor | slice = field(default_factory=lambda: slice(None))
     filters: RowFilters | None = None
     filtered: Tensor | slice | None = None
+    of_filters: Tensor | slice = field(default_factory=lambda: slice(None))
 
     def among(self, stored: list[int], filters: RowFilters | None) -> LogprobRows:
         """Find the rows among the stored ones of a batch, and their filters among the batch's.
@@ -167,10 +169,12 @@ class LogprobRows:
         )
         if filters is None or not own:
             return found
+        of_filters = index_of(own, len(filters), device)
         return replace(
             found,
-            filters=filters.select(own, index_of(own, len(filters), device)),
+            filters=filters.select(own, of_filters),
             filtered=index_of(filtered, len(self.row_list), device),
+            of_filters=of_filters,
         )
 
 

@@ -95,10 +95,10 @@ def batches_of(
 ) -> Iterator[StepBatch | BatchView]:
     """Yield batches whose steps launch all that steps of these kinds launch, in any mix.
 
-    They are of each kind by itself and of all together. Filtered ones are also in fixed rounds,
-    which steps over slots are on a GPU. Rows of one filter alone may all be decided by their best
-    scores, and others need a search. So a kind that is searched whatever its logits are comes with
-    each filter.
+    They are of each kind by itself and of all together, with kept sets and without, because these
+    decide how a token is found. Filtered ones are also in fixed rounds, which steps over slots are
+    on a GPU. Rows of one filter alone may all be decided by their best scores, and others need a
+    search. So a kind that is searched whatever its logits are comes with each filter.
 
     Args:
         num_rows: of each batch; more where the filters of a mix need more.
@@ -111,7 +111,9 @@ def batches_of(
     if any(kind in _OF_ONE_ROW[1:] for kind in kinds):
         kinds = tuple(dict.fromkeys((*kinds, _SEARCHED)))
     reported = [(kind, "kept sets") for kind in _BY_FIRST_WORDS if {kind, "kept sets"} <= {*kinds}]
-    for mix in (*((kind,) for kind in kinds), *reported, *_all_of(kinds, most)):
+    without = [kind for kind in kinds if kind != "kept sets"]
+    together = dict.fromkeys((*_all_of(kinds, most), *_all_of(without, most)))
+    for mix in (*((kind,) for kind in kinds), *reported, *together):
         batch = _batch_of(mix, num_rows, **how)
         yield batch
         if batch.plan.filters is not None:

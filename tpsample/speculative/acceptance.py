@@ -40,7 +40,7 @@ from tpsample.backends import room_of
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.backends.torch_.verification import Laws
 from tpsample.filters.finish import kept_sets_of, logprobs_of, may_read, shard_logits
-from tpsample.filters.kept_sets import find_cut
+from tpsample.filters.kept_sets import Cut, find_cut
 from tpsample.output import SampleOutput, VerifyOutput, reached
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.filters import RowFilters, lists_all
@@ -94,31 +94,42 @@ def verify_by_ratio(
         block=block,
     )
     laws = its.laws(ranks.gather_integers(its.tops()))
+    cut: Cut | None = None
     if batch.plan.filters is not None:
-        cut = filtered_cut(stored, batch.plan.filters, laws, ranks, reads=may_read(batch))
-        laws = replace(laws, cut=cut)
+        cut = filtered_cut(stored, batch, laws, ranks)
+        laws = _within(laws, cut.words, batch.plan.filters)
     sums = ranks.sum_integers(its.sums(laws))
     laws, places = its.accept(laws, sums)
     if draft is not None and drawn_drafts(sampler).are_of_another_law(its, laws, sums):
         warnings.warn(OTHER_LAW, stacklevel=4)
     verified = its.output(laws, places, ranks.gather_integers(its.residuals(laws, places)))
     if batch.plan.logprobs is not None:
-        verified.logprobs = logprobs_of(stored, batch, ranks, verified.token_ids.flatten())
-    if batch.plan.kept_cap is not None:
+        ends = None if cut is None or batch.plan.kept_cap is None else cut.words
+        tokens = verified.token_ids.flatten()
+        verified.logprobs = logprobs_of(stored, batch, ranks, tokens, ends)
+    if cut is not None and batch.plan.kept_cap is not None:
         emitted = reached(verified.num_accepted, width).flatten()
-        verified.kept = kept_sets_of(stored, batch, ranks, emitted)
+        verified.kept = kept_sets_of(cut, batch, ranks, emitted)
     return verified
 
 
-def filtered_cut(
-    rows: ShardLogits, filters: RowFilters, laws: Laws, ranks: Ranks, *, reads: bool
-) -> Tensor:
-    """Return int64 [B, S], where the kept sets of all rows end. Collective, as `find_cut`."""
-    rows, cut = replace(rows, top=laws.top.flatten()), laws.cut.flatten()
+def filtered_cut(rows: ShardLogits, batch: BatchView, laws: Laws, ranks: Ranks) -> Cut:
+    """Return where the kept sets of the filtered rows end. Collective, as `find_cut`."""
+    filters, reads = batch.plan.filters, may_read(batch)
+    assert filters is not None
+    rows = replace(rows, top=laws.top.flatten())
+    if batch.plan.kept_cap is not None:  # then all rows are filtered
+        return find_cut(rows, filters, ranks, may_read=reads, of_greedy=laws.cut.flatten())
+    if not lists_all(filters.row_list, len(rows.largest)):
+        rows = rows.select(filters.row_index)
+    return find_cut(rows, filters, ranks, may_read=reads)
+
+
+def _within(laws: Laws, ends: Tensor, filters: RowFilters) -> Laws:
+    """Return the laws of the filtered rows over their kept sets, which end at these words, [F]."""
+    cut, index = laws.cut.flatten(), filters.row_index
     if lists_all(filters.row_list, len(cut)):
-        cut = find_cut(rows, filters, ranks, may_read=reads).maximum(cut)
+        cut = ends.maximum(cut)
     else:
-        index = filters.row_index
-        found = find_cut(rows.select(index), filters, ranks, may_read=reads)
-        cut = cut.index_copy(0, index, found.maximum(cut[index]))
-    return cut.view(laws.cut.shape)
+        cut = cut.index_copy(0, index, ends.maximum(cut[index]))
+    return replace(laws, cut=cut.view(laws.cut.shape))

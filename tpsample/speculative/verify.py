@@ -252,15 +252,15 @@ def _verify_coupled(
     """
     out = SampleOutput.empty(batch.seed, None)
     step = sampler.pipeline.begin(inputs, batch, positions, out)
-    sampler.pipeline.end(step)
+    cut = sampler.pipeline.end(step)
     verified = room_of(sampler.backend).coupled_output(drafts, out)
-    if out.logprobs is None and batch.plan.kept_cap is None:
+    if out.logprobs is None and cut is None:
         return verified
     emitted = reached(verified.num_accepted, drafts.shape[1]).flatten()
     if out.logprobs is not None:
         verified.logprobs = _emitted(out.logprobs, emitted)
-    if batch.plan.kept_cap is not None:
-        verified.kept = kept_sets_of(sampler.pipeline.stored(step), batch, sampler.ranks, emitted)
+    if cut is not None:
+        verified.kept = kept_sets_of(cut, batch, sampler.ranks, emitted)
     return verified
 
 

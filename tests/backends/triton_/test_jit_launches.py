@@ -20,7 +20,7 @@ MASKED = (
     "all together",
     "drafts",
 )
-LEAST, TOP = "least_word", "value"
+LEAST, TOP = "least_word", "top"
 LEADING, FIRST_KEPT = (
     ["group_best", "largest", "best_scores"],
     ["before", "first_kept", "write_tokens"],
@@ -98,9 +98,9 @@ OPERATORS = {
     "filters, samples": 1,
     "top_k, top_p": 0,
     "logprobs": 4,
-    "fixed rounds, min_p": 7,
-    "fixed rounds, top_p": 7,
-    "fixed rounds, top_k 2000, top_p": 18,
+    "fixed rounds, min_p": 6,
+    "fixed rounds, top_p": 6,
+    "fixed rounds, top_k 2000, top_p": 17,
     "fixed rounds, top_k 300, top_p": 0,
     "fixed rounds, top_k 5": 0,
     "rejection": 5,

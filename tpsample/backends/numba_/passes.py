@@ -19,7 +19,7 @@ from tpsample.backends.numba_.kernels.inputs import weight_of
 from tpsample.backends.numba_.kernels.noise import draws_of
 from tpsample.backends.numba_.kernels.threads import in_ranges, threads_for
 from tpsample.backends.torch_.logprobs import log_totals
-from tpsample.backends.torch_.passes import SetSizes, ShardLogits
+from tpsample.backends.torch_.passes import SetSizes, ShardLogits, or_nan
 from tpsample.core import word
 from tpsample.core.order import ABOVE_ALL, BINS, DIGITS, Search, mass_limit
 from tpsample.request.filters import Thresholds
@@ -153,7 +153,15 @@ class NativeShardLogits(ShardLogits):
         return cut
 
     def best_kept(self, cut: Tensor) -> Tensor:
-        return self._scores(array_of(cut.contiguous()), 1).squeeze(2)
+        best = self._scores(array_of(cut.contiguous()), 1).squeeze(2)
+        return self.of_undone(or_nan(best, self.largest))
+
+    def best_and_mass(self, cut: Tensor) -> Tensor:
+        cut = cut.contiguous()
+        sums, none = cut.new_zeros(len(cut), 3), torch.full_like(cut, ABOVE_ALL)
+        tensors = self.largest.contiguous(), cut.unsqueeze(1), none, sums
+        self.run(passes.weigh, *map(array_of, tensors))
+        return torch.cat([self.best_kept(cut), sums[:, :2]], dim=1)
 
     def mass_from(self, cut: Tensor) -> Tensor:
         sums = cut.new_zeros(len(cut), 2)

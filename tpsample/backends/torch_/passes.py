@@ -227,9 +227,14 @@ class ShardLogits:
         assert self.top is not None
         return self.top
 
-    def value_of(self, words: Tensor) -> Tensor:
-        """Return fp32 [F], the logits of order words [F]."""
-        return word.value_of(words)
+    def top_of(self, gathered: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the first order words over all ranks, int64 [F], and their logits, fp32 [F].
+
+        Args:
+            gathered: int64 [W, F, 1 or more]; the words of each rank begin with its first one.
+        """
+        words = gathered[:, :, 0].amax(dim=0)
+        return words, word.value_of(words)
 
     def tiles(self) -> Iterator[tuple[int, Tensor]]:
         """Yield the global id of the first column, and fp32 [F, n], of each tile of the shard."""
@@ -381,7 +386,7 @@ class ShardLogits:
         )
         key = word.key_of(top_word)
         is_number = (key > word.KEY_MINUS_INF) & (key != word.KEY_NAN)
-        return or_nan(words, top_word), ((words > 0) & (words == sure)).all(dim=1) | ~is_number
+        return or_nan(words, top), ((words > 0) & (words == sure)).all(dim=1) | ~is_number
 
     def kept(
         self, sums: Tensor, logits: Tensor, top: Tensor, thresholds: Thresholds
@@ -410,7 +415,7 @@ class ShardLogits:
         kept, samples = self._kept_of_first(first, thresholds)[0], range(self.noise.num_samples)
         scores = [word.pack(score_tokens(logits, ids, self.noise, s), ids) for s in samples]
         best = torch.stack([(each * kept).amax(dim=1) for each in scores], dim=1)
-        return or_nan(best, first[:, 0])
+        return or_nan(best, word.value_of(first[:, 0]))
 
     def kept_of_first(self, first: Tensor, thresholds: Thresholds) -> Tensor:
         """Return int64 [F, 3] of kept sets among first tokens: last word, mass and number.
@@ -650,8 +655,10 @@ class ShardLogits:
     def best_kept(self, cut: Tensor) -> Tensor:
         """Return the best score words, int64 [F, num_samples], of tokens down to a cut.
 
+        Without a token the word is 0, and in a row whose largest logit is a NaN that of a NaN.
+
         Args:
-            cut: int64 [F]; tokens count whose order word is >= it. Without any the word is 0.
+            cut: int64 [F]; tokens count whose order word is >= it.
         """
         best = cut.new_zeros(cut.shape[0], self.noise.num_samples)
         for first_id, logits in self.tiles():
@@ -659,7 +666,12 @@ class ShardLogits:
             for sample in range(best.shape[1]):
                 scores = order_words(score_tile(logits, first_id, self.noise, sample), first_id)
                 best[:, sample] = best[:, sample].maximum((scores * kept).amax(dim=1))
-        return self.of_undone(best)
+        return self.of_undone(or_nan(best, self.largest))
+
+    def best_and_mass(self, cut: Tensor) -> Tensor:
+        """Return int64 [F, num_samples + 2], `best_kept`, and mass and number of what it is of."""
+        own = self.weigh(cut, cut.unsqueeze(1))[:, ::2]  # without the moment
+        return torch.cat([self.best_kept(cut), self.of_undone(own)], dim=1)
 
     def mass_from(self, cut: Tensor) -> Tensor:
         """Return int64 [F, 2], Σ q and Σ m, from which the entropy follows.
@@ -769,10 +781,9 @@ def last_tied(cut: Tensor, keep_ties: Tensor) -> Tensor:
     return torch.where(keep_ties > 0, cut & ~word.TOKEN_MASK, cut)
 
 
-def or_nan(words: Tensor, top_word: Tensor) -> Tensor:
-    """Return `words` [F, S], with a NaN's word in rows whose first order word is a NaN."""
-    nan = word.key_of(top_word) == word.KEY_NAN
-    return torch.where(nan.unsqueeze(1), word.KEY_NAN << word.TOKEN_BITS, words)
+def or_nan(words: Tensor, top: Tensor) -> Tensor:
+    """Return `words` [F, S], with a NaN's word in rows whose largest logit, fp32 [F], is a NaN."""
+    return torch.where(top.isnan().unsqueeze(1), word.KEY_NAN << word.TOKEN_BITS, words)
 
 
 def _keep_best(scores: Tensor, orders: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -45,8 +45,8 @@ from tpsample.backends.triton_.kernels.sums import (
     least_word_kernel,
     mass_kernel,
     spread_kernel,
+    top_kernel,
     top_words_kernel,
-    value_kernel,
 )
 from tpsample.backends.triton_.largest import MOST, Start, first_of, in_order, largest
 from tpsample.core.machine import interpreted
@@ -366,10 +366,18 @@ class TritonShardLogits(ShardLogits):
         )
         return cut, left
 
-    def value_of(self, words: Tensor) -> Tensor:
-        values = self.temperature.new_empty(words.shape[0])
-        value_kernel[(words.shape[0],)](words_ptr=words.contiguous(), value_ptr=values)
-        return values
+    def top_of(self, gathered: Tensor) -> tuple[Tensor, Tensor]:
+        sources, rows, _ = gathered.shape
+        words, top = gathered.new_empty(rows), self.temperature.new_empty(rows)
+        top_kernel[(rows,)](
+            gathered_ptr=gathered,
+            stride_source=gathered.stride(0),
+            stride_row=gathered.stride(1),
+            words_ptr=words,
+            top_ptr=top,
+            num_sources=sources,
+        )
+        return words, top
 
     def next_digit(
         self,
@@ -449,15 +457,23 @@ class TritonShardLogits(ShardLogits):
         return SetSizes(sizes, whole, overflow, offsets, mass, listed_cut, needed)
 
     def best_kept(self, cut: Tensor) -> Tensor:
-        words = cut.new_zeros(cut.shape[0], self.noise.num_samples)
+        return self._best_kept(cut, weighs=False)
+
+    def best_and_mass(self, cut: Tensor) -> Tensor:
+        return self._best_kept(cut, weighs=True)
+
+    def _best_kept(self, cut: Tensor, *, weighs: bool) -> Tensor:
+        found = cut.new_zeros(cut.shape[0], self.noise.num_samples + 2 * weighs)
         self.launch(
             best_kept_kernel,
             **self.noise_arguments(),
+            top_ptr=self.top,
             cut_ptr=cut,
             row_done_ptr=self.done,
-            words_ptr=words,
+            found_ptr=found,
+            WEIGHS=weighs,
         )
-        return words
+        return found
 
     def mass_from(self, cut: Tensor) -> Tensor:
         return self.weigh(cut, cut.new_empty(cut.shape[0], 0))

@@ -9,8 +9,10 @@ import triton.language as tl
 from tpsample.backends.triton_.kernels.constant import Constant
 from tpsample.backends.triton_.kernels.head import KEY_NAN, TOKEN_BITS, TOKEN_MASK, pack
 from tpsample.backends.triton_.kernels.masses import (
+    halves_of_masses,
     mass_row,
     masses,
+    sum_of_kept,
     sums_of_masses_and_moments,
 )
 from tpsample.backends.triton_.kernels.noise import safe_temperature
@@ -162,18 +164,23 @@ def best_kept_kernel(
     seed_ptr,  # [F] int64
     position_ptr,  # [F] int64
     temperature_ptr,  # [F] fp32
+    top_ptr,  # [F] fp32
     cut_ptr,  # [F] int64
     row_done_ptr,  # [F] bool, or None
     # outputs
-    words_ptr,  # [F, num_samples] int64, zero before
+    found_ptr,  # [F, num_samples] int64, zero before; with WEIGHS [F, num_samples + 2]
     # sizes
     num_samples,
     vocab_start,
     lead,
     width,
+    WEIGHS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The best score of the tokens down to a word. Grid: (F, blocks)."""
+    """The best score of the tokens down to a word; with WEIGHS their mass and number, too.
+
+    Grid: (F, blocks).
+    """
     row = tl.program_id(0)
     if is_done(row_done_ptr, row):
         return
@@ -181,12 +188,19 @@ def best_kept_kernel(
         logits_ptr, stride_logits, vocab_start, lead, width, BLOCK
     )
     kept = mask & (order_words(logits, ids, mask) >= tl.load(cut_ptr + row))
-    if tl.max(kept.to(tl.int32), axis=0) > 0:
+    top, found = tl.load(top_ptr + row), found_ptr + row * (num_samples + 2 * WEIGHS)
+    number, is_nan = tl.sum(kept.to(tl.int32), axis=0), top != top
+    if is_nan | (number > 0):
         draw = load_draw(seed_ptr, position_ptr, temperature_ptr, row)
         for sample in range(num_samples):
             scores = block_scores(logits, first_id, draw, sample)
             best = tl.max(tl.where(kept, pack(scores, ids), 0), axis=0)
-            tl.atomic_max(words_ptr + row * num_samples + sample, best, sem="relaxed")
+            best = tl.where(is_nan, nan_word(), best)
+            tl.atomic_max(found + sample, best, sem="relaxed")
+        if WEIGHS:
+            high, low = halves_of_masses(logits, mass_row(top, tl.load(temperature_ptr + row)))
+            tl.atomic_add(found + num_samples, sum_of_kept(high, low, kept), sem="relaxed")
+            tl.atomic_add(found + num_samples + 1, number.to(tl.int64), sem="relaxed")
 
 
 @triton.jit
@@ -283,13 +297,26 @@ def kept_of_first_kernel(
     tl.store(found_ptr + 3 * row + 2, tl.sum(kept.to(tl.int64), axis=0))
 
 
-@triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
-def value_kernel(
+@triton.jit(
+    do_not_specialize=["stride_source", "stride_row", "num_sources"],
+    do_not_specialize_on_alignment=ROW_POINTERS,
+)
+def top_kernel(
     # inputs
-    words_ptr,  # [F] int64
+    gathered_ptr,  # [num_sources, F, …] int64, first the first order word of each source
+    stride_source,
+    stride_row,
     # outputs
-    value_ptr,  # [F] fp32
+    words_ptr,  # [F] int64
+    top_ptr,  # [F] fp32
+    # sizes
+    num_sources,
 ):
-    """The logits of order words. Grid: (F,)."""
-    row = tl.program_id(0)
-    tl.store(value_ptr + row, value_of(tl.load(words_ptr + row)))
+    """The first order word of each row over all ranks, and its logit. Grid: (F,)."""
+    row = tl.program_id(0).to(tl.int64)
+    word = tl.full((), 0, tl.int64)
+    for source in range(num_sources):
+        own = gathered_ptr + source * stride_source + row * stride_row
+        word = tl.maximum(word, tl.load(own))
+    tl.store(words_ptr + row, word)
+    tl.store(top_ptr + row, value_of(word))
