@@ -147,7 +147,7 @@ EXPECTED = {
     "block": Counts(9, 4, 3, 240),
     "block with draft logits": Counts(9, 4, 3, 368),
     "block under top_p 0.9": Counts(15, 9, 5, 49440),
-    "select to append, four slots that the host knows": Counts(21, 50, 5, 752),
+    "select to append, four slots that the host knows": Counts(21, 35, 5, 752),
     "select to append, four slots unknown to the host": Counts(42, 39, 15, 21472),
     "sample_draft": Counts(2, 2, 1, 16),
 }

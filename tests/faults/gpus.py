@@ -77,9 +77,14 @@ tpsample/core/tensors.py
     > test_numbers_that_are_handed_over_wait_for_nothing
 tpsample/request/filters.py
     rows are picked by an index of the host
-    - self.row_index.index_select(0, places),
+    - self.row_index[places],
     + self.row_index[index],
     > test_a_step_of_rows_that_go_different_ways_indexes_by_no_list
+tpsample/request/table.py
+    rows of one method stand among others
+    - rows.sort(key=lambda row: _FILTERS(entries[row]).demand.place)
+    + pass
+    > test_rows_of_one_method_lie_together_and_none_is_copied
 tpsample/pipeline.py
     a captured step is kept for good
     - self._captured[id(batch.plan)] = batch.plan

@@ -85,6 +85,29 @@ def test_a_step_is_the_same_whether_the_host_knows_its_slots_or_reads_them(chose
             assert torch.equal(one.logprobs.token_ids, other.logprobs.token_ids)
 
 
+def test_rows_of_one_method_lie_together_and_none_is_copied():
+    """So do rows that report logprobs, if no others stand between them."""
+    kinds: list[dict[str, Any]] = [
+        {"top_p": 0.9},
+        {"top_k": 5},
+        {"logprobs": 2},
+        {"top_p": 0.8, "top_k": 1500},
+        {},
+        {"top_k": 7},
+        {"logprobs": 1},
+        {"min_p": 0.1},
+    ]
+    params = [SamplingParams(seed=i, **each) for i, each in enumerate(kinds)]
+    plan = SamplingBatch.from_params(params, vocab_size=2000).plan
+    assert plan.stored_list == [1, 5, 0, 7, 3, 2, 6]
+    assert plan.filters is not None and plan.logprobs is not None
+    places = [place for _, place, _ in plan.filters.methods]
+    assert places == [slice(0, 2), slice(2, 4), slice(4, 5)]
+    assert plan.logprobs.places == slice(5, 7)
+    with_sets = SamplingBatch.from_params(params, vocab_size=2000, kept_cap=3).plan
+    assert with_sets.stored_list == list(range(8)), "sets are listed in the order of the rows"
+
+
 def test_a_graph_is_of_any_slots_although_the_host_knows_those_of_its_capture():
     batch = _eight_slots(top_p=0.9)
     with GPU, patch("tpsample.request.selection.capturing", lambda _: True):

@@ -161,7 +161,7 @@ def _in_a_bin(
     cut, left = rows.cut_of(search, listed, keep_ties, mass=mass)
     undecided = [row for row, open_ in enumerate(left.tolist()) if open_]
     if undecided:
-        places = index_of(undecided, len(cut), cut.device)
+        places = index_of(undecided, cut.device)
         its = rows.select(places), search.limit[places], keep_ties[places]
         cut[places] = _by_digits(*its, ranks, mass=mass)
     return cut

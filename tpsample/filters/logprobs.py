@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from tpsample.backends.torch_.passes import ShardLogits
+from tpsample.core.row_noise import has_all
 from tpsample.core.word import LOWEST_DRAWABLE
 from tpsample.filters.kept_sets import find_cut
 from tpsample.output import Logprobs
@@ -62,8 +63,10 @@ def find_logprobs(
         else:  # a row that its temperature made greedy keeps one token, and is told of all
             random = its.noise.random.squeeze(1)
             cut = ends[asked.of_filters].where(random, LOWEST_DRAWABLE)
-        if not isinstance(filtered, slice):
-            cut = torch.zeros_like(marks[:, 0]).index_copy(0, filtered, cut)
+        if not has_all(filtered, len(marks)):
+            of_all = torch.zeros_like(marks[:, 0])
+            of_all[filtered] = cut
+            cut = of_all
         if asked.asks is not None or not all(asked.processed_list):
             cut = torch.where(asked.processed, cut, 0)
         marks = marks.maximum(cut.unsqueeze(1))

@@ -45,6 +45,7 @@ from torch import Tensor
 
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core import word
+from tpsample.core.row_noise import has_all
 from tpsample.filters.kept_sets import Cut, cut_of_first, find_cut
 from tpsample.filters.thresholds import thresholds_of
 from tpsample.ranks.ranks import Ranks
@@ -208,7 +209,7 @@ def _by_rejection(
     undecided = [row for row, done in enumerate(decided.tolist()) if not done]
     if not undecided:
         return words
-    places = index_of(undecided, len(filters), words.device)
+    places = index_of(undecided, words.device)
     left, its = rows.select(places), filters.select(undecided, places)
     if rows.rough is not None:
         found = _by_rejection(left.exact(), its, ranks, gathered[:, places], may_read=True)
@@ -258,8 +259,11 @@ def _with_top(rows: ShardLogits, gathered: Tensor) -> ShardLogits:
 
 def _put(words: Tensor, index: Tensor | slice, found: Tensor) -> Tensor:
     """Put words of some rows in place. Nothing is copied if a slice has all rows."""
-    if isinstance(index, slice):
+    if has_all(index, len(words)):
         return found
+    if isinstance(index, slice):
+        words[index] = found
+        return words
     if index.dtype == torch.bool:
         return torch.where(index.unsqueeze(1), found, words)
     return words.index_copy(0, index, found)

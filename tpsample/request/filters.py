@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tpsample.core.row_noise import has_all
 from tpsample.core.rules import TOP_K, TOP_P
 from tpsample.core.tensors import ALIGNED, ordinary_tensors, tensors_of
 from tpsample.request.row_filter import BITS, KEEP_TIES, Demand, Method, RowFilter, column_of
@@ -86,18 +87,20 @@ class RowFilters:
         return Thresholds(top_k, top_p, least, least_of_total, ties, self.demand.counts)
 
     def select(self, index: list[int], places: Tensor | slice) -> RowFilters:
-        """Return some of the filtered rows, without a copy if all are listed in order.
+        """Return some of the filtered rows, without a copy if they stand one behind the other.
 
         Args:
             places: the same as `index_of` returns it.
         """
-        if isinstance(places, slice):
+        if has_all(places, len(self)):
             return self
-        padded = F.pad(places, (0, -len(index) % ALIGNED))
+        padded = places
+        if isinstance(padded, Tensor):
+            padded = F.pad(padded, (0, -len(index) % ALIGNED))
         return RowFilters(
-            self.row_index.index_select(0, places),
+            self.row_index[places],
             [self.row_list[row] for row in index],
-            self.columns.index_select(1, padded),
+            self.columns[:, padded],
             [self.kinds[row] for row in index] if self.known else self.kinds,
             self.known,
         )
@@ -113,7 +116,7 @@ class RowFilters:
         for method in Method:
             index = [i for i, its in enumerate(self.kinds) if its.demand.method is method]
             if index:
-                places = index_of(index, len(self.row_list), self.columns.device)
+                places = index_of(index, self.columns.device)
                 found.append((method, places, self.select(index, places)))
         return found
 
@@ -131,10 +134,9 @@ class LogprobRows:
         as_logits: bool [R], whether its mode is of logits.
         asks: bool [R], whether a row asks at all; None if every one does. If the host does not
             know the rows, every row is listed.
-        places: int64 [R], the rows' places among the stored ones, or a slice if they are all of
-            them, in order.
+        places: int64 [R], the rows' places among the stored ones, or a slice.
         filters: of the rows that have filters and a processed mode; None if there are none.
-        filtered: int64, the places of the rows in `filters` among the R, or a slice for all.
+        filtered: int64, the places of the rows in `filters` among the R, or a slice.
         of_filters: the same among the filtered rows of the batch.
     """
 
@@ -164,16 +166,14 @@ class LogprobRows:
         own = [of_row[self.row_list[i]] for i in filtered]
 
         device = self.row_index.device
-        found = replace(
-            self, places=index_of([place[row] for row in self.row_list], len(stored), device)
-        )
+        found = replace(self, places=index_of([place[row] for row in self.row_list], device))
         if filters is None or not own:
             return found
-        of_filters = index_of(own, len(filters), device)
+        of_filters = index_of(own, device)
         return replace(
             found,
             filters=filters.select(own, of_filters),
-            filtered=index_of(filtered, len(self.row_list), device),
+            filtered=index_of(filtered, device),
             of_filters=of_filters,
         )
 
@@ -186,11 +186,12 @@ def lists_all(index: list[int], count: int) -> bool:
     return index == list(range(count))
 
 
-def index_of(index: list[int], count: int, device: torch.device) -> Tensor | slice:
-    """Return these of `count` rows as an index on the device, a slice if they are all in order.
+def index_of(index: list[int], device: torch.device) -> Tensor | slice:
+    """Return these rows as an index on the device, a slice if they stand one behind the other.
 
     A tensor that is indexed by a list would make its own index, by a copy that waits.
     """
-    if lists_all(index, count):
-        return slice(0, count)
+    first = index[0] if index else 0
+    if index == list(range(first, first + len(index))):
+        return slice(first, first + len(index))
     return tensors_of(index, device=device)[0]

@@ -40,6 +40,9 @@ class Method(Enum):
     SEARCH = "search"
 
 
+_METHODS = tuple(Method)
+
+
 class Demand(NamedTuple):
     """The needs of one filtered row, or of any of several, to find its token on shards.
 
@@ -71,6 +74,11 @@ class Demand(NamedTuple):
         if self.first:
             return Method.FIRST_WORDS
         return Method.SEARCH if self.searched else Method.REJECTION
+
+    @property
+    def place(self) -> int:
+        """The place of its method among those of a step."""
+        return _METHODS.index(self.method)
 
     @property
     def few(self) -> bool:

@@ -240,12 +240,14 @@ class RequestTable(HasViews):
         flags = bytes(map(_FLAGS, entries)) if self.stores_logits or keeps else b""
         # Only by its logits is it known whether a row without filters kept all ids.
         if rows := list(range(len(entries))) if keeps else _flagged(flags, FILTERED):
-            index, _, columns = self._columns(rows, slots)
             known = not _flagged(flags, UNKNOWN)
+            if known and not keeps:  # rows of one method stand together, so that none is copied
+                rows.sort(key=lambda row: _FILTERS(entries[row]).demand.place)
             kinds = [_FILTERS(entries[row]) for row in rows]
             if not known:
                 kinds = [keeps_all(self.vocab_size), *set(kinds)]
                 options |= {"fixed_rounds": True, "stores_all": True}
+            index, _, columns = self._columns(rows, slots)
             filters = RowFilters(index, rows, columns, kinds, known)
         if rows := _flagged(flags, ASKS_LOGPROBS):
             index, of_slot, columns = self._columns(rows, slots)
