@@ -67,7 +67,7 @@ def main(model: Path, answers: Path, out: Path, ranks: int) -> None:
         disable_overlap_schedule=True,
         disable_radix_cache=True,
         skip_server_warmup=True,
-        log_level="warning",
+        log_level="info",
     )
     asked = json.loads(answers.read_text())["kinds"]
     prompts = [asked[name]["prompt_token_ids"] for name in ASKED]

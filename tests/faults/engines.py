@@ -139,19 +139,34 @@ tpsample/integrations/engine_rows.py
     - [place[name] for name in names],
     + sorted(place[name] for name in names),
     > test_every_token_is_the_oracles_however_the_batch_moves
-tpsample/integrations/vllm_self_test.py
-    a first step of vLLM that differs is served
+tpsample/integrations/self_test.py
+    a first step that differs is served
     - if found != expected:
     + if False:
-    > test_a_wrong_token_is_refused_with_both
-    rows of a first step of vLLM count as they come
+    > integrations/test_vllm_self_test.py::test_a_wrong_token_is_refused_with_both
+    > integrations/test_sglang_self_test.py::test_a_wrong_token_is_refused_with_both
+    rows of a first step count as they come
     - its = torch.cdist(hidden_states.float(), alone).argmin(dim=1)
     + its = torch.arange(rows, device=hidden_states.device)
     > test_rows_in_another_order_than_their_names_are_refused
-    the definition of a first step of vLLM knows one rank's rows
+    the definition of a first step knows one rank's rows
     - sampler.ranks.sum_tensor(logits).cpu()
     + logits.cpu()
     > test_two_ranks_compare_with_logits_of_both_shards
+tpsample/integrations/heads.py
+    the definition of a first step scales no logits
+    - logit_scale=head.logit_scale,
+    + logit_scale=1.0,
+    > integrations/test_sglang_self_test.py::test_a_right_step_passes_and_gives_its_memory_back
+tpsample/integrations/sglang_self_test.py
+    rows of a first step of SGLang have the names in the order of requests
+    - those = [request.rid for request in batch.reqs]
+    + those = names
+    > integrations/test_sglang_self_test.py::test_a_right_step_passes_and_gives_its_memory_back
+    a first step of SGLang keeps its memory
+    - release_kv_cache(request, scheduler.tree_cache, checkpoint=False)
+    + pass
+    > integrations/test_sglang_self_test.py::test_a_right_step_passes_and_gives_its_memory_back
 tpsample/integrations/vllm_head.py
     an adapter of LoRA may change the LM head
     - if any(isinstance(getattr(module, "base_layer", None), kind) for module in model.modules()):
@@ -167,6 +182,14 @@ tpsample/integrations/sglang.py
     - if view.sampling_backend not in self.backends:
     + if True:
     > test_deterministic_inference_keeps_the_sampler_that_was_asked_for
+    SGLang serves without a first step
+    - if self.armed and scheduler.is_generation:
+    + if False:
+    > integrations/test_sglang_self_test.py::test_a_wrong_token_is_refused_with_both
+    SGLang serves a request before its first step
+    - if not self.looked:
+    + if False:
+    > test_a_version_that_starts_otherwise_serves_no_request
     a mask of SGLang has ids of the row behind it
     - index = torch.where(there, starts.unsqueeze(1) + place, len(kept.token_ids))
     + index = torch.where(there, starts.unsqueeze(1) + place + 1, len(kept.token_ids))

@@ -24,6 +24,7 @@ from tpsample.errors import UnsupportedParameter
 from tpsample.integrations import check_version
 from tpsample.integrations.engine_rows import EngineRequest, EngineRows, StepRows
 from tpsample.integrations.heads import KeptHead, is_quantised
+from tpsample.integrations.self_test import WAY_OUT
 from tpsample.output import KeptSets
 from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
@@ -72,6 +73,7 @@ class Hooks(Sealed):
         backends: the names under which the sampler is registered.
         backend_in_use: tells which one this server samples with.
         armed: whether the sampler was built, which alone understands what the head hands on.
+        looked: whether this process was asked for a first step before it serves.
         head: keeps the hidden states of the last forward pass.
         processor: the `LogitsProcessor` that was given them.
         eos: the token that ends a request, for a row that has none.
@@ -81,7 +83,7 @@ class Hooks(Sealed):
     def __init__(self) -> None:
         self.backends: set[str] = set()
         self.backend_in_use: Callable[[], str | None] = lambda: None
-        self.armed = False
+        self.armed = self.looked = False
         self.head = KeptHead()
         self.processor: Any = None
         self.eos = 0
@@ -102,7 +104,7 @@ class Hooks(Sealed):
             return original(processor, hidden_states, lm_head, *args, **named)
         bias = args[1] if len(args) > 1 else named.get("embedding_bias")
         self.processor = processor
-        return self.head.keep(lm_head, bias, hidden_states)
+        return self.head.keep(lm_head, bias, self.head.replace(hidden_states))
 
     def keep_off(
         self, original: Any, runner: Any, output: Any, info: Any, *args: Any, **kwargs: Any
@@ -142,6 +144,15 @@ class Hooks(Sealed):
             logger.info("tpsample samples in deterministic inference, too")
         return {}
 
+    def look_first(self, original: Any, scheduler: Any) -> Any:
+        """Around `Scheduler.get_init_info`, which tells that it is ready: compare a first step."""
+        if self.armed and scheduler.is_generation:
+            from tpsample.integrations.sglang_self_test import check_first_step
+
+            self.looked = True
+            check_first_step(scheduler, self.head)
+        return original(scheduler)
+
     def keep_requests(self, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
         """After `ForwardBatch.init_new`: keep the requests of its rows."""
         if self.armed:
@@ -161,7 +172,16 @@ class Hooks(Sealed):
 
         Args:
             kept_cap: most ids of a sampling mask.
+
+        Raises:
+            RuntimeError: a request came before a first step was compared.
+            UnsupportedParameter: (a ValueError) the LM head is quantised.
         """
+        if not self.looked:
+            raise RuntimeError(
+                "self-test: SGLang has another start than the one that was tried, and none was "
+                f"made; {WAY_OUT}"
+            )
         lm_head = self.head.lm_head
         if is_quantised(lm_head):
             raise UnsupportedParameter("model: a quantised LM head is not supported with SGLang")
@@ -319,6 +339,7 @@ def register(backend: str = "tpsample") -> None:
         ("layers.logits_processor.LogitsProcessor._get_logits", _HOOKS.hand_on),
         ("model_executor.model_runner.ModelRunner._preprocess_logits", _HOOKS.keep_off),
         ("managers.tokenizer_manager.TokenizerManager._validate_one_request", _HOOKS.admit),
+        ("managers.scheduler.Scheduler.get_init_info", _HOOKS.look_first),
         ("arg_groups.overrides._deterministic_sampling_backend", _HOOKS.keep_backend),
     ):
         HookRegistry.register(_SRT + target, hook, HookType.AROUND)

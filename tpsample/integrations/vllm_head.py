@@ -8,14 +8,11 @@ scaled after a soft-cap), its logits of this shard.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tpsample import reference
 from tpsample.agreement.arguments import WEIGHT_DTYPES
 from tpsample.core.sealed import Sealed
 from tpsample.errors import UnsupportedParameter
@@ -92,33 +89,13 @@ class VllmHead(Sealed):
         """Return whether a model makes its logits by the `LogitsProcessor` of this head."""
         return any(module is self._processor for module in model.modules())
 
-    @contextmanager
-    def given(self, replace: Callable[[Tensor], Tensor]) -> Iterator[None]:
-        """Replace the hidden states that the head is given, while a self-test lasts."""
-        stand_in = self._processor.forward
-
-        def replaced(lm_head: Any, hidden_states: Tensor, *args: Any, **named: Any) -> Any:
-            return stand_in(lm_head, replace(hidden_states), *args, **named)
-
-        self._processor.forward = replaced
-        try:
-            yield
-        finally:
-            self._processor.forward = stand_in
-
     def logits_of_identity(self, rows: int) -> Tensor:
         """Return fp32 [rows, V_local]: the definition's logits of the identity, this rank's ids."""
-        kept, its = self.kept, self._processor
-        count, weight = len(kept.sampler.shard), kept.sampler.weight
+        kept = self.kept
         if self.fused:
-            return reference.logits(
-                torch.eye(rows, device=weight.device),
-                weight[:count, :rows],
-                bias=None if kept.bias is None else kept.bias[:count],
-                logit_scale=its.scale,
-                logit_softcap=its.soft_cap,
-            )
-        identity = torch.eye(rows, self._hidden_size, dtype=self._dtype, device=weight.device)
+            return kept.logits_of_identity(rows)
+        device, count = kept.sampler.weight.device, len(kept.sampler.shard)
+        identity = torch.eye(rows, self._hidden_size, dtype=self._dtype, device=device)
         return self._forward(kept.lm_head, identity, kept.bias, skip_gather=True)[:, :count].float()
 
     def _stand_in(
@@ -129,9 +106,9 @@ class VllmHead(Sealed):
         skip_gather: bool = False,
     ) -> Tensor:
         """Stand in for the forward of the `LogitsProcessor`."""
-        given = hidden_states
+        given = self.kept.replace(hidden_states)
         if not self.fused:
-            given = self._forward(lm_head, hidden_states, embedding_bias, skip_gather=True)
+            given = self._forward(lm_head, given, embedding_bias, skip_gather=True)
         return self.kept.keep(lm_head, embedding_bias, given)
 
 
