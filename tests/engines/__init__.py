@@ -14,6 +14,6 @@
 | `eagle.py` | writes a drafter of EAGLE that knows the answers |
 | `huggingface.py`, `sglang.py` | ask `generate` of transformers, and SGLang, the same |
 | `verdicts.py` | says what was compared, and whether it held |
-| `sglang_on_cpu/` | stands in for what SGLang imports and does not need on a CPU |
+| `sglang_on_cpu/` | stands in for what SGLang imports and does not need on a CPU; changes it |
 | `v2_on_cpu/sitecustomize.py` | lets vLLM's runner V2 run its kernels in Triton's interpreter |
 """

@@ -98,6 +98,24 @@ def test_every_worker_has_to_tell_of_its_first_step():
         assert verdicts.told_of_the_first_step("V1", lines * line, ranks).held is held
 
 
+def test_a_changed_engine_has_to_end_with_the_reason_and_a_later_one_with_a_warning():
+    why = "RuntimeError: self-test: a step of SGLang 9 with tpsample returned the tokens {}, the "
+    refused = verdicts.refused_by_the_first_step
+    assert refused("SGLang", f"{why}definition has {{}}", ended=True).held
+    assert not refused("SGLang", f"{why}definition has {{}}", ended=False).held
+    assert not refused("SGLang", "killed", ended=True).held
+    line = "0.5 was tried, 0.6.0 is installed; it serves if its first step passes the self-test"
+    assert verdicts.told_of_a_later_version("SGLang", line).held
+    assert not verdicts.told_of_a_later_version("SGLang", "0.6.0 is installed").held
+
+
+def test_deterministic_inference_has_to_keep_the_sampler_and_give_its_seed():
+    line = "tpsample samples in deterministic inference, too\n"
+    for log, same, held in ((line, True, True), (line, False, False), ("", True, False)):
+        found = verdicts.told_of_determinism("SGLang", log, {"seed_is_42": same})
+        assert found.held is held
+
+
 def test_an_adapter_has_to_change_every_text():
     own, other = {"a": {"tokens": [1]}, "b": {"tokens": [2]}}, {"a": {"tokens": [3]}}
     assert not verdicts.tuned("V1", {"without": own, "with": {**own, **other}}).held
@@ -212,7 +230,7 @@ def test_sglang_is_compared_on_each_number_of_ranks_and_each_has_its_cores(monke
     assert command.sglang_variables(2)["SGLANG_CPU_OMP_THREADS_BIND"] == "3|5"
     assert "SGLANG_CPU_OMP_THREADS_BIND" not in command.sglang_variables(1)
     plain, _ = _answered()
-    _, one, two = comparison.ENGINES
+    _, one, two, *_ = comparison.ENGINES
     asked = {"refused": "presence_penalty: not supported", "tokens": {"greedy": [*range(24)]}}
     answers = {comparison.V1_TP2.name: plain, two: {**asked, "tokens": {"greedy": [1]}}}
     held = {each.what: each.held for each in comparison.compare(answers, {})}

@@ -190,6 +190,10 @@ tpsample/integrations/sglang.py
     - if not self.looked:
     + if False:
     > test_a_version_that_starts_otherwise_serves_no_request
+    deterministic inference of SGLang leaves a request its random seed
+    - seed=seed_of_request(request) if seed is None else seed,
+    + seed=seed_of_request(request),
+    > test_a_request_without_a_seed_has_sglangs_where_it_gives_one
     a mask of SGLang has ids of the row behind it
     - index = torch.where(there, starts.unsqueeze(1) + place, len(kept.token_ids))
     + index = torch.where(there, starts.unsqueeze(1) + place + 1, len(kept.token_ids))

@@ -180,7 +180,9 @@ def test_rows_follow_their_requests_through_steps(monkeypatch):
     place.processor = SimpleNamespace(logit_scale=None, final_logit_softcapping=None)
     sampler = place.build("alone", 4, 8)
     loaded = []
-    monkeypatch.setattr(sglang, "params_of", lambda its: loaded.append(its.rid) or params_of(its))
+    monkeypatch.setattr(
+        sglang, "params_of", lambda its, seed: loaded.append(its.rid) or params_of(its)
+    )
     states = dict(zip("abcd", torch.randn(4, D), strict=True))
     for position, names in enumerate(("ab", "ba", "c", "cba", "dc")):
         place.keep_requests("made", batch_of(*(rows[name] for name in names)))
@@ -191,6 +193,22 @@ def test_rows_follow_their_requests_through_steps(monkeypatch):
         logits = reference.logits(hidden, fakes.whole_weight())
         assert found == reference.sample(logits, alone, position).token_ids.tolist()
     assert loaded == [*"ab", "c", *"ba", "d"]
+
+
+def test_a_request_without_a_seed_has_sglangs_where_it_gives_one():
+    place, named = sglang.Hooks(), asked("b", sampling_seed=7)
+    place.armed = place.looked = True
+    place.head.lm_head = fakes.runner().model.lm_head
+    place.head.lm_head.org_vocab_size = V
+    place.processor = SimpleNamespace(logit_scale=None, final_logit_softcapping=None)
+    place.build("alone", 4, 8)
+    place.keep_requests("made", batch_of(asked("a"), named))
+    given = place.rows(with_sets=False, seeds=torch.tensor([42, 7])).batch
+    assert given.seed.tolist() == [42, 7]
+    place.keep_requests("made", batch_of(named, asked("c"), asked("a")))
+    assert place.rows(with_sets=False, seeds=torch.tensor([7, 43, 42])).batch.seed.tolist() == [
+        *(7, 43, 42)
+    ]
 
 
 def test_masks_are_the_kept_sets_of_the_rows_that_ask():

@@ -160,12 +160,19 @@ class Hooks(Sealed):
             self.requests = {request.rid: request for request in batch.reqs}
         return forward_batch
 
-    def rows(self, *, with_sets: bool) -> StepRows:
-        """Return the rows of this forward pass; those that were there before keep theirs."""
-        return self._rows[with_sets].arrange(list(self.requests), self._load)
+    def rows(self, *, with_sets: bool, seeds: Tensor | None = None) -> StepRows:
+        """Return the rows of this forward pass; those that were there before keep theirs.
 
-    def _load(self, name: Hashable) -> EngineRequest:
-        return EngineRequest(params_of(self.requests[name]), (), (), self.eos)
+        Args:
+            seeds: int64 [B], SGLang's in deterministic inference, also of requests that name none.
+        """
+        names = list(self.requests)
+
+        def load(name: Hashable) -> EngineRequest:
+            seed = None if seeds is None else int(seeds[names.index(name)])
+            return EngineRequest(params_of(self.requests[name], seed), (), (), self.eos)
+
+        return self._rows[with_sets].arrange(names, load)
 
     def build(self, group: Any, max_rows: int, kept_cap: int) -> LMHeadSampler:
         """Make the sampler over the LM head of the last forward pass. Collective.
@@ -203,15 +210,19 @@ class Hooks(Sealed):
         return sampler
 
 
-def params_of(request: Any) -> SamplingParams:
-    """Return our request for one of SGLang's, which says greedy as top_k = 1."""
+def params_of(request: Any, seed: int | None = None) -> SamplingParams:
+    """Return our request for one of SGLang's, which says greedy as top_k = 1.
+
+    Args:
+        seed: in the place of the request's own.
+    """
     its = request.sampling_params
     return SamplingParams(
         temperature=0.0 if its.top_k == 1 else its.temperature,
         top_k=its.top_k,
         top_p=its.top_p,
         min_p=its.min_p,
-        seed=seed_of_request(request),
+        seed=seed_of_request(request) if seed is None else seed,
         filter_order="min_p_last",
     )
 
@@ -323,7 +334,8 @@ def register(backend: str = "tpsample") -> None:
                 self._sampler = _HOOKS.build(self.tp_sync_group, self._rows, cap)
             _HOOKS.head.follow_weight()
             asking = sampling_info.sampling_mask_batch_indices
-            batch = _HOOKS.rows(with_sets=asking is not None).batch
+            seeds = sampling_info.sampling_seed
+            batch = _HOOKS.rows(with_sets=asking is not None, seeds=seeds).batch
             out = self._sampler(hidden_states.contiguous(), batch, positions.to(torch.int64) + 1)
             if asking is not None and out.kept is not None:
                 support = sampling_info.sampling_support_logprobs_capture_indices
