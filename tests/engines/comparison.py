@@ -52,7 +52,18 @@ N_GRAMS_V2 = Kind("V2 with drafts by n-grams, 1 rank", 1, WATCHED, BY_N_GRAMS, V
 LIKELY_TP1 = Kind("V2 with likely drafts of a model, 1 rank", 1, WATCHED, LIKELY, V2_ON_CPU)
 DRAWN_TP2 = Kind("V2 with drawn drafts of a model, 2 ranks", 2, WATCHED, DRAWN, V2_ON_CPU)
 EAGLE_TP2 = Kind("V2 with drawn drafts of EAGLE, 2 ranks", 2, WATCHED, KNOWN, V2_ON_CPU)
-DRAFTING = (DRAFTS_TP2, DRAFTS_TP1, N_GRAMS_V2, LIKELY_TP1, DRAWN_TP2, EAGLE_TP2)
+BY_RATIO = tuple(
+    Kind(
+        f"V2 with drafts verified by a ratio, {ranks}",
+        int(ranks[0]),
+        WATCHED,
+        (*DRAWN, "--additional-config", '{"tpsample": {"verification": "rejection"}}'),
+        V2_ON_CPU,
+    )
+    for ranks in ("1 rank", "2 ranks")
+)
+"""Servers whose texts follow the target's law, and are not those without drafts."""
+DRAFTING = (DRAFTS_TP2, DRAFTS_TP1, N_GRAMS_V2, LIKELY_TP1, DRAWN_TP2, EAGLE_TP2, *BY_RATIO)
 """The servers with drafts."""
 WITH_MASKS = (
     *("--return-sampling-mask", "--logprobs-mode", "processed_logprobs"),
@@ -155,11 +166,17 @@ def compare(answers: Answers, seen: dict[str, list[dict[str, Any]]]) -> list[Ver
         found.append(verdicts.tuned(LORA_TP2.name, adapter))
     for kind in DRAFTING:
         part = answers.get(kind.name, {})
-        same(kind.name, part.get("drafted"), DRAFTED)
+        # The most likely token is the target's by either rule.
+        same(kind.name, part.get("drafted"), ("greedy",) if kind in BY_RATIO else DRAFTED)
         if part:
             found.append(verdicts.accepted(kind.name, part["counts"]))
+        if part and kind not in BY_RATIO:
             what = f"logprobs of {V1_TP2.name} and {kind.name}"
             found.append(verdicts.equal_logprobs(what, kinds, part["drafted"]))
+    one, two = (answers.get(kind.name, {}).get("drafted") for kind in BY_RATIO)
+    if one and two:
+        what = "drafts verified by a ratio: the same tokens on 1 and 2 ranks"
+        found.append(verdicts.equal_tokens(what, one, two, DRAFTED))
     for name in ENGINES:
         if name == CHANGED:  # it is to answer nothing
             continue
@@ -199,9 +216,10 @@ def _masks(answers: Answers, seen: dict[str, list[dict[str, Any]]]) -> list[Verd
         found.append(verdicts.equal_masks(what, its.get(part), others))
     for name in ENGINES:
         if sets := answers.get(name, {}).get("masks"):
-            vllm = its.get("masks", {})
+            vllm = its.get("masks")
+            those = vllm and {n: vllm.get(n, {}) for n in sets}
             what = f"{MASKS_TP2.name} and {name}: the same sets"
-            found.append(verdicts.equal_masks(what, {n: vllm.get(n, {}) for n in sets}, sets))
+            found.append(verdicts.equal_masks(what, those, sets))
     if MASKS_TP2.name in seen:
         found.append(verdicts.sets_of_the_definition(MASKS_TP2.name, seen[MASKS_TP2.name]))
     return found

@@ -196,6 +196,21 @@ def test_drafted_texts_are_compared_with_those_without_drafts(monkeypatch):
     assert found(comparison.DRAFTS_TP1).found.startswith("7 of 8 requests equal; top_p parts")
 
 
+def test_drafts_verified_by_a_ratio_are_compared_with_themselves_and_greedy_ones(monkeypatch):
+    for name in ("kinds_as_asked", "ways_of_asking", "one_row_fails"):
+        monkeypatch.setattr(verdicts, name, lambda *_: [])
+    plain, one = _answered()
+    names = [kind.name for kind in comparison.BY_RATIO]
+    one["drafted"] |= {name: answer(7) for name in DRAFTED if name != "greedy"}
+    two = deepcopy(one)
+    answers = {comparison.V1_TP2.name: plain, names[0]: one, names[1]: two}
+    assert all(each.held for each in comparison.compare(answers, {}) if each.held is not None)
+    two["drafted"]["top_p"] = answer(1)
+    what = "drafts verified by a ratio: the same tokens on 1 and 2 ranks"
+    held = {each.what: each.held for each in comparison.compare(answers, {})}
+    assert held[what] is False
+
+
 def test_a_server_asks_nobody_outside_the_machine(tmp_path):
     for kind in (comparison.V1_TP2, comparison.V2_TP2):
         found = variables(kind, tmp_path)

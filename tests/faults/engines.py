@@ -121,6 +121,18 @@ tpsample/integrations/vllm_v2_drafts.py
     - positions = sample_src_positions.to(torch.int64) + 1
     + positions = sample_src_positions.to(torch.int64)
     > test_drafts_are_drawn_as_the_targets_tokens_with_filters_and_penalties
+    drafts of vLLM are verified by the law of another slot
+    - self._draws.laws[input_batch.idx_mapping, : width - 1]
+    + self._draws.laws[input_batch.idx_mapping - 1, : width - 1]
+    > test_drafts_are_verified_by_their_laws_as_defined
+    drafts of vLLM that a ratio verifies are drawn with the noise of tokens
+    - draft = sample_draft(sampler, logits, rows, positions, step, method=self._method)
+    + draft = sample_draft(sampler, logits, rows, positions, step)
+    > test_drafts_are_verified_by_their_laws_as_defined
+    drafts of vLLM are verified by one rule, whatever was asked
+    - rule: dict[str, Any] = {"method": self._method}
+    + rule: dict[str, Any] = {"method": "coupled"}
+    > test_certain_drafts_are_verified_by_a_ratio_too
     drafts of vLLM's warm-up name slots without a request
     - there = (idx_mapping >= 0) & self._sampler.taken[idx_mapping.clamp(min=0)]
     + there = idx_mapping >= 0
@@ -177,6 +189,10 @@ tpsample/integrations/vllm_modes.py
     - for name, (asked, why) in REFUSED.items() if asked(runner)]
     + for name, (asked, why) in [*REFUSED.items()][:2] if asked(runner)]
     > test_a_mode_that_is_not_honoured_is_refused_by_name
+    a rule of verification without drafts of vLLM is dropped
+    - if config.speculative_config is None or not config.use_v2_model_runner:
+    + if False:
+    > test_a_rule_of_verification_that_would_have_no_effect_or_a_wrong_one_is_refused
 tpsample/integrations/sglang.py
     deterministic inference of SGLang drops the sampler that was asked for
     - if view.sampling_backend not in self.backends:

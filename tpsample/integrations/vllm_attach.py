@@ -17,19 +17,22 @@ from vllm.v1.outputs import LogprobsTensors, SamplingMaskLists  # noqa: E402
 
 from tpsample.integrations import vllm_v1, vllm_v2, vllm_v2_drafts  # noqa: E402
 from tpsample.integrations.vllm_head import VllmHead, only_processor  # noqa: E402
-from tpsample.integrations.vllm_modes import check_modes  # noqa: E402
+from tpsample.integrations.vllm_modes import check_modes, check_verification  # noqa: E402
+from tpsample.speculative.drafting import Method  # noqa: E402
 
 
-def attach(runner: Any, **options: Any) -> VllmHead:
+def attach(runner: Any, *, verification: Method = "coupled", **options: Any) -> VllmHead:
     """Let a model runner, V1 or V2, sample with tpsample. Collective over tensor parallelism.
 
     Args:
+        verification: how drafts of runner V2 are accepted, as `method` of `tpsample.verify`.
         options: of `LMHeadSampler`, such as exchange.
 
     Raises:
         UnsupportedParameter: (a ValueError) the model or a mode is not supported, by name.
     """
     check_modes(runner)
+    check_verification(runner, verification)
     drafts = runner.vllm_config.speculative_config
     head = VllmHead(
         only_processor(runner.model, LogitsProcessor),
@@ -55,7 +58,7 @@ def attach(runner: Any, **options: Any) -> VllmHead:
         kinds = vllm_v2.Kinds(SamplerOutput, LogprobsTensors, SamplingMaskLists, count)
         sampler = vllm_v2.attach(runner, head, kinds)
         if drafts is not None:
-            vllm_v2_drafts.attach(runner, sampler)
+            vllm_v2_drafts.attach(runner, sampler, verification)
     else:
         vllm_v1.attach(runner, head, SamplerOutput, LogprobsTensors)
     return head

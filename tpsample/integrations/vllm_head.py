@@ -77,13 +77,17 @@ class VllmHead(Sealed):
         return self.kept.sampler(kept.contiguous(), batch, positions)
 
     def verify(
-        self, kept: Tensor, drafts: Tensor, batch: StepBatch, positions: Tensor
+        self, kept: Tensor, drafts: Tensor, batch: StepBatch, positions: Tensor, **rule: Any
     ) -> VerifyOutput:
-        """Verify drafts [B, K] by what was kept, [B, K + 1, …]. Collective."""
+        """Verify drafts [B, K] by what was kept, [B, K + 1, …]. Collective.
+
+        Args:
+            rule: method and draft_logits of `tpsample.verify`.
+        """
         if not self.fused:
-            return verify_logits(self.kept.sampler, kept, drafts, batch, positions)
+            return verify_logits(self.kept.sampler, kept, drafts, batch, positions, **rule)
         self.kept.follow_weight()
-        return verify(self.kept.sampler, kept, drafts, batch, positions)
+        return verify(self.kept.sampler, kept, drafts, batch, positions, **rule)
 
     def is_of(self, model: Any) -> bool:
         """Return whether a model makes its logits by the `LogitsProcessor` of this head."""

@@ -61,7 +61,8 @@ REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
     ),
     "--speculative-config rejection_sample_method": (
         lambda r: _drafts(r, "rejection_sample_method") not in (None, "standard"),
-        "a draft is accepted if it is the token that would be drawn, and by no other rule",
+        "it is a rule of vLLM's own; ours has --additional-config "
+        '\'{"tpsample": {"verification": "block"}}\'',
     ),
     "--speculative-config enable_adaptive_verification": (
         lambda r: _drafts(r, "enable_adaptive_verification"),
@@ -104,3 +105,26 @@ def check_modes(runner: Any) -> None:
     if found:
         told = "; ".join(found)
         raise UnsupportedParameter(f"vLLM with tpsample does not run so: {told}")
+
+
+def check_verification(runner: Any, verification: str) -> None:
+    """Raise for a rule of accepting drafts that has no effect, or none that is right.
+
+    Raises:
+        UnsupportedParameter: (a ValueError) there are no drafts of runner V2, or a GPU draws them
+            in a CUDA graph, where the host does not know their number.
+    """
+    config = runner.vllm_config
+    if verification == "coupled":
+        return
+    named = f"--additional-config: tpsample: verification: {verification!r}"
+    if config.speculative_config is None or not config.use_v2_model_runner:
+        raise UnsupportedParameter(
+            f"{named} needs --speculative-config and vLLM's runner V2; leave it out"
+        )
+    drawn = _drafts(runner, "draft_sample_method") == "probabilistic"
+    if drawn and runner.device.type == "cuda" and not runner.model_config.enforce_eager:
+        raise UnsupportedParameter(
+            f"{named} draws no drafts in a CUDA graph; pass --enforce-eager, or leave "
+            "draft_sample_method out"
+        )

@@ -93,10 +93,11 @@ class EngineSteps(Sealed):
         rows: StepRows,
         at: Tensor,
         unfinished: Tensor,
+        **rule: Any,
     ) -> Verified:
         """Return the tokens of a step in which rows have drafts. Collective.
 
-        They are those of plain decoding.
+        They are those of plain decoding, but by another rule.
 
         Args:
             flat: what the head was given: of each row its position before the drafts, then theirs.
@@ -104,13 +105,14 @@ class EngineSteps(Sealed):
             drafts: int64 [B, K], -1 behind a row's last.
             at: [B], the positions of the first tokens to come.
             unfinished: bool [B], rows in the middle of their prompt, whose tokens nobody wants.
+            rule: method and draft_logits of `tpsample.verify`.
         """
         place = torch.arange(drafts.shape[1] + 1, device=self.device)
         # Those behind a row's last position may be anything.
         index = (starts.unsqueeze(1) + place).clamp(max=len(flat) - 1)
         grammar = self._take_grammar()
         rows.batch.grammar_bitmask = None if grammar is None else grammar[index].flatten(0, 1)
-        out = self.head.verify(flat[index], drafts, rows.batch, at.to(torch.int64))
+        out = self.head.verify(flat[index], drafts, rows.batch, at.to(torch.int64), **rule)
         rows.batch.append(out.token_ids.masked_fill(unfinished.unsqueeze(1), -1))
 
         # A row without a token behind its drafts ends there.
