@@ -10,6 +10,7 @@
 | `client.py` | asks a server; it runs in vLLM's environment, because `openai` is there |
 | `workers.py` | watches a worker: the oracle's tokens, and what crosses between ranks |
 | `on_hosts.py` | starts a server over two network namespaces, where there are root and memory |
+| `processors.py` | is a logits processor for servers of runner V2 |
 | `traffic.py` | counts the tensors that ranks send, and the largest axis of each |
 | `eagle.py` | writes a drafter of EAGLE that knows the answers |
 | `huggingface.py`, `sglang.py` | ask `generate` of transformers, and SGLang, the same |

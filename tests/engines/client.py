@@ -2,8 +2,8 @@
 
     python -m tests.engines.client URL OUT.json PART…
 
-It runs in vLLM's environment. Parts: kinds, greedy, drafted, sixteen, more (stream, n, stop,
-logprobs of a prompt, a refused field), masks (the ids that each token could have been), first masks
+It runs in vLLM's environment. Parts: kinds, greedy, drafted, processed, sixteen, more (stream, n,
+stop, logprobs of a prompt, a refused field), masks (the ids that each token could be), first masks
 (those of the first token, without seeds), adapter (with one of LoRA and without), failing (one row
 has NaN), lost (a stream during which a worker is killed), fields (of vLLM's requests, without
 asking).
@@ -33,6 +33,7 @@ from tests.engines.asked import (
     MASKED,
     NOTHING_LEFT,
     OPENAI,
+    PROCESSED,
     SIXTEEN,
     TOKENS,
     Asked,
@@ -198,6 +199,7 @@ PARTS: dict[str, Callable[[AsyncOpenAI], Awaitable[Any]]] = {
     "kinds": lambda client: together(client, KINDS),
     "greedy": lambda client: together(client, GREEDY),
     "drafted": lambda client: together(client, DRAFTED),
+    "processed": lambda client: together(client, PROCESSED),
     "sixteen": lambda client: together(client, SIXTEEN),
     "more": more,
     "failing": failing,

@@ -10,7 +10,7 @@ from benchmarks.engines.environment import ADAPTER
 from benchmarks.engines.server import Kind
 from benchmarks.lab.machine import ROOT
 from tests.engines import verdicts
-from tests.engines.asked import DRAFTED, KINDS, SIXTEEN
+from tests.engines.asked import DRAFTED, GREEDY, KINDS, PROCESSED, SIXTEEN
 from tests.engines.on_hosts import obstacle
 from tests.engines.verdicts import Answers, Verdict
 
@@ -70,10 +70,9 @@ WITH_MASKS = (
     "--enable-scale-out",  # requests of token ids, which alone are answered with masks
 )
 PLUG_IN = ("--additional-config", '{"tpsample": {"exchange": "p2p"}}')
+IN_ANY_WAY = ("--additional-config", '{"tpsample": {}}')
 PLUG_IN_TP2 = Kind("V1 by the plug-in, 2 ranks", 2, None, PLUG_IN)
-PLUG_IN_V2 = Kind(
-    "V2 by the plug-in, 1 rank", 1, None, ("--additional-config", '{"tpsample": {}}'), V2_ON_CPU
-)
+PLUG_IN_V2 = Kind("V2 by the plug-in, 1 rank", 1, None, IN_ANY_WAY, V2_ON_CPU)
 LORA_TP2 = Kind(
     "V1 with LoRA on attention layers, 2 ranks",
     2,
@@ -82,6 +81,19 @@ LORA_TP2 = Kind(
         *("--enable-lora", "--lora-target-modules", "q_proj", "v_proj"),
         *("--lora-modules", f"{ADAPTER}={{model}}/{ADAPTER}"),
     ),
+)
+PROCESSORS = (
+    *("--logits-processors", "tests.engines.processors:Bans"),
+    *("--logprobs-mode", "processed_logprobs"),
+)
+PROCESSED_TP1, PROCESSED_TP2 = (
+    Kind(
+        f"V2 with a processor, {ranks}", int(ranks[0]), None, (*IN_ANY_WAY, *PROCESSORS), V2_ON_CPU
+    )
+    for ranks in ("1 rank", "2 ranks")
+)
+PLAIN_PROCESSED = Kind(
+    "vLLM itself with a processor, 2 ranks", 2, WATCHED_PLAIN, PROCESSORS, V2_ON_CPU
 )
 MASKS_TP2 = Kind("V2 with masks, 2 ranks", 2, WATCHED, WITH_MASKS, V2_ON_CPU)
 MASKS_TP1 = Kind("V2 with masks, 1 rank", 1, WATCHED, WITH_MASKS, V2_ON_CPU)
@@ -112,6 +124,9 @@ PARTS = {
     MASKS_TP2: ("masks", "first masks"),
     MASKS_TP1: ("masks",),
     PLAIN_MASKS: ("first masks",),
+    PROCESSED_TP1: ("processed",),
+    PROCESSED_TP2: ("processed", "greedy"),
+    PLAIN_PROCESSED: ("greedy",),
     PLUG_IN_TP2: ("kinds",),
     PLUG_IN_V2: ("kinds",),
     LORA_TP2: ("adapter",),
@@ -127,7 +142,8 @@ def watched(kind: Kind) -> bool:
 
 def sampled_by(kind: Kind) -> str:
     """Return whose tokens a server's are."""
-    return "tpsample" if watched(kind) or kind in (PLUG_IN_TP2, PLUG_IN_V2) else "vLLM"
+    plug_ins = PLUG_IN_TP2, PLUG_IN_V2, PROCESSED_TP1, PROCESSED_TP2
+    return "tpsample" if watched(kind) or kind in plug_ins else "vLLM"
 
 
 def compare(answers: Answers, seen: dict[str, list[dict[str, Any]]]) -> list[Verdict]:
@@ -177,6 +193,16 @@ def compare(answers: Answers, seen: dict[str, list[dict[str, Any]]]) -> list[Ver
     if one and two:
         what = "drafts verified by a ratio: the same tokens on 1 and 2 ranks"
         found.append(verdicts.equal_tokens(what, one, two, DRAFTED))
+    two = answers.get(PROCESSED_TP2.name)
+    if two:
+        for other, part, names in (
+            (PROCESSED_TP1, "processed", PROCESSED),
+            (PLAIN_PROCESSED, "greedy", GREEDY),
+        ):
+            if its := answers.get(other.name, {}).get(part):
+                what = f"{PROCESSED_TP2.name} and {other.name}: the same tokens"
+                found.append(verdicts.equal_tokens(what, two[part], its, names))
+        found.append(verdicts.nothing_banned(PROCESSED_TP2.name, two["processed"]))
     for name in ENGINES:
         if name == CHANGED:  # it is to answer nothing
             continue

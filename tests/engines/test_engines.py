@@ -123,6 +123,12 @@ def test_an_adapter_has_to_change_every_text():
     assert verdicts.tuned("V1", {"without": own, "with": other}).held
 
 
+def test_a_processor_has_to_have_forbidden_ids():
+    assert verdicts.nothing_banned("V2", {"a": answer(1, 2, 4)}).held
+    for wrong in (answer(1, 3), {"error": "no"}):
+        assert not verdicts.nothing_banned("V2", {"a": answer(1), "b": wrong}).held
+
+
 def test_a_row_that_a_grammar_leaves_nothing_is_an_error():
     assert verdicts.nothing_left({"error": "Error code: 500 - {'error': 'internal'}"}).held
     assert not verdicts.nothing_left(answer(1, finish="stop")).held

@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from tests.engines.asked import KINDS, SIXTEEN, TOKENS
+from tests.engines.asked import BANNED, KINDS, SIXTEEN, TOKENS
 
 Answers = dict[str, Any]
 
@@ -218,6 +218,13 @@ def told_of_determinism(name: str, log: str, answers: Answers) -> Verdict:
         line in log and answers["seed_is_42"],
         f"{log.count(line)} lines; the text of seed 42: {answers['seed_is_42']}",
     )
+
+
+def nothing_banned(name: str, processed: Answers) -> Verdict:
+    """See that no token is one that the processor forbids."""
+    tokens = [token for each in processed for token in _tokens(processed, each) or [0]]
+    wrong = sum(token % BANNED == 0 for token in tokens)
+    return Verdict(f"{name}: no id that it forbids", not wrong, f"{wrong} of {len(tokens)} tokens")
 
 
 def tuned(name: str, adapter: dict[str, Answers]) -> Verdict:

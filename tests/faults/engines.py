@@ -141,6 +141,19 @@ tpsample/integrations/vllm_v2_drafts.py
     - firsts = [width * row for row in range(count + 1)]
     + firsts = list(range(count + 1))
     > test_drafts_that_are_decoded_tokens_are_accepted_and_others_not
+tpsample/integrations/vllm_v2_processors.py
+    a processor of vLLM that looks at other ranks' ids is taken
+    - _FILLS = (-torch.inf, 1e30)
+    + _FILLS = (-torch.inf, -torch.inf)
+    > test_a_processor_that_looks_at_other_ranks_ids_is_refused_by_name
+    processors of vLLM see logits before penalties
+    - if view.controls is not None:
+    + if False:
+    > test_penalties_count_once_before_a_processor
+    penalties of vLLM count before and after a processor
+    - view._replace(controls=None)
+    + view
+    > test_penalties_count_once_before_a_processor
 tpsample/integrations/vllm_plugin.py
     the plug-in of vLLM samples without its option
     - if options is None and not self.always:

@@ -100,6 +100,14 @@ def drafts(method: str = "ngram", *, v2: bool = False, **settings: Any) -> dict[
 
 REFUSED_MODES: list[tuple[str, dict[str, Any]]] = [
     ("--logits-processors", {"model_config.logits_processors": ["own.Processor"]}),
+    (
+        "--logits-processors beside --speculative-config",
+        {"model_config.logits_processors": ["own.Processor"], **drafts(v2=True)},
+    ),
+    (
+        "--logits-processors with raw logprobs",
+        {"model_config.logits_processors": ["a.B"], "vllm_config.use_v2_model_runner": True},
+    ),
     ("--watermark-config", {"vllm_config.watermark_config": object()}),
     ("--enable-trace-replay", {"model_config.enable_trace_replay": True}),
     ("--enable-prompt-embeds", {"model_config.enable_prompt_embeds": True}),
@@ -143,12 +151,17 @@ def test_modes_of_the_surroundings_are_refused_too(monkeypatch):
     vllm_modes.check_modes(fakes.runner())
     monkeypatch.setenv("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
     monkeypatch.setattr(vllm_modes, "entry_points", lambda group: [group])
-    told = "entry points vllm.logits_processors: .*; VLLM_COMPUTE_NANS_IN_LOGITS: "
+    told = "entry points vllm.logits_processors: .*; .*VLLM_COMPUTE_NANS_IN_LOGITS: "
     with pytest.raises(UnsupportedParameter, match=told):
         vllm_modes.check_modes(fakes.runner())
     monkeypatch.delenv("VLLM_COMPUTE_NANS_IN_LOGITS")
     monkeypatch.setattr(vllm_modes, "entry_points", lambda group: [])  # as without the package
     vllm_modes.check_modes(fakes.runner())
+
+
+def test_processors_are_taken_by_runner_v2_where_logprobs_are_processed():
+    own = {"model_config.logits_processors": ["a.B"], "vllm_config.use_v2_model_runner": True}
+    vllm_modes.check_modes(runner_with({**own, "model_config.logprobs_mode": "processed_logits"}))
 
 
 @pytest.mark.parametrize("either", [False, True])

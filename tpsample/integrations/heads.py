@@ -103,6 +103,11 @@ class KeptHead(Sealed):
             logit_softcap=head.logit_softcap,
         )
 
+    @property
+    def tested(self) -> bool:
+        """Whether a self-test lasts."""
+        return self.replace is not _unchanged
+
     def follow_weight(self) -> None:
         """Follow a weight that the engine has put in the place of the sampler's.
 

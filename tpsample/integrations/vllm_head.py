@@ -18,6 +18,7 @@ from tpsample.core.sealed import Sealed
 from tpsample.errors import UnsupportedParameter
 from tpsample.integrations.heads import KeptHead, is_quantised
 from tpsample.output import SampleOutput, VerifyOutput
+from tpsample.request.plan import BatchView
 from tpsample.request.step_batch import StepBatch
 from tpsample.speculative.verify import verify, verify_logits
 
@@ -32,6 +33,7 @@ class VllmHead(Sealed):
         runner: the model runner, whose model is asked for logits once, to see the LM head.
         group: the process group of tensor parallelism.
         depth: most positions of a request in one step: 1, and with drafts 1 + their number.
+        fused: whether the sampler may multiply.
         options: of `LMHeadSampler`, such as exchange.
 
     Attributes:
@@ -40,7 +42,14 @@ class VllmHead(Sealed):
     """
 
     def __init__(
-        self, processor: Any, runner: Any, *, group: Any, depth: int, **options: Any
+        self,
+        processor: Any,
+        runner: Any,
+        *,
+        group: Any,
+        depth: int,
+        fused: bool = True,
+        **options: Any,
     ) -> None:
         if processor.logits_as_input:
             raise UnsupportedParameter("model: it makes its logits before its LogitsProcessor")
@@ -53,7 +62,7 @@ class VllmHead(Sealed):
             probe = torch.zeros(1, self._hidden_size, dtype=self._dtype, device=device)
             self.kept.take(runner.model.compute_logits(probe))
         lm_head = self.kept.lm_head
-        self.fused = _is_product(lm_head, processor)
+        self.fused = fused and _is_product(lm_head, processor)
         # A head without a weight takes logits; its rows are the columns that vLLM computes.
         padded = lm_head.num_embeddings_per_partition
         self.kept.build(
@@ -69,7 +78,7 @@ class VllmHead(Sealed):
             **options,
         )
 
-    def sample(self, kept: Tensor, batch: StepBatch, positions: Tensor) -> SampleOutput:
+    def sample(self, kept: Tensor, batch: StepBatch | BatchView, positions: Tensor) -> SampleOutput:
         """Sample a token per row of what was kept. Collective."""
         if not self.fused:
             return self.kept.sampler.sample_logits(kept.contiguous(), batch, positions)

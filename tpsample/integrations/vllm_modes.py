@@ -25,14 +25,31 @@ def _drafts(runner: Any, name: str) -> Any:
     return getattr(runner.vllm_config.speculative_config, name, None)
 
 
+def _processors(runner: Any) -> object:
+    """Return the logits processors that are not vLLM's."""
+    return runner.model_config.logits_processors or entry_points(group="vllm.logits_processors")
+
+
 REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
     "--logits-processors": (
-        lambda r: r.model_config.logits_processors,
-        "a processor of your own would be handed logits that do not exist",
+        lambda r: r.model_config.logits_processors and not r.vllm_config.use_v2_model_runner,
+        "with the V1 runner a processor of your own would be handed logits that do not exist; "
+        "choose the V2 runner",
     ),
     "entry points vllm.logits_processors": (
-        lambda r: entry_points(group="vllm.logits_processors"),
-        "an installed processor would be handed logits that do not exist; uninstall its package",
+        lambda r: (
+            entry_points(group="vllm.logits_processors") and not r.vllm_config.use_v2_model_runner
+        ),
+        "with the V1 runner an installed processor would be handed logits that do not exist; "
+        "uninstall its package, or choose the V2 runner",
+    ),
+    "--logits-processors beside --speculative-config": (
+        lambda r: _processors(r) and r.vllm_config.speculative_config is not None,
+        "drafts are verified without processors of your own; leave one of them out",
+    ),
+    "--logits-processors with raw logprobs": (
+        lambda r: _processors(r) and r.model_config.logprobs_mode.startswith("raw"),
+        "they would be those after the processors; pass --logprobs-mode processed_logprobs",
     ),
     "--watermark-config": (
         lambda r: r.vllm_config.watermark_config,

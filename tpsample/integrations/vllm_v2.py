@@ -25,6 +25,7 @@ from tpsample.core.sealed import Sealed
 from tpsample.integrations.engine_rows import EngineRequest, StepRows
 from tpsample.integrations.vllm_head import VllmHead
 from tpsample.integrations.vllm_steps import EngineSteps
+from tpsample.integrations.vllm_v2_processors import V2Processors
 from tpsample.output import KeptSets
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.selection import Selection
@@ -65,7 +66,10 @@ class V2Sampler:
     Attributes:
         batch: a row per slot of the runner.
         taken: bool, of every slot, whether a request is in it.
+        processors: the server's own; None if there are none.
     """
+
+    processors: V2Processors | None = None
 
     def __init__(self, own: Any, max_rows: int, steps: EngineSteps, kinds: Kinds) -> None:
         self._own, self._kinds, self.steps = own, kinds, steps
@@ -107,7 +111,10 @@ class V2Sampler:
             return self.output(input_batch, torch.zeros_like(one, dtype=torch.int64), one)
         positions = input_batch.positions[input_batch.logits_indices] + 1
         unfinished = self.unfinished(input_batch)
-        token_ids, tables, sets = self.steps.sample(kept, rows, positions, unfinished)
+        process = None
+        if self.processors is not None and not self.steps.head.kept.tested:
+            process = partial(self.processors.apply, input_batch=input_batch)
+        token_ids, tables, sets = self.steps.sample(kept, rows, positions, unfinished, process)
         return self.output(input_batch, token_ids, one, tables, sets)
 
     def rows(self, input_batch: Any) -> StepRows | None:
