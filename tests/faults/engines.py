@@ -96,6 +96,10 @@ tpsample/integrations/heads.py
     + kept = self._kept
     > test_what_was_handed_on_comes_back_once
 tpsample/integrations/vllm_v2.py
+    a compared step of vLLM has a processor that its definition does not know
+    - if self.processors is not None and not self.steps.head.kept.compared:
+    + if self.processors is not None:
+    > test_rows_without_a_processor_and_those_that_are_compared_are_as_ever
     a slot of vLLM keeps the request it had
     - self._joining[req_idx] = sampling_params
     + self._joining.update({} if req_idx in self._requests else {req_idx: sampling_params})

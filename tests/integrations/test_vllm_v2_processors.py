@@ -115,15 +115,16 @@ def test_penalties_count_once_before_a_processor():
         assert out.sampled_token_ids[0].tolist() == defined("c", [Lifts()], hidden.unsqueeze(0))
 
 
-def test_rows_without_a_processor_and_a_self_test_are_as_ever():
+def test_rows_without_a_processor_and_those_that_are_compared_are_as_ever():
     runner, names = serving([Bans()]), "cadb"
     runner.sampler._own.needs_logits_processing[:] = False
     out = step_v2(runner, list(names), rows_of(names))
     assert out.sampled_token_ids[:, 0].tolist() == defined(names, [], rows_of(names))
-    runner = serving([Bans()])
-    with runner.sampler.steps.head.kept.given(lambda hidden_states: hidden_states):
-        out = step_v2(runner, list(names), rows_of(names))
-    assert out.sampled_token_ids[:, 0].tolist() == defined(names, [], rows_of(names))
+    for compared, its in ((True, []), (False, [Bans()])):
+        runner = serving([Bans()])
+        with runner.sampler.steps.head.kept.given(torch.clone, compared=compared):
+            out = step_v2(runner, list(names), rows_of(names))
+        assert out.sampled_token_ids[:, 0].tolist() == defined(names, its, rows_of(names))
 
 
 def _two_ranks() -> list[int]:

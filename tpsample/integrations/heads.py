@@ -30,12 +30,15 @@ class KeptHead(Sealed):
         lm_head: the engine's layer, as its last forward pass was given it.
         bias: the bias that it was given with the layer.
         replace: is called with the hidden states of each forward pass, and returns those to use.
+        compared: whether the tokens are compared with the definition's, which knows the requests
+            and nothing beside them.
     """
 
     def __init__(self) -> None:
         self.lm_head: Any = None
         self.bias: Tensor | None = None
         self.replace: Callable[[Tensor], Tensor] = _unchanged
+        self.compared = False
         self._kept: Tensor | None = None
         self._weight: Tensor | None = None
         self._sampler: LMHeadSampler | None = None
@@ -83,13 +86,15 @@ class KeptHead(Sealed):
         return kept
 
     @contextmanager
-    def given(self, replace: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    def given(
+        self, replace: Callable[[Tensor], Tensor], *, compared: bool = False
+    ) -> Iterator[None]:
         """Replace the hidden states that the head is given, while a self-test lasts."""
-        self.replace = replace
+        self.replace, self.compared = replace, compared
         try:
             yield
         finally:
-            self.replace = _unchanged
+            self.replace, self.compared = _unchanged, False
 
     def logits_of_identity(self, rows: int) -> Tensor:
         """Return fp32 [rows, V_local]: the definition's logits of rows of the identity."""
@@ -102,11 +107,6 @@ class KeptHead(Sealed):
             logit_scale=head.logit_scale,
             logit_softcap=head.logit_softcap,
         )
-
-    @property
-    def tested(self) -> bool:
-        """Whether a self-test lasts."""
-        return self.replace is not _unchanged
 
     def follow_weight(self) -> None:
         """Follow a weight that the engine has put in the place of the sampler's.

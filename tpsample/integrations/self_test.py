@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -60,7 +61,8 @@ def compare_first_step(
         with head.given(lambda hidden_states: _noted(hidden_states, alone)):
             for name in names:
                 step([name])
-        with head.given(lambda hidden_states: _identity(hidden_states, torch.cat(alone))):
+        rows = partial(_identity, alone=torch.cat(alone))
+        with head.given(rows, compared=True):
             found = step(names)
         expected = _definition(head, requests, local_logits(len(names)))
     except Exception as error:

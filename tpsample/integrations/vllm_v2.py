@@ -112,7 +112,7 @@ class V2Sampler:
         positions = input_batch.positions[input_batch.logits_indices] + 1
         unfinished = self.unfinished(input_batch)
         process = None
-        if self.processors is not None and not self.steps.head.kept.tested:
+        if self.processors is not None and not self.steps.head.kept.compared:
             process = partial(self.processors.apply, input_batch=input_batch)
         token_ids, tables, sets = self.steps.sample(kept, rows, positions, unfinished, process)
         return self.output(input_batch, token_ids, one, tables, sets)
