@@ -62,7 +62,8 @@ BY_RATIO = tuple(
     )
     for ranks in ("1 rank", "2 ranks")
 )
-"""Servers whose texts follow the target's law, and are not those without drafts."""
+"""Servers whose texts follow the target's law, and are not those without drafts. They depend on how
+many drafts a step verifies."""
 DRAFTING = (DRAFTS_TP2, DRAFTS_TP1, N_GRAMS_V2, LIKELY_TP1, DRAWN_TP2, EAGLE_TP2, *BY_RATIO)
 """The servers with drafts."""
 WITH_MASKS = (
@@ -121,6 +122,7 @@ PARTS = {
     V2_TP2: ("kinds", "more", "failing"),
     V2_TP1: ("kinds",),
     **dict.fromkeys(DRAFTING, ("drafted",)),
+    **dict.fromkeys(BY_RATIO, ("drafted alone",)),
     MASKS_TP2: ("masks", "first masks"),
     MASKS_TP1: ("masks",),
     PLAIN_MASKS: ("first masks",),
@@ -182,14 +184,16 @@ def compare(answers: Answers, seen: dict[str, list[dict[str, Any]]]) -> list[Ver
         found.append(verdicts.tuned(LORA_TP2.name, adapter))
     for kind in DRAFTING:
         part = answers.get(kind.name, {})
-        # The most likely token is the target's by either rule.
-        same(kind.name, part.get("drafted"), ("greedy",) if kind in BY_RATIO else DRAFTED)
+        if kind in BY_RATIO:  # the most likely token is the target's by either rule
+            same(kind.name, part.get("drafted alone"), ("greedy",))
+        else:
+            same(kind.name, part.get("drafted"), DRAFTED)
         if part:
             found.append(verdicts.accepted(kind.name, part["counts"]))
         if part and kind not in BY_RATIO:
             what = f"logprobs of {V1_TP2.name} and {kind.name}"
             found.append(verdicts.equal_logprobs(what, kinds, part["drafted"]))
-    one, two = (answers.get(kind.name, {}).get("drafted") for kind in BY_RATIO)
+    one, two = (answers.get(kind.name, {}).get("drafted alone") for kind in BY_RATIO)
     if one and two:
         what = "drafts verified by a ratio: the same tokens on 1 and 2 ranks"
         found.append(verdicts.equal_tokens(what, one, two, DRAFTED))

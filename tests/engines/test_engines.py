@@ -207,11 +207,12 @@ def test_drafts_verified_by_a_ratio_are_compared_with_themselves_and_greedy_ones
         monkeypatch.setattr(verdicts, name, lambda *_: [])
     plain, one = _answered()
     names = [kind.name for kind in comparison.BY_RATIO]
-    one["drafted"] |= {name: answer(7) for name in DRAFTED if name != "greedy"}
+    its = one["drafted alone"] = one.pop("drafted")
+    its |= {name: answer(7) for name in DRAFTED if name != "greedy"}
     two = deepcopy(one)
     answers = {comparison.V1_TP2.name: plain, names[0]: one, names[1]: two}
     assert all(each.held for each in comparison.compare(answers, {}) if each.held is not None)
-    two["drafted"]["top_p"] = answer(1)
+    two["drafted alone"]["top_p"] = answer(1)
     what = "drafts verified by a ratio: the same tokens on 1 and 2 ranks"
     held = {each.what: each.held for each in comparison.compare(answers, {})}
     assert held[what] is False

@@ -125,6 +125,10 @@ tpsample/integrations/vllm_v2_drafts.py
     - positions = sample_src_positions.to(torch.int64) + 1
     + positions = sample_src_positions.to(torch.int64)
     > test_drafts_are_drawn_as_the_targets_tokens_with_filters_and_penalties
+    whether others have drafts decides a token of vLLM
+    - if method != "coupled":  #
+    + if False:  #
+    > test_a_row_without_drafts_has_the_same_token_whether_others_have_some
     drafts of vLLM are verified by the law of another slot
     - self._draws.laws[input_batch.idx_mapping, : width - 1]
     + self._draws.laws[input_batch.idx_mapping - 1, : width - 1]

@@ -203,6 +203,17 @@ def test_certain_drafts_are_verified_by_a_ratio_too():
     assert torch.equal(out.sampled_token_ids[0, :count], expects.token_ids[0, :count])
 
 
+def test_a_row_without_drafts_has_the_same_token_whether_others_have_some():
+    for _, name in zip(range(4), "acdb", strict=True):
+        alone, beside = (drafting(rule="rejection") for _ in range(2))
+        drafted = "c" if name != "c" else "a"
+        out = drafted_v2(beside, {name: [], drafted: [5, 9]}, rows_of([name, *[drafted] * 3]))
+        assert (
+            step_v2(alone, [name], rows_of(name)).sampled_token_ids[0, 0]
+            == (out.sampled_token_ids[0, 0])
+        )
+
+
 def _ratio_on_two_ranks():
     runner = drafting(rule="rejection", group=None, shard=VocabShard.even(V, dist.get_rank(), 2))
     step_v2(runner, ["c", "a"], rows_of("ca"))

@@ -67,9 +67,11 @@ class V2Sampler:
         batch: a row per slot of the runner.
         taken: bool, of every slot, whether a request is in it.
         processors: the server's own; None if there are none.
+        verifier: takes a step without drafts, too, where the noise of a verification is another's.
     """
 
     processors: V2Processors | None = None
+    verifier: Callable[[Tensor, Any, None, None], Any] | None = None
 
     def __init__(self, own: Any, max_rows: int, steps: EngineSteps, kinds: Kinds) -> None:
         self._own, self._kinds, self.steps = own, kinds, steps
@@ -105,6 +107,8 @@ class V2Sampler:
 
     def __call__(self, logits: Tensor, input_batch: Any) -> Any:
         """Sample the rows of a step. The logits are the [rows, 0] of the head."""
+        if self.verifier is not None and not self.steps.head.kept.compared:
+            return self.verifier(logits, input_batch, None, None)
         kept, rows = self.steps.head.kept.take(logits), self.rows(input_batch)
         one = input_batch.seq_lens.new_ones(input_batch.num_reqs)
         if rows is None:

@@ -42,6 +42,8 @@ def attach(runner: Any, sampler: V2Sampler, method: Method = "coupled") -> None:
         drafter.draft_logits = None  # of all ids
         drafter.sample_draft = draws = V2Drafter(sampler, drafter, method)
     runner.rejection_sampler = V2Verifier(sampler, method, draws)
+    if method != "coupled":  # whether others have drafts decides no token of a request without
+        sampler.verifier = runner.rejection_sampler
 
 
 class V2Verifier:
@@ -85,7 +87,7 @@ class V2Verifier:
 
         unfinished = sampler.unfinished(input_batch)
         rule: dict[str, Any] = {"method": self._method}
-        if self._method != "coupled" and self._draws is not None:
+        if self._method != "coupled" and self._draws is not None and width > 1:
             rule["draft_logits"] = self._draws.laws[input_batch.idx_mapping, : width - 1]
         found = sampler.steps.verify(flat, starts, drafts, rows, at, unfinished, **rule)
         tables = found.tables
@@ -100,16 +102,18 @@ class V2Drafter:
     """Stands where the `sample_draft` of a drafter stands.
 
     Attributes:
-        laws: [slots + 1, K, V_local], the drafter's logits of the last drafts of each slot, unless
-            the method is "coupled", which looks at no law. The last one is padding's.
+        laws: fp32 [slots + 1, K, V_local], the drafter's logits of the last drafts of each slot,
+            and of padding. The method "coupled" looks at no law.
     """
 
     def __init__(self, sampler: V2Sampler, speculator: Any, method: Method) -> None:
         self._sampler, self._speculator, self._method = sampler, speculator, method
-        self.laws = torch.empty(0)
-        self._selected: dict[int, Selection] = {}  # by the number of their rows
-        self._num_drafts: int = speculator.num_speculative_steps
         self._on_shards = _is_sharded_alike(speculator.model, sampler.steps.head.kept.lm_head)
+        if method != "coupled":
+            size = len(sampler.taken) + 1, speculator.num_speculative_steps
+            columns = len(sampler.steps.head.kept.sampler.shard)
+            self.laws = torch.zeros(*size, columns, device=sampler.taken.device)
+        self._selected: dict[int, Selection] = {}  # by the number of their rows
 
     def __call__(
         self,
@@ -144,10 +148,7 @@ class V2Drafter:
             out = sampler.sample_logits(logits, rows, positions, head_applied=True)
             return out.token_ids.clamp(min=0)  # an id that can be embedded, for padding
         step = int(draft_step)
-        if not len(self.laws):
-            slots_and_padding, steps = len(self._sampler.taken) + 1, self._num_drafts
-            self.laws = logits.new_zeros(slots_and_padding, steps, logits.shape[1])
-        self.laws[slots, step] = logits
+        self.laws[slots, step] = logits = logits.float()
         draft = sample_draft(sampler, logits, rows, positions, step, method=self._method)
         return draft.token_ids.clamp(min=0)
 
