@@ -10,10 +10,11 @@
 | `client.py` | asks a server; it runs in vLLM's environment, because `openai` is there |
 | `workers.py` | watches a worker: the oracle's tokens, and what crosses between ranks |
 | `on_hosts.py` | starts a server over two network namespaces, where there are root and memory |
+| `processors.py` | is a logits processor for servers of runner V2 |
 | `traffic.py` | counts the tensors that ranks send, and the largest axis of each |
 | `eagle.py` | writes a drafter of EAGLE that knows the answers |
 | `huggingface.py`, `sglang.py` | ask `generate` of transformers, and SGLang, the same |
 | `verdicts.py` | says what was compared, and whether it held |
-| `sglang_on_cpu/` | stands in for what SGLang imports and does not need on a CPU |
+| `sglang_on_cpu/` | stands in for what SGLang imports and does not need on a CPU; changes it |
 | `v2_on_cpu/sitecustomize.py` | lets vLLM's runner V2 run its kernels in Triton's interpreter |
 """

@@ -87,6 +87,14 @@ DRAFTED: dict[str, Asked] = {
 }
 """The kinds that vLLM takes beside drafts."""
 
+PROCESSED: dict[str, Asked] = {
+    name: each for name, each in KINDS.items() if "response_format" not in each
+}
+"""The kinds that a processor leaves a token, whatever came before."""
+
+BANNED = 3
+"""A processor forbids the multiples of this id."""
+
 SIXTEEN: dict[str, Asked] = {
     f"seed {seed}": _ask("Say something surprising.", temperature=1.0, seed=seed, max_tokens=16)
     for seed in range(100, 116)

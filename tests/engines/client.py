@@ -2,11 +2,11 @@
 
     python -m tests.engines.client URL OUT.json PART…
 
-It runs in vLLM's environment. Parts: kinds, greedy, drafted, sixteen, more (stream, n, stop,
-logprobs of a prompt, a refused field), masks (the ids that each token could have been), first masks
-(those of the first token, without seeds), adapter (with one of LoRA and without), failing (one row
-has NaN), lost (a stream during which a worker is killed), fields (of vLLM's requests, without
-asking).
+It runs in vLLM's environment. Parts: kinds, greedy, drafted (alone), processed, sixteen, more
+(stream, n, stop, logprobs of a prompt, a refused field), masks (the ids that each token could be),
+first masks (those of the first token, without seeds), adapter (with one of LoRA and without),
+failing (one row has NaN), lost (a stream during which a worker is killed), fields (of vLLM's
+requests, without asking).
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from tests.engines.asked import (
     MASKED,
     NOTHING_LEFT,
     OPENAI,
+    PROCESSED,
     SIXTEEN,
     TOKENS,
     Asked,
@@ -177,6 +178,11 @@ async def adapter(client: AsyncOpenAI) -> dict[str, dict[str, Answer]]:
     return {"without": await together(client, asked), "with": await together(client, tuned)}
 
 
+async def alone(client: AsyncOpenAI) -> dict[str, Answer]:
+    """Ask one by one, so that no other request decides how many drafts a step verifies."""
+    return {name: await ask(client, each) for name, each in DRAFTED.items()}
+
+
 async def lost(client: AsyncOpenAI) -> dict[str, Answer]:
     """Start a stream that is not over when a worker is killed."""
     return {
@@ -198,6 +204,8 @@ PARTS: dict[str, Callable[[AsyncOpenAI], Awaitable[Any]]] = {
     "kinds": lambda client: together(client, KINDS),
     "greedy": lambda client: together(client, GREEDY),
     "drafted": lambda client: together(client, DRAFTED),
+    "drafted alone": alone,
+    "processed": lambda client: together(client, PROCESSED),
     "sixteen": lambda client: together(client, SIXTEEN),
     "more": more,
     "failing": failing,

@@ -28,10 +28,14 @@ from benchmarks.lab import machine
 from benchmarks.lab.machine import ROOT
 from tests.engines import page
 from tests.engines.comparison import (
+    CHANGED,
+    CHANGES,
+    DETERMINISTIC,
     DRAFTING,
     EAGLE_TP2,
     ENGINES,
     HF,
+    LATER,
     PARTS,
     PLAIN,
     PLUG_IN_TP2,
@@ -44,7 +48,15 @@ from tests.engines.comparison import (
 )
 from tests.engines.environment import make_sglang
 from tests.engines.on_hosts import ServerOnHosts
-from tests.engines.verdicts import Verdict, lost, told_of_the_first_step, told_of_the_sampler
+from tests.engines.verdicts import (
+    Verdict,
+    lost,
+    refused_by_the_first_step,
+    told_of_a_later_version,
+    told_of_determinism,
+    told_of_the_first_step,
+    told_of_the_sampler,
+)
 
 NAMES = tuple(
     name for kind in PARTS for name in ((kind.name, *ENGINES) if kind is PLAIN else (kind.name,))
@@ -165,9 +177,21 @@ class Run:
         python, module, own = sys.executable, "huggingface", dict[str, str]()
         if name != HF:
             python, module, own = str(make_sglang(self.cache)), "sglang", sglang_variables(ranks)
-        self._beside(name, python, module, str(out), str(ranks), **own)
+            own["TPSAMPLE_SGLANG"] = CHANGES.get(name, "")
+        out.unlink(missing_ok=True)
+        with contextlib.suppress(*((RuntimeError,) if name == CHANGED else ())):
+            self._beside(name, python, module, str(out), str(ranks), **own)
+        log = out.with_suffix(".log").read_text(errors="replace")
+        if name == CHANGED:
+            refused = refused_by_the_first_step(name, log, ended=not out.exists())
+            return {"answers": {}, "ended": [vars(refused)]}
         found: dict[str, Any] = json.loads(out.read_text())
-        return {"answers": found}
+        ended = [told_of_the_first_step(name, log, ranks)] * (name != HF)
+        if name == LATER:
+            ended.append(told_of_a_later_version(name, log))
+        if name == DETERMINISTIC:
+            ended.append(told_of_determinism(name, log, found))
+        return {"answers": found, "ended": [vars(verdict) for verdict in ended]}
 
     def _beside(self, name: str, python: str, module: str, *words: str, **own: str) -> None:
         """Run a module with the model and the first server's answers, in a process of its own."""

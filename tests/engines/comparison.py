@@ -10,7 +10,7 @@ from benchmarks.engines.environment import ADAPTER
 from benchmarks.engines.server import Kind
 from benchmarks.lab.machine import ROOT
 from tests.engines import verdicts
-from tests.engines.asked import DRAFTED, KINDS, SIXTEEN
+from tests.engines.asked import DRAFTED, GREEDY, KINDS, PROCESSED, SIXTEEN
 from tests.engines.on_hosts import obstacle
 from tests.engines.verdicts import Answers, Verdict
 
@@ -52,17 +52,28 @@ N_GRAMS_V2 = Kind("V2 with drafts by n-grams, 1 rank", 1, WATCHED, BY_N_GRAMS, V
 LIKELY_TP1 = Kind("V2 with likely drafts of a model, 1 rank", 1, WATCHED, LIKELY, V2_ON_CPU)
 DRAWN_TP2 = Kind("V2 with drawn drafts of a model, 2 ranks", 2, WATCHED, DRAWN, V2_ON_CPU)
 EAGLE_TP2 = Kind("V2 with drawn drafts of EAGLE, 2 ranks", 2, WATCHED, KNOWN, V2_ON_CPU)
-DRAFTING = (DRAFTS_TP2, DRAFTS_TP1, N_GRAMS_V2, LIKELY_TP1, DRAWN_TP2, EAGLE_TP2)
+BY_RATIO = tuple(
+    Kind(
+        f"V2 with drafts verified by a ratio, {ranks}",
+        int(ranks[0]),
+        WATCHED,
+        (*DRAWN, "--additional-config", '{"tpsample": {"verification": "rejection"}}'),
+        V2_ON_CPU,
+    )
+    for ranks in ("1 rank", "2 ranks")
+)
+"""Servers whose texts follow the target's law, and are not those without drafts. They depend on how
+many drafts a step verifies."""
+DRAFTING = (DRAFTS_TP2, DRAFTS_TP1, N_GRAMS_V2, LIKELY_TP1, DRAWN_TP2, EAGLE_TP2, *BY_RATIO)
 """The servers with drafts."""
 WITH_MASKS = (
     *("--return-sampling-mask", "--logprobs-mode", "processed_logprobs"),
     "--enable-scale-out",  # requests of token ids, which alone are answered with masks
 )
 PLUG_IN = ("--additional-config", '{"tpsample": {"exchange": "p2p"}}')
+IN_ANY_WAY = ("--additional-config", '{"tpsample": {}}')
 PLUG_IN_TP2 = Kind("V1 by the plug-in, 2 ranks", 2, None, PLUG_IN)
-PLUG_IN_V2 = Kind(
-    "V2 by the plug-in, 1 rank", 1, None, ("--additional-config", '{"tpsample": {}}'), V2_ON_CPU
-)
+PLUG_IN_V2 = Kind("V2 by the plug-in, 1 rank", 1, None, IN_ANY_WAY, V2_ON_CPU)
 LORA_TP2 = Kind(
     "V1 with LoRA on attention layers, 2 ranks",
     2,
@@ -72,12 +83,36 @@ LORA_TP2 = Kind(
         *("--lora-modules", f"{ADAPTER}={{model}}/{ADAPTER}"),
     ),
 )
+PROCESSORS = (
+    *("--logits-processors", "tests.engines.processors:Bans"),
+    *("--logprobs-mode", "processed_logprobs"),
+)
+PROCESSED_TP1, PROCESSED_TP2 = (
+    Kind(
+        f"V2 with a processor, {ranks}", int(ranks[0]), None, (*IN_ANY_WAY, *PROCESSORS), V2_ON_CPU
+    )
+    for ranks in ("1 rank", "2 ranks")
+)
+PLAIN_PROCESSED = Kind(
+    "vLLM itself with a processor, 2 ranks", 2, WATCHED_PLAIN, PROCESSORS, V2_ON_CPU
+)
 MASKS_TP2 = Kind("V2 with masks, 2 ranks", 2, WATCHED, WITH_MASKS, V2_ON_CPU)
 MASKS_TP1 = Kind("V2 with masks, 1 rank", 1, WATCHED, WITH_MASKS, V2_ON_CPU)
 PLAIN_MASKS = Kind("vLLM itself with masks, 2 ranks", 2, WATCHED_PLAIN, WITH_MASKS, V2_ON_CPU)
 HF = "transformers"
-ENGINES = {HF: 1, "SGLang, 1 rank": 1, "SGLang, 2 ranks": 2}
+LATER, CHANGED = "SGLang of a later version, 1 rank", "SGLang that counts otherwise, 1 rank"
+DETERMINISTIC = "SGLang in deterministic inference, 1 rank"
+ENGINES = {
+    HF: 1,
+    "SGLang, 1 rank": 1,
+    "SGLang, 2 ranks": 2,
+    LATER: 1,
+    CHANGED: 1,
+    DETERMINISTIC: 1,
+}
 """Other engines that are asked the same, and their ranks."""
+CHANGES = {LATER: "later", CHANGED: "counts", DETERMINISTIC: "deterministic"}
+"""Those that `sglang_on_cpu` changes, and how."""
 
 PARTS = {
     V1_TP2: ("kinds", "greedy", "sixteen", "more", "failing"),
@@ -87,9 +122,13 @@ PARTS = {
     V2_TP2: ("kinds", "more", "failing"),
     V2_TP1: ("kinds",),
     **dict.fromkeys(DRAFTING, ("drafted",)),
+    **dict.fromkeys(BY_RATIO, ("drafted alone",)),
     MASKS_TP2: ("masks", "first masks"),
     MASKS_TP1: ("masks",),
     PLAIN_MASKS: ("first masks",),
+    PROCESSED_TP1: ("processed",),
+    PROCESSED_TP2: ("processed", "greedy"),
+    PLAIN_PROCESSED: ("greedy",),
     PLUG_IN_TP2: ("kinds",),
     PLUG_IN_V2: ("kinds",),
     LORA_TP2: ("adapter",),
@@ -105,7 +144,8 @@ def watched(kind: Kind) -> bool:
 
 def sampled_by(kind: Kind) -> str:
     """Return whose tokens a server's are."""
-    return "tpsample" if watched(kind) or kind in (PLUG_IN_TP2, PLUG_IN_V2) else "vLLM"
+    plug_ins = PLUG_IN_TP2, PLUG_IN_V2, PROCESSED_TP1, PROCESSED_TP2
+    return "tpsample" if watched(kind) or kind in plug_ins else "vLLM"
 
 
 def compare(answers: Answers, seen: dict[str, list[dict[str, Any]]]) -> list[Verdict]:
@@ -144,12 +184,32 @@ def compare(answers: Answers, seen: dict[str, list[dict[str, Any]]]) -> list[Ver
         found.append(verdicts.tuned(LORA_TP2.name, adapter))
     for kind in DRAFTING:
         part = answers.get(kind.name, {})
-        same(kind.name, part.get("drafted"), DRAFTED)
+        if kind in BY_RATIO:  # the most likely token is the target's by either rule
+            same(kind.name, part.get("drafted alone"), ("greedy",))
+        else:
+            same(kind.name, part.get("drafted"), DRAFTED)
         if part:
             found.append(verdicts.accepted(kind.name, part["counts"]))
+        if part and kind not in BY_RATIO:
             what = f"logprobs of {V1_TP2.name} and {kind.name}"
             found.append(verdicts.equal_logprobs(what, kinds, part["drafted"]))
+    one, two = (answers.get(kind.name, {}).get("drafted alone") for kind in BY_RATIO)
+    if one and two:
+        what = "drafts verified by a ratio: the same tokens on 1 and 2 ranks"
+        found.append(verdicts.equal_tokens(what, one, two, DRAFTED))
+    two = answers.get(PROCESSED_TP2.name)
+    if two:
+        for other, part, names in (
+            (PROCESSED_TP1, "processed", PROCESSED),
+            (PLAIN_PROCESSED, "greedy", GREEDY),
+        ):
+            if its := answers.get(other.name, {}).get(part):
+                what = f"{PROCESSED_TP2.name} and {other.name}: the same tokens"
+                found.append(verdicts.equal_tokens(what, two[part], its, names))
+        found.append(verdicts.nothing_banned(PROCESSED_TP2.name, two["processed"]))
     for name in ENGINES:
+        if name == CHANGED:  # it is to answer nothing
+            continue
         part = answers.get(name, {"tokens": {}})
         tokens = {kind: {"tokens": ids} for kind, ids in part["tokens"].items()}
         same(name, tokens or None, tokens)
@@ -186,9 +246,10 @@ def _masks(answers: Answers, seen: dict[str, list[dict[str, Any]]]) -> list[Verd
         found.append(verdicts.equal_masks(what, its.get(part), others))
     for name in ENGINES:
         if sets := answers.get(name, {}).get("masks"):
-            vllm = its.get("masks", {})
+            vllm = its.get("masks")
+            those = vllm and {n: vllm.get(n, {}) for n in sets}
             what = f"{MASKS_TP2.name} and {name}: the same sets"
-            found.append(verdicts.equal_masks(what, {n: vllm.get(n, {}) for n in sets}, sets))
+            found.append(verdicts.equal_masks(what, those, sets))
     if MASKS_TP2.name in seen:
         found.append(verdicts.sets_of_the_definition(MASKS_TP2.name, seen[MASKS_TP2.name]))
     return found

@@ -2,12 +2,14 @@
 
     python -m tests.engines.sglang MODEL ANSWERS.json OUT.json RANKS
 
-It runs in SGLang's environment (`environment.make_sglang`).
+It runs in SGLang's environment (`environment.make_sglang`). TPSAMPLE_SGLANG changes SGLang
+(`sglang_on_cpu/tpsample_on_cpu.py`).
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,9 @@ def main(model: Path, answers: Path, out: Path, ranks: int) -> None:
     """Write the tokens of each kind, for the prompts that the server made, and a refusal."""
     import sglang
 
+    more: dict[str, Any] = {}
+    if os.environ.get("TPSAMPLE_SGLANG") == "deterministic":
+        more = {"enable_deterministic_inference": True, "sampling_backend": "tpsample"}
     engine = sglang.Engine(
         model_path=str(model),
         tp_size=ranks,
@@ -67,7 +72,8 @@ def main(model: Path, answers: Path, out: Path, ranks: int) -> None:
         disable_overlap_schedule=True,
         disable_radix_cache=True,
         skip_server_warmup=True,
-        log_level="warning",
+        log_level="info",
+        **more,
     )
     asked = json.loads(answers.read_text())["kinds"]
     prompts = [asked[name]["prompt_token_ids"] for name in ASKED]
@@ -78,10 +84,14 @@ def main(model: Path, answers: Path, out: Path, ranks: int) -> None:
     except ValueError as error:
         refused = str(error)
     found = engine.generate(input_ids=prompts, sampling_params=params)
+    unseeded = {"temperature": 1.0, "max_new_tokens": TOKENS}
+    both = [unseeded, {**unseeded, "sampling_seed": 42}]
+    without, with_42 = engine.generate(input_ids=[prompts[0]] * 2, sampling_params=both)
     record = {
         "sglang": sglang.__version__,
         "refused": refused,
         "masks": masks(engine),
+        "seed_is_42": without["output_ids"] == with_42["output_ids"],
         "tokens": {n: f["output_ids"][:TOKENS] for n, f in zip(ASKED, found, strict=True)},
     }
     out.write_text(json.dumps(record))

@@ -98,11 +98,35 @@ def test_every_worker_has_to_tell_of_its_first_step():
         assert verdicts.told_of_the_first_step("V1", lines * line, ranks).held is held
 
 
+def test_a_changed_engine_has_to_end_with_the_reason_and_a_later_one_with_a_warning():
+    why = "RuntimeError: self-test: a step of SGLang 9 with tpsample returned the tokens {}, the "
+    refused = verdicts.refused_by_the_first_step
+    assert refused("SGLang", f"{why}definition has {{}}", ended=True).held
+    assert not refused("SGLang", f"{why}definition has {{}}", ended=False).held
+    assert not refused("SGLang", "killed", ended=True).held
+    line = "0.5 was tried, 0.6.0 is installed; it serves if its first step passes the self-test"
+    assert verdicts.told_of_a_later_version("SGLang", line).held
+    assert not verdicts.told_of_a_later_version("SGLang", "0.6.0 is installed").held
+
+
+def test_deterministic_inference_has_to_keep_the_sampler_and_give_its_seed():
+    line = "tpsample samples in deterministic inference, too\n"
+    for log, same, held in ((line, True, True), (line, False, False), ("", True, False)):
+        found = verdicts.told_of_determinism("SGLang", log, {"seed_is_42": same})
+        assert found.held is held
+
+
 def test_an_adapter_has_to_change_every_text():
     own, other = {"a": {"tokens": [1]}, "b": {"tokens": [2]}}, {"a": {"tokens": [3]}}
     assert not verdicts.tuned("V1", {"without": own, "with": {**own, **other}}).held
     assert not verdicts.tuned("V1", {"without": own, "with": {"a": {"error": "500"}}}).held
     assert verdicts.tuned("V1", {"without": own, "with": other}).held
+
+
+def test_a_processor_has_to_have_forbidden_ids():
+    assert verdicts.nothing_banned("V2", {"a": answer(1, 2, 4)}).held
+    for wrong in (answer(1, 3), {"error": "no"}):
+        assert not verdicts.nothing_banned("V2", {"a": answer(1), "b": wrong}).held
 
 
 def test_a_row_that_a_grammar_leaves_nothing_is_an_error():
@@ -178,6 +202,22 @@ def test_drafted_texts_are_compared_with_those_without_drafts(monkeypatch):
     assert found(comparison.DRAFTS_TP1).found.startswith("7 of 8 requests equal; top_p parts")
 
 
+def test_drafts_verified_by_a_ratio_are_compared_with_themselves_and_greedy_ones(monkeypatch):
+    for name in ("kinds_as_asked", "ways_of_asking", "one_row_fails"):
+        monkeypatch.setattr(verdicts, name, lambda *_: [])
+    plain, one = _answered()
+    names = [kind.name for kind in comparison.BY_RATIO]
+    its = one["drafted alone"] = one.pop("drafted")
+    its |= {name: answer(7) for name in DRAFTED if name != "greedy"}
+    two = deepcopy(one)
+    answers = {comparison.V1_TP2.name: plain, names[0]: one, names[1]: two}
+    assert all(each.held for each in comparison.compare(answers, {}) if each.held is not None)
+    two["drafted alone"]["top_p"] = answer(1)
+    what = "drafts verified by a ratio: the same tokens on 1 and 2 ranks"
+    held = {each.what: each.held for each in comparison.compare(answers, {})}
+    assert held[what] is False
+
+
 def test_a_server_asks_nobody_outside_the_machine(tmp_path):
     for kind in (comparison.V1_TP2, comparison.V2_TP2):
         found = variables(kind, tmp_path)
@@ -212,7 +252,7 @@ def test_sglang_is_compared_on_each_number_of_ranks_and_each_has_its_cores(monke
     assert command.sglang_variables(2)["SGLANG_CPU_OMP_THREADS_BIND"] == "3|5"
     assert "SGLANG_CPU_OMP_THREADS_BIND" not in command.sglang_variables(1)
     plain, _ = _answered()
-    _, one, two = comparison.ENGINES
+    _, one, two, *_ = comparison.ENGINES
     asked = {"refused": "presence_penalty: not supported", "tokens": {"greedy": [*range(24)]}}
     answers = {comparison.V1_TP2.name: plain, two: {**asked, "tokens": {"greedy": [1]}}}
     held = {each.what: each.held for each in comparison.compare(answers, {})}

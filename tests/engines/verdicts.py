@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from tests.engines.asked import KINDS, SIXTEEN, TOKENS
+from tests.engines.asked import BANNED, KINDS, SIXTEEN, TOKENS
 
 Answers = dict[str, Any]
 
@@ -195,6 +195,36 @@ def told_of_the_first_step(name: str, log: str, ranks: int) -> Verdict:
     count = log.count("requests returned the definition's tokens")
     what = f"each worker of {name} compared a first step before it served"
     return Verdict(what, count == ranks, f"{count} lines, {ranks} ranks")
+
+
+def told_of_a_later_version(name: str, log: str) -> Verdict:
+    """Look for the line by which an adapter warns of a version that was not tried."""
+    part = "was tried, 0.6.0 is installed; it serves if its first step passes the self-test"
+    return Verdict(f"{name} starts with a warning", part in log, part if part in log else "none")
+
+
+def refused_by_the_first_step(name: str, log: str, *, ended: bool) -> Verdict:
+    """Look for the reason for which an engine does not start."""
+    lines = [line for line in log.splitlines() if "self-test: a step of" in line]
+    held = ended and any("the definition has" in line for line in lines)
+    return Verdict(f"{name} does not start, and says why", held, lines[0] if lines else "no line")
+
+
+def told_of_determinism(name: str, log: str, answers: Answers) -> Verdict:
+    """See that deterministic inference keeps the sampler, and gives its seed to a request."""
+    line = "tpsample samples in deterministic inference, too"
+    return Verdict(
+        f"{name}: tpsample stays, and a request without a seed has 42",
+        line in log and answers["seed_is_42"],
+        f"{log.count(line)} lines; the text of seed 42: {answers['seed_is_42']}",
+    )
+
+
+def nothing_banned(name: str, processed: Answers) -> Verdict:
+    """See that no token is one that the processor forbids."""
+    tokens = [token for each in processed for token in _tokens(processed, each) or [0]]
+    wrong = sum(token % BANNED == 0 for token in tokens)
+    return Verdict(f"{name}: no id that it forbids", not wrong, f"{wrong} of {len(tokens)} tokens")
 
 
 def tuned(name: str, adapter: dict[str, Answers]) -> Verdict:

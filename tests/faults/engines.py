@@ -96,6 +96,10 @@ tpsample/integrations/heads.py
     + kept = self._kept
     > test_what_was_handed_on_comes_back_once
 tpsample/integrations/vllm_v2.py
+    a compared step of vLLM has a processor that its definition does not know
+    - if self.processors is not None and not self.steps.head.kept.compared:
+    + if self.processors is not None:
+    > test_rows_without_a_processor_and_those_that_are_compared_are_as_ever
     a slot of vLLM keeps the request it had
     - self._joining[req_idx] = sampling_params
     + self._joining.update({} if req_idx in self._requests else {req_idx: sampling_params})
@@ -121,6 +125,22 @@ tpsample/integrations/vllm_v2_drafts.py
     - positions = sample_src_positions.to(torch.int64) + 1
     + positions = sample_src_positions.to(torch.int64)
     > test_drafts_are_drawn_as_the_targets_tokens_with_filters_and_penalties
+    whether others have drafts decides a token of vLLM
+    - if method != "coupled":  #
+    + if False:  #
+    > test_a_row_without_drafts_has_the_same_token_whether_others_have_some
+    drafts of vLLM are verified by the law of another slot
+    - self._draws.laws[input_batch.idx_mapping, : width - 1]
+    + self._draws.laws[input_batch.idx_mapping - 1, : width - 1]
+    > test_drafts_are_verified_by_their_laws_as_defined
+    drafts of vLLM that a ratio verifies are drawn with the noise of tokens
+    - draft = sample_draft(sampler, logits, rows, positions, step, method=self._method)
+    + draft = sample_draft(sampler, logits, rows, positions, step)
+    > test_drafts_are_verified_by_their_laws_as_defined
+    drafts of vLLM are verified by one rule, whatever was asked
+    - rule: dict[str, Any] = {"method": self._method}
+    + rule: dict[str, Any] = {"method": "coupled"}
+    > test_certain_drafts_are_verified_by_a_ratio_too
     drafts of vLLM's warm-up name slots without a request
     - there = (idx_mapping >= 0) & self._sampler.taken[idx_mapping.clamp(min=0)]
     + there = idx_mapping >= 0
@@ -129,6 +149,19 @@ tpsample/integrations/vllm_v2_drafts.py
     - firsts = [width * row for row in range(count + 1)]
     + firsts = list(range(count + 1))
     > test_drafts_that_are_decoded_tokens_are_accepted_and_others_not
+tpsample/integrations/vllm_v2_processors.py
+    a processor of vLLM that looks at other ranks' ids is taken
+    - _FILLS = (-torch.inf, 1e30)
+    + _FILLS = (-torch.inf, -torch.inf)
+    > test_a_processor_that_looks_at_other_ranks_ids_is_refused_by_name
+    processors of vLLM see logits before penalties
+    - if view.controls is not None:
+    + if False:
+    > test_penalties_count_once_before_a_processor
+    penalties of vLLM count before and after a processor
+    - view._replace(controls=None)
+    + view
+    > test_penalties_count_once_before_a_processor
 tpsample/integrations/vllm_plugin.py
     the plug-in of vLLM samples without its option
     - if options is None and not self.always:
@@ -139,19 +172,34 @@ tpsample/integrations/engine_rows.py
     - [place[name] for name in names],
     + sorted(place[name] for name in names),
     > test_every_token_is_the_oracles_however_the_batch_moves
-tpsample/integrations/vllm_self_test.py
-    a first step of vLLM that differs is served
+tpsample/integrations/self_test.py
+    a first step that differs is served
     - if found != expected:
     + if False:
-    > test_a_wrong_token_is_refused_with_both
-    rows of a first step of vLLM count as they come
+    > integrations/test_vllm_self_test.py::test_a_wrong_token_is_refused_with_both
+    > integrations/test_sglang_self_test.py::test_a_wrong_token_is_refused_with_both
+    rows of a first step count as they come
     - its = torch.cdist(hidden_states.float(), alone).argmin(dim=1)
     + its = torch.arange(rows, device=hidden_states.device)
     > test_rows_in_another_order_than_their_names_are_refused
-    the definition of a first step of vLLM knows one rank's rows
+    the definition of a first step knows one rank's rows
     - sampler.ranks.sum_tensor(logits).cpu()
     + logits.cpu()
     > test_two_ranks_compare_with_logits_of_both_shards
+tpsample/integrations/heads.py
+    the definition of a first step scales no logits
+    - logit_scale=head.logit_scale,
+    + logit_scale=1.0,
+    > integrations/test_sglang_self_test.py::test_a_right_step_passes_and_gives_its_memory_back
+tpsample/integrations/sglang_self_test.py
+    rows of a first step of SGLang have the names in the order of requests
+    - those = [request.rid for request in batch.reqs]
+    + those = names
+    > integrations/test_sglang_self_test.py::test_a_right_step_passes_and_gives_its_memory_back
+    a first step of SGLang keeps its memory
+    - release_kv_cache(request, scheduler.tree_cache, checkpoint=False)
+    + pass
+    > integrations/test_sglang_self_test.py::test_a_right_step_passes_and_gives_its_memory_back
 tpsample/integrations/vllm_head.py
     an adapter of LoRA may change the LM head
     - if any(isinstance(getattr(module, "base_layer", None), kind) for module in model.modules()):
@@ -162,11 +210,27 @@ tpsample/integrations/vllm_modes.py
     - for name, (asked, why) in REFUSED.items() if asked(runner)]
     + for name, (asked, why) in [*REFUSED.items()][:2] if asked(runner)]
     > test_a_mode_that_is_not_honoured_is_refused_by_name
+    a rule of verification without drafts of vLLM is dropped
+    - if config.speculative_config is None or not config.use_v2_model_runner:
+    + if False:
+    > test_a_rule_of_verification_that_would_have_no_effect_or_a_wrong_one_is_refused
 tpsample/integrations/sglang.py
     deterministic inference of SGLang drops the sampler that was asked for
     - if view.sampling_backend not in self.backends:
     + if True:
     > test_deterministic_inference_keeps_the_sampler_that_was_asked_for
+    SGLang serves without a first step
+    - if self.armed and scheduler.is_generation:
+    + if False:
+    > integrations/test_sglang_self_test.py::test_a_wrong_token_is_refused_with_both
+    SGLang serves a request before its first step
+    - if not self.looked:
+    + if False:
+    > test_a_version_that_starts_otherwise_serves_no_request
+    deterministic inference of SGLang leaves a request its random seed
+    - seed=seed_of_request(request) if seed is None else seed,
+    + seed=seed_of_request(request),
+    > test_a_request_without_a_seed_has_sglangs_where_it_gives_one
     a mask of SGLang has ids of the row behind it
     - index = torch.where(there, starts.unsqueeze(1) + place, len(kept.token_ids))
     + index = torch.where(there, starts.unsqueeze(1) + place + 1, len(kept.token_ids))

@@ -111,7 +111,7 @@ def test_what_came_past_the_door_is_not_dropped():
         sglang.Hooks(),
         SimpleNamespace(model_config=SimpleNamespace(hf_eos_token_id={EOS})),
     )
-    place.armed = True
+    place.armed = place.looked = True
     assert place.keep_off(None, runner, None, asks_for_nothing()) is None
     for more in (
         {"logit_bias": torch.zeros(1, V)},
@@ -124,7 +124,7 @@ def test_what_came_past_the_door_is_not_dropped():
 
 def test_tokens_are_the_oracles_and_a_row_of_nan_ends(caplog):
     place = sglang.Hooks()
-    place.armed = True
+    place.armed = place.looked = True
     head = fakes.runner().model.lm_head
     head.org_vocab_size = V
     processor = SimpleNamespace(logit_scale=None, final_logit_softcapping=3.0)
@@ -174,13 +174,15 @@ def test_rows_follow_their_requests_through_steps(monkeypatch):
     """Requests that sit a step out, join, leave and move draw what they draw alone."""
     place, rows = sglang.Hooks(), {name: asked(name, top_p=0.7) for name in "abcd"}
     rows["b"].sampling_params.min_p = 0.1
-    place.armed = True
+    place.armed = place.looked = True
     place.head.lm_head = fakes.runner().model.lm_head
     place.head.lm_head.org_vocab_size = V
     place.processor = SimpleNamespace(logit_scale=None, final_logit_softcapping=None)
     sampler = place.build("alone", 4, 8)
     loaded = []
-    monkeypatch.setattr(sglang, "params_of", lambda its: loaded.append(its.rid) or params_of(its))
+    monkeypatch.setattr(
+        sglang, "params_of", lambda its, seed: loaded.append(its.rid) or params_of(its)
+    )
     states = dict(zip("abcd", torch.randn(4, D), strict=True))
     for position, names in enumerate(("ab", "ba", "c", "cba", "dc")):
         place.keep_requests("made", batch_of(*(rows[name] for name in names)))
@@ -193,9 +195,25 @@ def test_rows_follow_their_requests_through_steps(monkeypatch):
     assert loaded == [*"ab", "c", *"ba", "d"]
 
 
+def test_a_request_without_a_seed_has_sglangs_where_it_gives_one():
+    place, named = sglang.Hooks(), asked("b", sampling_seed=7)
+    place.armed = place.looked = True
+    place.head.lm_head = fakes.runner().model.lm_head
+    place.head.lm_head.org_vocab_size = V
+    place.processor = SimpleNamespace(logit_scale=None, final_logit_softcapping=None)
+    place.build("alone", 4, 8)
+    place.keep_requests("made", batch_of(asked("a"), named))
+    given = place.rows(with_sets=False, seeds=torch.tensor([42, 7])).batch
+    assert given.seed.tolist() == [42, 7]
+    place.keep_requests("made", batch_of(named, asked("c"), asked("a")))
+    assert place.rows(with_sets=False, seeds=torch.tensor([7, 43, 42])).batch.seed.tolist() == [
+        *(7, 43, 42)
+    ]
+
+
 def test_masks_are_the_kept_sets_of_the_rows_that_ask():
     place, cap = sglang.Hooks(), 8
-    place.armed = True
+    place.armed = place.looked = True
     place.head.lm_head = fakes.runner().model.lm_head
     place.head.lm_head.org_vocab_size = V
     place.processor = SimpleNamespace(logit_scale=None, final_logit_softcapping=None)

@@ -17,7 +17,7 @@ PAGE = (ROOT / "tpsample" / "integrations" / "README.md").read_text()
     ("engine", "taken", "refused"),
     [
         ("vllm", ("0.32.0", "0.32.1+cpu"), ("0.31.0", "0.3", "dev")),
-        ("sglang", ("0.5.23",), ("0.5.24", "0.5.2", "0.5.230")),
+        ("sglang", ("0.5.23", "0.5.23.post1"), ("0.5.22", "0.5.2", "0.4.9")),
         ("transformers", ("5.23.0", "5.23.7"), ("4.57.1", "5.22.0", "5.24.0", "6.0.0.dev0")),
     ],
 )
@@ -31,11 +31,17 @@ def test_other_versions_are_refused_with_the_way_out(engine, taken, refused):
         check_version(engine, raised.value.msg.rpartition("==")[2].replace("*'", "0"))
 
 
-@pytest.mark.parametrize("found", ["0.33.0", "0.320", "1.0", "0.33.0.dev7+g1"])
-def test_a_later_version_with_a_self_test_is_warned_of(found):
-    said = f"vllm 0.32 was tried, {found} is installed; it serves if its first step passes"
-    with pytest.warns(UserWarning, match=re.escape(said)):
-        check_version("vllm", found)
+@pytest.mark.parametrize(
+    ("engine", "found"),
+    [
+        *(("vllm", found) for found in ("0.33.0", "0.320", "1.0", "0.33.0.dev7+g1")),
+        *(("sglang", found) for found in ("0.5.24", "0.5.230", "0.6.0", "1.0")),
+    ],
+)
+def test_a_later_version_with_a_self_test_is_warned_of(engine, found):
+    said = f"{TRIED[engine]} was tried, {found} is installed; it serves if its first step passes"
+    with pytest.warns(UserWarning, match=f"{engine} {re.escape(said)}"):
+        check_version(engine, found)
 
 
 def test_a_python_without_an_engine_is_told_which_has_it(monkeypatch):

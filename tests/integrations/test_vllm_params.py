@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support import vllm_fakes as fakes
 from tests.support.vllm_fakes import EOS, Request, V
@@ -99,6 +100,14 @@ def drafts(method: str = "ngram", *, v2: bool = False, **settings: Any) -> dict[
 
 REFUSED_MODES: list[tuple[str, dict[str, Any]]] = [
     ("--logits-processors", {"model_config.logits_processors": ["own.Processor"]}),
+    (
+        "--logits-processors beside --speculative-config",
+        {"model_config.logits_processors": ["own.Processor"], **drafts(v2=True)},
+    ),
+    (
+        "--logits-processors with raw logprobs",
+        {"model_config.logits_processors": ["a.B"], "vllm_config.use_v2_model_runner": True},
+    ),
     ("--watermark-config", {"vllm_config.watermark_config": object()}),
     ("--enable-trace-replay", {"model_config.enable_trace_replay": True}),
     ("--enable-prompt-embeds", {"model_config.enable_prompt_embeds": True}),
@@ -142,12 +151,17 @@ def test_modes_of_the_surroundings_are_refused_too(monkeypatch):
     vllm_modes.check_modes(fakes.runner())
     monkeypatch.setenv("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
     monkeypatch.setattr(vllm_modes, "entry_points", lambda group: [group])
-    told = "entry points vllm.logits_processors: .*; VLLM_COMPUTE_NANS_IN_LOGITS: "
+    told = "entry points vllm.logits_processors: .*; .*VLLM_COMPUTE_NANS_IN_LOGITS: "
     with pytest.raises(UnsupportedParameter, match=told):
         vllm_modes.check_modes(fakes.runner())
     monkeypatch.delenv("VLLM_COMPUTE_NANS_IN_LOGITS")
     monkeypatch.setattr(vllm_modes, "entry_points", lambda group: [])  # as without the package
     vllm_modes.check_modes(fakes.runner())
+
+
+def test_processors_are_taken_by_runner_v2_where_logprobs_are_processed():
+    own = {"model_config.logits_processors": ["a.B"], "vllm_config.use_v2_model_runner": True}
+    vllm_modes.check_modes(runner_with({**own, "model_config.logprobs_mode": "processed_logits"}))
 
 
 @pytest.mark.parametrize("either", [False, True])
@@ -161,6 +175,35 @@ def test_a_server_starts_with_drafts_that_are_verified():
     for runner, methods in vllm_modes.VERIFIED.items():
         for method in methods:
             vllm_modes.check_modes(runner_with(drafts(method, v2=runner == "V2", **standard)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (drafts(v2=False), "needs --speculative-config and vLLM's runner V2; leave it out"),
+        ({"vllm_config.use_v2_model_runner": True}, "needs --speculative-config"),
+        (
+            drafts("eagle", v2=True, draft_sample_method="probabilistic")
+            | {"device": torch.device("cuda"), "model_config.enforce_eager": False},
+            "draws no drafts in a CUDA graph; pass --enforce-eager, or leave draft_sample_method",
+        ),
+    ],
+    ids=["V1", "no drafts", "a CUDA graph"],
+)
+def test_a_rule_of_verification_that_would_have_no_effect_or_a_wrong_one_is_refused(settings, told):
+    runner = runner_with(settings)
+    vllm_modes.check_verification(runner, "coupled")
+    named = "--additional-config: tpsample: verification: 'block'"
+    with pytest.raises(UnsupportedParameter, match=f"^{named} {told}"):
+        vllm_modes.check_verification(runner, "block")
+
+
+def test_a_rule_of_verification_is_taken_with_drafts_of_runner_v2():
+    cuda = {"device": torch.device("cuda"), "model_config.enforce_eager": False}
+    eager = cuda | {"model_config.enforce_eager": True}
+    for more, drawn in (({}, "probabilistic"), (cuda, "greedy"), (eager, "probabilistic")):
+        settings = drafts("eagle", v2=True, draft_sample_method=drawn) | more
+        vllm_modes.check_verification(runner_with(settings), "rejection")
 
 
 def test_every_refused_mode_has_a_case():

@@ -76,10 +76,11 @@ def test_registered_twice_it_changes_nothing_until_it_is_asked(vllm):
 
 def test_with_its_option_the_runner_samples_by_these_arguments(vllm):
     vllm_plugin.register()
-    worker = vllm.worker.CPUWorker({"tpsample": {"exchange": "p2p", "screening": "int8"}})
+    its = {"exchange": "p2p", "screening": "int8", "verification": "block"}
+    worker = vllm.worker.CPUWorker({"tpsample": its})
     worker.load_model()
     assert worker.loaded == [{}] and worker._head == "head"
-    assert vllm.attached == [{"exchange": "p2p", "screening": "int8"}]
+    assert vllm.attached == [its]
 
     class Always(vllm_plugin.with_tpsample(vllm.worker.CPUWorker)):  # type: ignore[misc]
         always = True
@@ -100,11 +101,15 @@ def test_a_mode_that_would_be_wrong_is_refused_before_the_model_is_loaded(vllm):
     ("asked", "told"),
     [
         (True, r"tpsample: expected an object such as \{\}, got True"),
-        ({"exchnge": "p2p"}, "no field 'exchnge'; it has exchange, chunks, backend, screening"),
+        (
+            {"exchnge": "p2p"},
+            "no field 'exchnge'; it has exchange, chunks, backend, screening, verification",
+        ),
         ({"exchange": "nccl"}, "exchange: expected 'auto', .*, got 'nccl'"),
         ({"chunks": 0}, "chunks: expected 1 to 64, got 0"),
         ({"chunks": True}, "chunks: expected 1 to 64, got True"),
         ({"screening": "int4"}, "screening: expected None, 'int8', got 'int4'"),
+        ({"verification": "standard"}, "expected 'coupled', 'rejection', 'block', got 'standard'"),
     ],
 )
 def test_wrong_fields_are_refused_by_name(asked, told):

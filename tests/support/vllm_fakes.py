@@ -142,8 +142,8 @@ def runner(
     )
 
 
-def head_of(each: Any, *, group: Any = "alone", depth: int = 1) -> VllmHead:
-    return VllmHead(each.model.processor, each, group=group, depth=depth)
+def head_of(each: Any, *, group: Any = "alone", depth: int = 1, fused: bool = True) -> VllmHead:
+    return VllmHead(each.model.processor, each, group=group, depth=depth, fused=fused)
 
 
 class Output(NamedTuple):
@@ -292,6 +292,9 @@ def v2_batch(
         input_ids=torch.tensor([i for its in of_row for i in (0, *its)], dtype=torch.int32),
         positions=torch.tensor(firsts + np.arange(starts[-1])),
         logits_indices=torch.arange(int(starts[-1])),
+        expanded_idx_mapping=torch.tensor(np.repeat(slots, counts + 1)),
+        expanded_local_pos=torch.tensor(np.concatenate([np.arange(n + 1) for n in counts])),
+        seq_lens_cpu_upper_bound=torch.tensor(np.array(lengths) + counts),
     )
 
 

@@ -36,10 +36,10 @@ def v1(depth: int = 1, group="alone", **config):
     return runner
 
 
-def v2(depth: int = 1, group="alone", **config):
+def v2(depth: int = 1, group="alone", fused=True, **config):
     runner = fakes.v2_runner(**config)
     kinds = Output, LogprobsTensors, fakes.SamplingMaskLists, fakes.count_sampled
-    head = fakes.head_of(runner, group=group, depth=depth)
+    head = fakes.head_of(runner, group=group, depth=depth, fused=fused)
     sampler = vllm_v2.attach(runner, head, vllm_v2.Kinds(*kinds))
     if depth > 1:
         vllm_v2_drafts.attach(runner, sampler)

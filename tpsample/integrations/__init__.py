@@ -12,7 +12,7 @@ import warnings
 
 TRIED = {"transformers": "5.23", "vllm": "0.32", "sglang": "0.5.23"}
 """The beginning of a version. The seams that an adapter uses are no stable interface."""
-SELF_TESTED = ("vllm",)
+SELF_TESTED = ("vllm", "sglang")
 """Engines whose adapter compares a step with the definition before it serves."""
 _OLDEST_PYTHON = (3, 11)
 """Of all of them."""

@@ -8,10 +8,14 @@ and receives what was kept for it.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from tpsample import reference
 from tpsample.agreement.construction import cpu_backend
 from tpsample.core.sealed import Sealed
 from tpsample.core.version import __version__
@@ -25,11 +29,16 @@ class KeptHead(Sealed):
     Attributes:
         lm_head: the engine's layer, as its last forward pass was given it.
         bias: the bias that it was given with the layer.
+        replace: is called with the hidden states of each forward pass, and returns those to use.
+        compared: whether the tokens are compared with the definition's, which knows the requests
+            and nothing beside them.
     """
 
     def __init__(self) -> None:
         self.lm_head: Any = None
         self.bias: Tensor | None = None
+        self.replace: Callable[[Tensor], Tensor] = _unchanged
+        self.compared = False
         self._kept: Tensor | None = None
         self._weight: Tensor | None = None
         self._sampler: LMHeadSampler | None = None
@@ -76,6 +85,29 @@ class KeptHead(Sealed):
             )
         return kept
 
+    @contextmanager
+    def given(
+        self, replace: Callable[[Tensor], Tensor], *, compared: bool = False
+    ) -> Iterator[None]:
+        """Replace the hidden states that the head is given, while a self-test lasts."""
+        self.replace, self.compared = replace, compared
+        try:
+            yield
+        finally:
+            self.replace, self.compared = _unchanged, False
+
+    def logits_of_identity(self, rows: int) -> Tensor:
+        """Return fp32 [rows, V_local]: the definition's logits of rows of the identity."""
+        sampler, count = self.sampler, len(self.sampler.shard)
+        head = sampler.settings.head
+        return reference.logits(
+            torch.eye(rows, device=sampler.weight.device),
+            sampler.weight[:count, :rows],
+            bias=None if self.bias is None else self.bias[:count],
+            logit_scale=head.logit_scale,
+            logit_softcap=head.logit_softcap,
+        )
+
     def follow_weight(self) -> None:
         """Follow a weight that the engine has put in the place of the sampler's.
 
@@ -85,6 +117,10 @@ class KeptHead(Sealed):
         if self.lm_head.weight is not self._weight:
             self.sampler.refresh(self.lm_head.weight)
             self._weight = self.lm_head.weight
+
+
+def _unchanged(hidden_states: Tensor) -> Tensor:
+    return hidden_states
 
 
 def is_quantised(lm_head: Any) -> bool:

@@ -24,6 +24,7 @@ from tpsample.errors import UnsupportedParameter
 from tpsample.integrations import check_version
 from tpsample.integrations.engine_rows import EngineRequest, EngineRows, StepRows
 from tpsample.integrations.heads import KeptHead, is_quantised
+from tpsample.integrations.self_test import WAY_OUT
 from tpsample.output import KeptSets
 from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
@@ -72,6 +73,7 @@ class Hooks(Sealed):
         backends: the names under which the sampler is registered.
         backend_in_use: tells which one this server samples with.
         armed: whether the sampler was built, which alone understands what the head hands on.
+        looked: whether this process was asked for a first step before it serves.
         head: keeps the hidden states of the last forward pass.
         processor: the `LogitsProcessor` that was given them.
         eos: the token that ends a request, for a row that has none.
@@ -81,7 +83,7 @@ class Hooks(Sealed):
     def __init__(self) -> None:
         self.backends: set[str] = set()
         self.backend_in_use: Callable[[], str | None] = lambda: None
-        self.armed = False
+        self.armed = self.looked = False
         self.head = KeptHead()
         self.processor: Any = None
         self.eos = 0
@@ -102,7 +104,7 @@ class Hooks(Sealed):
             return original(processor, hidden_states, lm_head, *args, **named)
         bias = args[1] if len(args) > 1 else named.get("embedding_bias")
         self.processor = processor
-        return self.head.keep(lm_head, bias, hidden_states)
+        return self.head.keep(lm_head, bias, self.head.replace(hidden_states))
 
     def keep_off(
         self, original: Any, runner: Any, output: Any, info: Any, *args: Any, **kwargs: Any
@@ -142,6 +144,15 @@ class Hooks(Sealed):
             logger.info("tpsample samples in deterministic inference, too")
         return {}
 
+    def look_first(self, original: Any, scheduler: Any) -> Any:
+        """Around `Scheduler.get_init_info`, which tells that it is ready: compare a first step."""
+        if self.armed and scheduler.is_generation:
+            from tpsample.integrations.sglang_self_test import check_first_step
+
+            self.looked = True
+            check_first_step(scheduler, self.head)
+        return original(scheduler)
+
     def keep_requests(self, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
         """After `ForwardBatch.init_new`: keep the requests of its rows."""
         if self.armed:
@@ -149,19 +160,35 @@ class Hooks(Sealed):
             self.requests = {request.rid: request for request in batch.reqs}
         return forward_batch
 
-    def rows(self, *, with_sets: bool) -> StepRows:
-        """Return the rows of this forward pass; those that were there before keep theirs."""
-        return self._rows[with_sets].arrange(list(self.requests), self._load)
+    def rows(self, *, with_sets: bool, seeds: Tensor | None = None) -> StepRows:
+        """Return the rows of this forward pass; those that were there before keep theirs.
 
-    def _load(self, name: Hashable) -> EngineRequest:
-        return EngineRequest(params_of(self.requests[name]), (), (), self.eos)
+        Args:
+            seeds: int64 [B], SGLang's in deterministic inference, also of requests that name none.
+        """
+        names = list(self.requests)
+
+        def load(name: Hashable) -> EngineRequest:
+            seed = None if seeds is None else int(seeds[names.index(name)])
+            return EngineRequest(params_of(self.requests[name], seed), (), (), self.eos)
+
+        return self._rows[with_sets].arrange(names, load)
 
     def build(self, group: Any, max_rows: int, kept_cap: int) -> LMHeadSampler:
         """Make the sampler over the LM head of the last forward pass. Collective.
 
         Args:
             kept_cap: most ids of a sampling mask.
+
+        Raises:
+            RuntimeError: a request came before a first step was compared.
+            UnsupportedParameter: (a ValueError) the LM head is quantised.
         """
+        if not self.looked:
+            raise RuntimeError(
+                "self-test: SGLang has another start than the one that was tried, and none was "
+                f"made; {WAY_OUT}"
+            )
         lm_head = self.head.lm_head
         if is_quantised(lm_head):
             raise UnsupportedParameter("model: a quantised LM head is not supported with SGLang")
@@ -183,15 +210,19 @@ class Hooks(Sealed):
         return sampler
 
 
-def params_of(request: Any) -> SamplingParams:
-    """Return our request for one of SGLang's, which says greedy as top_k = 1."""
+def params_of(request: Any, seed: int | None = None) -> SamplingParams:
+    """Return our request for one of SGLang's, which says greedy as top_k = 1.
+
+    Args:
+        seed: in the place of the request's own.
+    """
     its = request.sampling_params
     return SamplingParams(
         temperature=0.0 if its.top_k == 1 else its.temperature,
         top_k=its.top_k,
         top_p=its.top_p,
         min_p=its.min_p,
-        seed=seed_of_request(request),
+        seed=seed_of_request(request) if seed is None else seed,
         filter_order="min_p_last",
     )
 
@@ -303,7 +334,8 @@ def register(backend: str = "tpsample") -> None:
                 self._sampler = _HOOKS.build(self.tp_sync_group, self._rows, cap)
             _HOOKS.head.follow_weight()
             asking = sampling_info.sampling_mask_batch_indices
-            batch = _HOOKS.rows(with_sets=asking is not None).batch
+            seeds = sampling_info.sampling_seed
+            batch = _HOOKS.rows(with_sets=asking is not None, seeds=seeds).batch
             out = self._sampler(hidden_states.contiguous(), batch, positions.to(torch.int64) + 1)
             if asking is not None and out.kept is not None:
                 support = sampling_info.sampling_support_logprobs_capture_indices
@@ -319,6 +351,7 @@ def register(backend: str = "tpsample") -> None:
         ("layers.logits_processor.LogitsProcessor._get_logits", _HOOKS.hand_on),
         ("model_executor.model_runner.ModelRunner._preprocess_logits", _HOOKS.keep_off),
         ("managers.tokenizer_manager.TokenizerManager._validate_one_request", _HOOKS.admit),
+        ("managers.scheduler.Scheduler.get_init_info", _HOOKS.look_first),
         ("arg_groups.overrides._deterministic_sampling_backend", _HOOKS.keep_backend),
     ):
         HookRegistry.register(_SRT + target, hook, HookType.AROUND)

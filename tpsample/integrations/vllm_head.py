@@ -8,19 +8,17 @@ scaled after a soft-cap), its logits of this shard.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tpsample import reference
 from tpsample.agreement.arguments import WEIGHT_DTYPES
 from tpsample.core.sealed import Sealed
 from tpsample.errors import UnsupportedParameter
 from tpsample.integrations.heads import KeptHead, is_quantised
 from tpsample.output import SampleOutput, VerifyOutput
+from tpsample.request.plan import BatchView
 from tpsample.request.step_batch import StepBatch
 from tpsample.speculative.verify import verify, verify_logits
 
@@ -35,6 +33,7 @@ class VllmHead(Sealed):
         runner: the model runner, whose model is asked for logits once, to see the LM head.
         group: the process group of tensor parallelism.
         depth: most positions of a request in one step: 1, and with drafts 1 + their number.
+        fused: whether the sampler may multiply.
         options: of `LMHeadSampler`, such as exchange.
 
     Attributes:
@@ -43,7 +42,14 @@ class VllmHead(Sealed):
     """
 
     def __init__(
-        self, processor: Any, runner: Any, *, group: Any, depth: int, **options: Any
+        self,
+        processor: Any,
+        runner: Any,
+        *,
+        group: Any,
+        depth: int,
+        fused: bool = True,
+        **options: Any,
     ) -> None:
         if processor.logits_as_input:
             raise UnsupportedParameter("model: it makes its logits before its LogitsProcessor")
@@ -56,7 +62,7 @@ class VllmHead(Sealed):
             probe = torch.zeros(1, self._hidden_size, dtype=self._dtype, device=device)
             self.kept.take(runner.model.compute_logits(probe))
         lm_head = self.kept.lm_head
-        self.fused = _is_product(lm_head, processor)
+        self.fused = fused and _is_product(lm_head, processor)
         # A head without a weight takes logits; its rows are the columns that vLLM computes.
         padded = lm_head.num_embeddings_per_partition
         self.kept.build(
@@ -72,7 +78,7 @@ class VllmHead(Sealed):
             **options,
         )
 
-    def sample(self, kept: Tensor, batch: StepBatch, positions: Tensor) -> SampleOutput:
+    def sample(self, kept: Tensor, batch: StepBatch | BatchView, positions: Tensor) -> SampleOutput:
         """Sample a token per row of what was kept. Collective."""
         if not self.fused:
             return self.kept.sampler.sample_logits(kept.contiguous(), batch, positions)
@@ -80,45 +86,29 @@ class VllmHead(Sealed):
         return self.kept.sampler(kept.contiguous(), batch, positions)
 
     def verify(
-        self, kept: Tensor, drafts: Tensor, batch: StepBatch, positions: Tensor
+        self, kept: Tensor, drafts: Tensor, batch: StepBatch, positions: Tensor, **rule: Any
     ) -> VerifyOutput:
-        """Verify drafts [B, K] by what was kept, [B, K + 1, …]. Collective."""
+        """Verify drafts [B, K] by what was kept, [B, K + 1, …]. Collective.
+
+        Args:
+            rule: method and draft_logits of `tpsample.verify`.
+        """
         if not self.fused:
-            return verify_logits(self.kept.sampler, kept, drafts, batch, positions)
+            return verify_logits(self.kept.sampler, kept, drafts, batch, positions, **rule)
         self.kept.follow_weight()
-        return verify(self.kept.sampler, kept, drafts, batch, positions)
+        return verify(self.kept.sampler, kept, drafts, batch, positions, **rule)
 
     def is_of(self, model: Any) -> bool:
         """Return whether a model makes its logits by the `LogitsProcessor` of this head."""
         return any(module is self._processor for module in model.modules())
 
-    @contextmanager
-    def given(self, replace: Callable[[Tensor], Tensor]) -> Iterator[None]:
-        """Replace the hidden states that the head is given, while a self-test lasts."""
-        stand_in = self._processor.forward
-
-        def replaced(lm_head: Any, hidden_states: Tensor, *args: Any, **named: Any) -> Any:
-            return stand_in(lm_head, replace(hidden_states), *args, **named)
-
-        self._processor.forward = replaced
-        try:
-            yield
-        finally:
-            self._processor.forward = stand_in
-
     def logits_of_identity(self, rows: int) -> Tensor:
         """Return fp32 [rows, V_local]: the definition's logits of the identity, this rank's ids."""
-        kept, its = self.kept, self._processor
-        count, weight = len(kept.sampler.shard), kept.sampler.weight
+        kept = self.kept
         if self.fused:
-            return reference.logits(
-                torch.eye(rows, device=weight.device),
-                weight[:count, :rows],
-                bias=None if kept.bias is None else kept.bias[:count],
-                logit_scale=its.scale,
-                logit_softcap=its.soft_cap,
-            )
-        identity = torch.eye(rows, self._hidden_size, dtype=self._dtype, device=weight.device)
+            return kept.logits_of_identity(rows)
+        device, count = kept.sampler.weight.device, len(kept.sampler.shard)
+        identity = torch.eye(rows, self._hidden_size, dtype=self._dtype, device=device)
         return self._forward(kept.lm_head, identity, kept.bias, skip_gather=True)[:, :count].float()
 
     def _stand_in(
@@ -129,9 +119,9 @@ class VllmHead(Sealed):
         skip_gather: bool = False,
     ) -> Tensor:
         """Stand in for the forward of the `LogitsProcessor`."""
-        given = hidden_states
+        given = self.kept.replace(hidden_states)
         if not self.fused:
-            given = self._forward(lm_head, hidden_states, embedding_bias, skip_gather=True)
+            given = self._forward(lm_head, given, embedding_bias, skip_gather=True)
         return self.kept.keep(lm_head, embedding_bias, given)
 
 

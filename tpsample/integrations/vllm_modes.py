@@ -25,14 +25,31 @@ def _drafts(runner: Any, name: str) -> Any:
     return getattr(runner.vllm_config.speculative_config, name, None)
 
 
+def _processors(runner: Any) -> object:
+    """Return the logits processors that are not vLLM's."""
+    return runner.model_config.logits_processors or entry_points(group="vllm.logits_processors")
+
+
 REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
     "--logits-processors": (
-        lambda r: r.model_config.logits_processors,
-        "a processor of your own would be handed logits that do not exist",
+        lambda r: r.model_config.logits_processors and not r.vllm_config.use_v2_model_runner,
+        "with the V1 runner a processor of your own would be handed logits that do not exist; "
+        "choose the V2 runner",
     ),
     "entry points vllm.logits_processors": (
-        lambda r: entry_points(group="vllm.logits_processors"),
-        "an installed processor would be handed logits that do not exist; uninstall its package",
+        lambda r: (
+            entry_points(group="vllm.logits_processors") and not r.vllm_config.use_v2_model_runner
+        ),
+        "with the V1 runner an installed processor would be handed logits that do not exist; "
+        "uninstall its package, or choose the V2 runner",
+    ),
+    "--logits-processors beside --speculative-config": (
+        lambda r: _processors(r) and r.vllm_config.speculative_config is not None,
+        "drafts are verified without processors of your own; leave one of them out",
+    ),
+    "--logits-processors with raw logprobs": (
+        lambda r: _processors(r) and r.model_config.logprobs_mode.startswith("raw"),
+        "they would be those after the processors; pass --logprobs-mode processed_logprobs",
     ),
     "--watermark-config": (
         lambda r: r.vllm_config.watermark_config,
@@ -61,7 +78,8 @@ REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
     ),
     "--speculative-config rejection_sample_method": (
         lambda r: _drafts(r, "rejection_sample_method") not in (None, "standard"),
-        "a draft is accepted if it is the token that would be drawn, and by no other rule",
+        "it is a rule of vLLM's own; ours has --additional-config "
+        '\'{"tpsample": {"verification": "block"}}\'',
     ),
     "--speculative-config enable_adaptive_verification": (
         lambda r: _drafts(r, "enable_adaptive_verification"),
@@ -104,3 +122,26 @@ def check_modes(runner: Any) -> None:
     if found:
         told = "; ".join(found)
         raise UnsupportedParameter(f"vLLM with tpsample does not run so: {told}")
+
+
+def check_verification(runner: Any, verification: str) -> None:
+    """Raise for a rule of accepting drafts that has no effect, or none that is right.
+
+    Raises:
+        UnsupportedParameter: (a ValueError) there are no drafts of runner V2, or a GPU draws them
+            in a CUDA graph, where the host does not know their number.
+    """
+    config = runner.vllm_config
+    if verification == "coupled":
+        return
+    named = f"--additional-config: tpsample: verification: {verification!r}"
+    if config.speculative_config is None or not config.use_v2_model_runner:
+        raise UnsupportedParameter(
+            f"{named} needs --speculative-config and vLLM's runner V2; leave it out"
+        )
+    drawn = _drafts(runner, "draft_sample_method") == "probabilistic"
+    if drawn and runner.device.type == "cuda" and not runner.model_config.enforce_eager:
+        raise UnsupportedParameter(
+            f"{named} draws no drafts in a CUDA graph; pass --enforce-eager, or leave "
+            "draft_sample_method out"
+        )

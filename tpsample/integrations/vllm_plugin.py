@@ -15,18 +15,20 @@ from tpsample.agreement.arguments import BackendName, ExchangeName, ScreeningNam
 from tpsample.core.checks import describe
 from tpsample.errors import UnsupportedParameter
 from tpsample.integrations.vllm_modes import check_modes
+from tpsample.speculative.drafting import Method
 
 OPTIONS = {
     "exchange": get_args(ExchangeName),
     "chunks": range(1, 65),
     "backend": get_args(BackendName),
     "screening": (None, *get_args(ScreeningName)),
+    "verification": get_args(Method),
 }
-"""The fields of the option, which are arguments of `LMHeadSampler`, and what each may be."""
+"""The fields of the option, and what each may be: arguments of `vllm_attach.attach`."""
 
 
 def options_of(config: Any) -> dict[str, Any] | None:
-    """Return the sampler's arguments in an engine's configuration; None if it does not name us.
+    """Return the arguments of `attach` in an engine's configuration; None if it does not name us.
 
     Raises:
         UnsupportedParameter: (a ValueError) a field that there is not, or a value that it has not.

@@ -20,6 +20,8 @@ from tpsample.integrations.vllm_params import admit, end_of
 from tpsample.output import KeptSets, Logprobs
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import LogprobsMode, SamplingParams
+from tpsample.request.plan import BatchView
+from tpsample.request.step_batch import StepBatch
 
 logger = logging.getLogger(f"vllm.{__name__}")  # vLLM shows the lines of its own loggers
 
@@ -69,7 +71,12 @@ class EngineSteps(Sealed):
         return EngineRequest(params, prompt, output, end_of(own))
 
     def sample(
-        self, kept: Tensor, rows: StepRows, positions: Tensor, unfinished: Tensor
+        self,
+        kept: Tensor,
+        rows: StepRows,
+        positions: Tensor,
+        unfinished: Tensor,
+        process: Callable[[Tensor, StepBatch], tuple[Tensor, StepBatch | BatchView]] | None = None,
     ) -> tuple[Tensor, Any, KeptSets | None]:
         """Return the tokens of a step, int64 [B], logprobs if a row asks, and kept sets of a batch
         with a `kept_cap`. Collective.
@@ -78,9 +85,13 @@ class EngineSteps(Sealed):
             kept: what the head was given, a row each.
             positions: [B], of the tokens to come.
             unfinished: bool [B], rows in the middle of their prompt, whose tokens nobody wants.
+            process: returns the logits and the rows to sample for what was kept and its rows.
         """
         rows.batch.grammar_bitmask = self._take_grammar()
-        out = self.head.sample(kept, rows.batch, positions.to(torch.int64))
+        given: tuple[Tensor, StepBatch | BatchView] = (kept, rows.batch)
+        if process is not None:
+            given = process(kept, rows.batch)
+        out = self.head.sample(*given, positions.to(torch.int64))
         rows.batch.append(out.token_ids.masked_fill(unfinished, -1))
         token_ids = self.ended(rows, out.token_ids, out.status, unfinished)
         return token_ids, self.tables(rows, out.logprobs, token_ids), out.kept
@@ -93,10 +104,11 @@ class EngineSteps(Sealed):
         rows: StepRows,
         at: Tensor,
         unfinished: Tensor,
+        **rule: Any,
     ) -> Verified:
         """Return the tokens of a step in which rows have drafts. Collective.
 
-        They are those of plain decoding.
+        They are those of plain decoding, but by another rule.
 
         Args:
             flat: what the head was given: of each row its position before the drafts, then theirs.
@@ -104,13 +116,14 @@ class EngineSteps(Sealed):
             drafts: int64 [B, K], -1 behind a row's last.
             at: [B], the positions of the first tokens to come.
             unfinished: bool [B], rows in the middle of their prompt, whose tokens nobody wants.
+            rule: method and draft_logits of `tpsample.verify`.
         """
         place = torch.arange(drafts.shape[1] + 1, device=self.device)
         # Those behind a row's last position may be anything.
         index = (starts.unsqueeze(1) + place).clamp(max=len(flat) - 1)
         grammar = self._take_grammar()
         rows.batch.grammar_bitmask = None if grammar is None else grammar[index].flatten(0, 1)
-        out = self.head.verify(flat[index], drafts, rows.batch, at.to(torch.int64))
+        out = self.head.verify(flat[index], drafts, rows.batch, at.to(torch.int64), **rule)
         rows.batch.append(out.token_ids.masked_fill(unfinished.unsqueeze(1), -1))
 
         # A row without a token behind its drafts ends there.

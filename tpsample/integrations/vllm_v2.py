@@ -25,6 +25,7 @@ from tpsample.core.sealed import Sealed
 from tpsample.integrations.engine_rows import EngineRequest, StepRows
 from tpsample.integrations.vllm_head import VllmHead
 from tpsample.integrations.vllm_steps import EngineSteps
+from tpsample.integrations.vllm_v2_processors import V2Processors
 from tpsample.output import KeptSets
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.selection import Selection
@@ -65,7 +66,12 @@ class V2Sampler:
     Attributes:
         batch: a row per slot of the runner.
         taken: bool, of every slot, whether a request is in it.
+        processors: the server's own; None if there are none.
+        verifier: takes a step without drafts, too, where the noise of a verification is another's.
     """
+
+    processors: V2Processors | None = None
+    verifier: Callable[[Tensor, Any, None, None], Any] | None = None
 
     def __init__(self, own: Any, max_rows: int, steps: EngineSteps, kinds: Kinds) -> None:
         self._own, self._kinds, self.steps = own, kinds, steps
@@ -101,13 +107,18 @@ class V2Sampler:
 
     def __call__(self, logits: Tensor, input_batch: Any) -> Any:
         """Sample the rows of a step. The logits are the [rows, 0] of the head."""
+        if self.verifier is not None and not self.steps.head.kept.compared:
+            return self.verifier(logits, input_batch, None, None)
         kept, rows = self.steps.head.kept.take(logits), self.rows(input_batch)
         one = input_batch.seq_lens.new_ones(input_batch.num_reqs)
         if rows is None:
             return self.output(input_batch, torch.zeros_like(one, dtype=torch.int64), one)
         positions = input_batch.positions[input_batch.logits_indices] + 1
         unfinished = self.unfinished(input_batch)
-        token_ids, tables, sets = self.steps.sample(kept, rows, positions, unfinished)
+        process = None
+        if self.processors is not None and not self.steps.head.kept.compared:
+            process = partial(self.processors.apply, input_batch=input_batch)
+        token_ids, tables, sets = self.steps.sample(kept, rows, positions, unfinished, process)
         return self.output(input_batch, token_ids, one, tables, sets)
 
     def rows(self, input_batch: Any) -> StepRows | None:

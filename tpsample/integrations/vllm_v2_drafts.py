@@ -5,7 +5,8 @@
 
 vLLM's drafter takes the most likely tokens by itself. Drafts that it draws
 (`draft_sample_method`) would have noise of their own. Here each is drawn as the target's token
-will be, by the same parameters and noise, so that more of them are accepted.
+will be, by the same parameters and noise, so that more of them are accepted. For verification by
+the ratio of the laws each is drawn in a stream of its own, and the drafter's logits are kept.
 """
 
 from __future__ import annotations
@@ -19,10 +20,14 @@ from torch import Tensor, nn
 from tpsample.errors import UnsupportedParameter
 from tpsample.integrations.vllm_v2 import V2Sampler
 from tpsample.request.selection import Selection
+from tpsample.speculative.drafting import Method, sample_draft
 
 
-def attach(runner: Any, sampler: V2Sampler) -> None:
+def attach(runner: Any, sampler: V2Sampler, method: Method = "coupled") -> None:
     """Let a runner with drafts verify them with tpsample.
+
+    Args:
+        method: of `tpsample.verify`.
 
     Raises:
         UnsupportedParameter: the drafter has the target's LogitsProcessor, which makes no logits.
@@ -32,19 +37,27 @@ def attach(runner: Any, sampler: V2Sampler) -> None:
         raise UnsupportedParameter(
             "--speculative-config model: it makes its logits by the target's LogitsProcessor"
         )
-    runner.rejection_sampler = V2Verifier(sampler)
+    draws = None
     if drafter.draft_logits is not None:
-        drafter.draft_logits = None  # nobody looks at the law of a draft
-        drafter.sample_draft = V2Drafter(sampler, drafter)
+        drafter.draft_logits = None  # of all ids
+        drafter.sample_draft = draws = V2Drafter(sampler, drafter, method)
+    runner.rejection_sampler = V2Verifier(sampler, method, draws)
+    if method != "coupled":  # whether others have drafts decides no token of a request without
+        sampler.verifier = runner.rejection_sampler
 
 
 class V2Verifier:
-    """Stands where vLLM's `RejectionSampler` stands; tokens are those of plain decoding."""
+    """Stands where vLLM's `RejectionSampler` stands.
+
+    Args:
+        method: "coupled", whose tokens are those of plain decoding, or "rejection" or "block".
+        draws: has the laws of the drafts; None if the drafter takes its most likely tokens.
+    """
 
     enable_adaptive_verification = False  # vLLM's warm-up reads it
 
-    def __init__(self, sampler: V2Sampler) -> None:
-        self.sampler = sampler
+    def __init__(self, sampler: V2Sampler, method: Method, draws: V2Drafter | None) -> None:
+        self.sampler, self._method, self._draws = sampler, method, draws
 
     def __call__(
         self, logits: Tensor, input_batch: Any, draft_logits: None, invalid_drafts: Tensor | None
@@ -73,7 +86,10 @@ class V2Verifier:
         drafts = drafts.masked_fill((at <= lengths).unsqueeze(1), -1)
 
         unfinished = sampler.unfinished(input_batch)
-        found = sampler.steps.verify(flat, starts, drafts, rows, at, unfinished)
+        rule: dict[str, Any] = {"method": self._method}
+        if self._method != "coupled" and self._draws is not None and width > 1:
+            rule["draft_logits"] = self._draws.laws[input_batch.idx_mapping, : width - 1]
+        found = sampler.steps.verify(flat, starts, drafts, rows, at, unfinished, **rule)
         tables = found.tables
         if tables is not None:
             firsts = [width * row for row in range(count + 1)]
@@ -83,18 +99,30 @@ class V2Verifier:
 
 
 class V2Drafter:
-    """Stands where the `sample_draft` of a drafter stands."""
+    """Stands where the `sample_draft` of a drafter stands.
 
-    def __init__(self, sampler: V2Sampler, speculator: Any) -> None:
-        self._sampler, self._speculator = sampler, speculator
-        self._selected: dict[int, Selection] = {}  # by the number of their rows
+    Attributes:
+        laws: fp32 [slots + 1, K, V_local], the drafter's logits of the last drafts of each slot,
+            and of padding. The method "coupled" looks at no law.
+    """
+
+    def __init__(self, sampler: V2Sampler, speculator: Any, method: Method) -> None:
+        self._sampler, self._speculator, self._method = sampler, speculator, method
         self._on_shards = _is_sharded_alike(speculator.model, sampler.steps.head.kept.lm_head)
+        if method != "coupled":
+            size = len(sampler.taken) + 1, speculator.num_speculative_steps
+            columns = len(sampler.steps.head.kept.sampler.shard)
+            self.laws = torch.zeros(*size, columns, device=sampler.taken.device)
+        self._selected: dict[int, Selection] = {}  # by the number of their rows
 
     def __call__(
         self,
         hidden_states: Tensor,
         sample_src_positions: Tensor,
         idx_mapping: Tensor,
+        temperature: Tensor,
+        seeds: Tensor,
+        draft_step: Tensor,
         *_: Any,
         spec_step_idx: int = 0,
     ) -> Tensor:
@@ -105,6 +133,8 @@ class V2Drafter:
         Args:
             sample_src_positions: [B], of the tokens before the drafts.
             idx_mapping: [B], the slots of the rows; -1 for padding.
+            temperature, seeds: not read, because the rows have their own.
+            draft_step: how many drafts come before this one, of every row.
         """
         # A step that warms up names slots in which no request is.
         there = (idx_mapping >= 0) & self._sampler.taken[idx_mapping.clamp(min=0)]
@@ -114,8 +144,13 @@ class V2Drafter:
         sampler = self._sampler.steps.head.kept.sampler
         logits = self._local_logits(hidden_states, spec_step_idx)
         positions = sample_src_positions.to(torch.int64) + 1
-        out = sampler.sample_logits(logits, rows, positions, head_applied=True)
-        return out.token_ids.clamp(min=0)  # an id that can be embedded, for padding
+        if self._method == "coupled":
+            out = sampler.sample_logits(logits, rows, positions, head_applied=True)
+            return out.token_ids.clamp(min=0)  # an id that can be embedded, for padding
+        step = int(draft_step)
+        self.laws[slots, step] = logits = logits.float()
+        draft = sample_draft(sampler, logits, rows, positions, step, method=self._method)
+        return draft.token_ids.clamp(min=0)
 
     def _local_logits(self, hidden_states: Tensor, spec_step_idx: int) -> Tensor:
         """Return this rank's columns. Where the shards are others, vLLM gathers all of them."""
