@@ -41,6 +41,14 @@ tpsample/integrations/transformers.py
     - [len(row) for row in prompts.rows]
     + [prompts.length for _ in prompts.rows]
     > test_a_row_has_its_text_alone_and_beside_others_with_and_without_a_cache
+    a row of generate without a token has a text
+    - return ends | self._failed.any()
+    + return ends
+    > test_no_token_stops_decoding
+    seeds beside requests of generate are dropped
+    - elif seeds is not None or logits_processor:
+    + elif logits_processor:
+    > test_rows_have_requests_of_their_own_with_any_version
 tpsample/integrations/transformers_params.py
     min_p comes before top_k
     - fields["filter_order"] = "min_p_last"
@@ -73,6 +81,9 @@ tpsample/integrations/transformers_head.py
     - if was is not None:
     + if False:
     > test_two_ranks_of_tensor_parallelism_write_the_text_of_one
+    a split head is not read in inference mode
+    - with torch.inference_mode(False):
+    + with torch.inference_mode(torch.is_inference_mode_enabled()):
 tpsample/integrations/vllm_steps.py
     a row without a token goes on in vLLM
     - return torch.where(failed, rows.ends, token_ids)

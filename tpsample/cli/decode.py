@@ -12,12 +12,9 @@ import torch
 from tpsample.cli.model import Model
 from tpsample.cli.requests import Row
 from tpsample.core.word import Status
+from tpsample.errors import NoToken
 from tpsample.request.batch import SamplingBatch
 from tpsample.sampler import LMHeadSampler
-
-
-class NoToken(RuntimeError):
-    """A row could not be given a token."""
 
 
 @dataclass

@@ -12,10 +12,11 @@ import typer
 from tpsample.agreement.arguments import BackendName, ExchangeName
 from tpsample.cli import report
 from tpsample.cli.check import check
-from tpsample.cli.decode import NoToken, decode
+from tpsample.cli.decode import decode
 from tpsample.cli.model import load
 from tpsample.cli.requests import Request, asked, fields_of, record_of
 from tpsample.distributed import join
+from tpsample.errors import NoToken
 
 PROMPTS = (
     "What is the capital of France?",
