@@ -45,6 +45,6 @@ def real_logits(pytestconfig: pytest.Config) -> torch.Tensor:
         model = load(None, job, torch.float32)
     token_ids = torch.tensor([model.prompt_token_ids("Tell me a surprising story about a robot.")])
     with torch.no_grad():
-        hidden_states = model.hidden_states(token_ids)[0][0, -8:]
+        hidden_states = model.causal_lm.base_model(token_ids).last_hidden_state[0, -8:]
     weight, _, options = model.whole_head()
     return reference.logits(hidden_states, weight, **options)

@@ -13,6 +13,10 @@ class RankMismatch(ValueError):
     """An argument is wrong on some rank, or ranks disagree. Every rank raises it."""
 
 
+class NoToken(RuntimeError):
+    """A row of a whole generation has no token: a logit is NaN, or everything is masked."""
+
+
 class PeerLost(RuntimeError):
     """Ranks did not answer in time.
 

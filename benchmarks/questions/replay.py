@@ -69,7 +69,8 @@ def roll_out(model: Model, sampler: LMHeadSampler, prompt: int, tokens: int) -> 
     feed = torch.tensor([model.prompt_token_ids(PROMPTS[prompt])] * GROUP)
     inputs, cache, steps = [feed], None, []
     for position in range(feed.shape[1], feed.shape[1] + tokens):
-        states, cache = model.hidden_states(feed, past_key_values=cache, use_cache=True)
+        trunk = model.causal_lm.base_model(feed, past_key_values=cache, use_cache=True)
+        states, cache = trunk.last_hidden_state, trunk.past_key_values
         out = sampler(states[:, -1].contiguous(), batch, position)
         assert out.logprobs is not None and out.kept is not None
         kept = KeptTokens.of_step(out.kept)
@@ -84,7 +85,7 @@ def roll_out(model: Model, sampler: LMHeadSampler, prompt: int, tokens: int) -> 
 @torch.inference_mode()
 def anew(model: Model, rollout: Rollout, tokens: int) -> Tensor:
     """Return the hidden states [T · B, D] that a trainer computes of whole texts."""
-    states, _ = model.hidden_states(rollout.inputs, use_cache=False)
+    states = model.causal_lm.base_model(rollout.inputs, use_cache=False).last_hidden_state
     return states[:, -tokens:].transpose(0, 1).flatten(0, 1)
 
 

@@ -40,7 +40,9 @@ def real_rows(job: Job) -> tuple[Tensor, Tensor]:
     model = load(None, job, torch.float32)
     with torch.no_grad():
         states = [
-            model.hidden_states(torch.tensor([model.prompt_token_ids(text)]))[0][0]
+            model.causal_lm.base_model(
+                torch.tensor([model.prompt_token_ids(text)])
+            ).last_hidden_state[0]
             for text in PROMPTS
         ]
     return model.lm_head.weight, torch.cat(states)

@@ -19,10 +19,14 @@ def _toy(_: Any, job: Any, dtype: torch.dtype) -> Any:
     """A trunk that looks at one token."""
     generator = torch.Generator().manual_seed(4)
     weight, embedding = (torch.randn(V, D, generator=generator).to(dtype) for _ in range(2))
+
+    def trunk(ids: torch.Tensor, **_: Any) -> Any:
+        return SimpleNamespace(last_hidden_state=embedding[ids], past_key_values=None)
+
     return SimpleNamespace(
+        causal_lm=SimpleNamespace(base_model=trunk),
         lm_head=SimpleNamespace(weight=weight),
         prompt_token_ids=lambda text: [len(text), 7],
-        hidden_states=lambda ids, **_: (embedding[ids], None),
     )
 
 

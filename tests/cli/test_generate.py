@@ -16,8 +16,8 @@ from tests.support.tiny_model import VOCAB_SIZE
 from tpsample import LMHeadSampler, SampleOutput
 from tpsample.cli import check as checking
 from tpsample.cli import report
-from tpsample.cli.model import Model
 from tpsample.core.machine import how_to_install
+from tpsample.integrations.transformers_head import TransformersHead
 
 TRANSFORMERS = pytest.importorskip("transformers", reason="needs the extra hf")
 FIVE = tuple(word for t in (0, 0.5, 0.7, 0.8, 1) for word in ("--temperature", str(t)))
@@ -68,7 +68,7 @@ def test_bundled_model_on_two_ranks(pytestconfig: pytest.Config) -> None:
 
 
 def test_a_wrong_token_fails_the_command(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Model.sampler
+    right = TransformersHead.sampler
 
     class OffByOne:
         def __init__(self, sampler: LMHeadSampler) -> None:
@@ -84,7 +84,7 @@ def test_a_wrong_token_fails_the_command(tiny: Path, monkeypatch: pytest.MonkeyP
 
     command = "generate", "--model", tiny, "--max-new-tokens", 2
     assert invoke(*command).exit_code == 0
-    of_the_job = Model, "sampler", lambda *a, **k: OffByOne(right(*a, **k))
+    of_the_job = TransformersHead, "sampler", lambda *a, **k: OffByOne(right(*a, **k))
     of_one_rank = checking, "LMHeadSampler", lambda *a, **k: OffByOne(LMHeadSampler(*a, **k))
     for place, name, wrong in (of_the_job, of_one_rank):
         with monkeypatch.context() as patch:
@@ -101,6 +101,7 @@ def test_a_wrong_token_fails_the_command(tiny: Path, monkeypatch: pytest.MonkeyP
         (["--temperature", "-1"], "temperature: expected"),
         (["--model", "/nowhere/at/all"], "model: cannot load"),
         (["--exchange", "carrier-pigeon"], "carrier-pigeon"),
+        (["--num-samples", "1000000000"], "less than or equal to 4096"),
         (["--set", "logprobs=2"], "set: logprobs: generate shows none"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,7 @@ class Bytes:
 
 
 def test_a_letter_is_streamed_once_it_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
-    row, shown = Request("p", {"stop": ["!"]}).row(Bytes(), 99), Report(0)  # type: ignore[arg-type]
+    row, shown = Request("p", {}, ["!"]).row(Bytes()), Report(0)  # type: ignore[arg-type]
     pieces, ended = [], []
     for byte in "aé b!c".encode():
         row.take(byte, torch.zeros(1))
@@ -72,9 +73,16 @@ def test_a_letter_is_streamed_once_it_is_whole(capsys: pytest.CaptureFixture[str
     assert ended == [False] * 5 + [True] * 2
 
 
-def test_a_raw_prompt_is_not_a_turn_of_a_chat(tiny: Path, tmp_path: Path) -> None:
-    import shutil
+def test_a_model_that_would_generate_by_beams_is_sampled(tiny: Path, tmp_path: Path) -> None:
+    beams = tmp_path / "beams"
+    shutil.copytree(tiny, beams)
+    config = json.loads((tiny / "generation_config.json").read_text())
+    own = {"num_beams": 2, "repetition_penalty": 2.0, "max_length": 5}
+    (beams / "generation_config.json").write_text(json.dumps(config | own))
+    assert _answer(beams) == _answer(tiny)
 
+
+def test_a_raw_prompt_is_not_a_turn_of_a_chat(tiny: Path, tmp_path: Path) -> None:
     chat = tmp_path / "chat"
     shutil.copytree(tiny, chat)
     template = "w1 w2 {% for m in messages %}{{ m['content'] }}{% endfor %} w3"
@@ -84,12 +92,11 @@ def test_a_raw_prompt_is_not_a_turn_of_a_chat(tiny: Path, tmp_path: Path) -> Non
 
 def test_answers_end_where_their_requests_say(tiny: Path) -> None:
     words = _answer(tiny).split()
-    for name, value, expected in (
-        ("max_tokens", 2, words[:2]),
-        ("stop", f" {words[3]}", words[:3]),
-        ("stop", ["nowhere", words[0]], ["w5", "w7", "w9", "T=0.7", "seed=0"]),
+    for stop, expected in (
+        (f" {words[3]}", words[:3]),
+        (["nowhere", words[0]], ["w5", "w7", "w9", "T=0.7", "seed=0"]),
     ):
-        assert _answer(tiny, "--set", f"{name}={json.dumps(value)}").split() == expected
+        assert _answer(tiny, "--set", f"stop={json.dumps(stop)}").split() == expected
 
 
 def test_a_record_of_a_text_is_confirmed_token_by_token(tiny: Path, tmp_path: Path) -> None:

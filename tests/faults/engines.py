@@ -41,6 +41,14 @@ tpsample/integrations/transformers.py
     - [len(row) for row in prompts.rows]
     + [prompts.length for _ in prompts.rows]
     > test_a_row_has_its_text_alone_and_beside_others_with_and_without_a_cache
+    a row of generate without a token has a text
+    - return ends | self._failed.any()
+    + return ends
+    > test_no_token_stops_decoding
+    seeds beside requests of generate are dropped
+    - elif seeds is not None or logits_processor:
+    + elif logits_processor:
+    > test_rows_have_requests_of_their_own_with_any_version
 tpsample/integrations/transformers_params.py
     min_p comes before top_k
     - fields["filter_order"] = "min_p_last"
@@ -59,6 +67,7 @@ tpsample/cli/requests.py
     - self.params(lambda text: [], ())
     + self.params(lambda text: [], (0,))
     > test_ends_of_a_model_that_is_not_loaded_yet_are_none_of_the_allowed_ids
+tpsample/cli/answers.py
     a stop text stays in the answer
     - return text[: min(found, default=None)]
     + return text
@@ -68,11 +77,26 @@ tpsample/cli/requests.py
     - row.drawn[:t] if row.params.reads_output else [] for row, t
     + [] for row, t
     > test_a_record_of_a_text_is_confirmed_token_by_token
+    a row of an answer that ended goes on
+    - if not row.ended and token_id >= 0:
+    + if token_id >= 0:
+    > test_ended_rows_collect_nothing_and_positions_ignore_padding
+    the rate of generate counts the step that compiles
+    - done.seconds = time.perf_counter() - start - done.first_s
+    + done.seconds = time.perf_counter() - start
+    > test_the_rate_begins_behind_the_first_step_which_may_compile
 tpsample/integrations/transformers_head.py
     the LM head keeps no forward of its own
     - if was is not None:
     + if False:
     > test_two_ranks_of_tensor_parallelism_write_the_text_of_one
+    a split head is not read in inference mode
+    - with torch.inference_mode(False):
+    + with torch.inference_mode(torch.is_inference_mode_enabled()):
+    a sampler over a share of a whole head is given all of it
+    - if not is_dtensor(weight) and len(weight) == sampler.vocab_size:
+    + if False:
+    > test_one_and_two_ranks_write_the_same_texts
 tpsample/integrations/vllm_steps.py
     a row without a token goes on in vLLM
     - return torch.where(failed, rows.ends, token_ids)
@@ -300,6 +324,10 @@ tpsample/cli/model.py
     - parts = split.loading(name, read, job)
     + split.loading(name, read, job)
     > test_two_ranks_split_the_model_and_write_what_it_writes
+    a model's own way to generate counts beside the requests
+    - causal_lm.generation_config = GenerationConfig()
+    + pass
+    > test_a_model_that_would_generate_by_beams_is_sampled
 tpsample/cli/report.py
     ranks of a split model do not compare their hidden states
     - len(set(token)) > 1 for token
@@ -354,9 +382,4 @@ tpsample/cli/doctor.py
     - {max(took[1:]) * 1e3:.1f}
     + {max(took) * 1e3:.1f}
     > test_the_first_step_is_not_timed_because_it_may_compile
-tpsample/cli/decode.py
-    the rate of generate counts the step that compiles
-    - done.seconds = time.perf_counter() - start - done.first_s
-    + done.seconds = time.perf_counter() - start
-    > test_the_rate_begins_behind_the_first_step_which_may_compile
 """)

@@ -120,6 +120,17 @@ def test_while_a_call_lasts_there_are_no_logits(model):
     assert "seeds" in inspect.signature(module.generate).parameters
 
 
+def test_hidden_states_are_those_that_the_head_is_given(llama):
+    """Whatever the model does to them between its trunk and its head."""
+    model = load(llama)
+    head = adapter().TransformersHead(model)
+    for factor in (1, 2):
+        with head.aside():
+            model(IDS)
+        assert torch.equal(head.hidden_states, factor * model.base_model(IDS).last_hidden_state)
+        model.lm_head.register_forward_pre_hook(lambda module, args: (2 * args[0],))
+
+
 def test_rows_that_end_are_padded_and_stopping_criteria_end_them(model):
     rows = generate(model, do_sample=True)
     eos = rows[1][2]
@@ -251,6 +262,38 @@ def test_a_row_without_a_token_ends_the_call(model):
         generate(model, do_sample=True, suppress_tokens=[*others, 5])
 
 
+def test_a_loop_that_does_more_with_scores_is_named_with_the_way_out():
+    drawn: Any = adapter()._Drawn(torch.tensor([3]))
+    assert torch.argmax(drawn, dim=-1).tolist() == [3]
+    with pytest.raises(RuntimeError, match=r"it called softmax; pip install 'transformers==5"):
+        torch.softmax(drawn, dim=-1)
+
+
+def test_rows_have_requests_of_their_own_with_any_version(model, monkeypatch):
+    monkeypatch.setattr("transformers.__version__", "5.0.0")
+    with pytest.raises(ImportError, match=r"^tpsample\.integrations\.transformers: transformers 5"):
+        generate(model, do_sample=True)
+    params = [
+        SamplingParams(temperature=0),
+        SamplingParams(temperature=0.8, seed=1),
+        SamplingParams(temperature=1.5, seed=2, presence_penalty=1.0, logit_bias={7: 2.0}),
+    ]
+    rows = generate(model, params=params)
+    for row, request in enumerate(params):
+        prompt = IDS[row][MASK[row] == 1].unsqueeze(0)
+        assert generate(model, prompt, None, params=[request]) == [rows[row]]
+    monkeypatch.undo()
+    assert rows[0] == generate(model, do_sample=False)[0]
+    assert rows[1] == generate(model, do_sample=True, temperature=0.8)[1]
+    for beside in ({"repetition_penalty": 1.2}, {"do_sample": True, "temperature": 0.5}):
+        with pytest.raises(
+            ValueError, match=r"^params: expected neither seeds nor .*, got .*Logits"
+        ):
+            generate(model, params=params, **{**beside, "seeds": None})
+    with pytest.raises(ValueError, match=r"^params: .*, got seeds; set fields of params"):
+        generate(model, params=params, seeds=[1, 2, 3])
+
+
 def _on_ranks(folder: Path) -> dict[str, Any]:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     os.environ.update(RANK=f"{rank}", WORLD_SIZE=f"{world_size}", LOCAL_RANK=f"{rank}")
@@ -260,6 +303,8 @@ def _on_ranks(folder: Path) -> dict[str, Any]:
     with torch.no_grad():
         found["logits"] = model(IDS).logits.shape[-1]  # its own forward is back
     assert found["greedy"] == greedy_of(model)
+    with torch.inference_mode():
+        assert found["filters"] == generate(model, **KINDS["filters"])
     return found | {"kind": kind}
 
 

@@ -11,10 +11,10 @@ import typer
 
 from tpsample.agreement.arguments import BackendName, ExchangeName
 from tpsample.cli import report
+from tpsample.cli.answers import decode, record_of
 from tpsample.cli.check import check
-from tpsample.cli.decode import NoToken, decode
 from tpsample.cli.model import load
-from tpsample.cli.requests import Request, asked, fields_of, record_of
+from tpsample.cli.requests import asked
 from tpsample.distributed import join
 
 PROMPTS = (
@@ -34,7 +34,7 @@ def generate(
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompts, without the chat template.")
     ] = False,
-    num_samples: Annotated[int, typer.Option(min=1, help="Answers per prompt.")] = 1,
+    num_samples: Annotated[int, typer.Option(min=1, max=4096, help="Answers per prompt.")] = 1,
     model: Annotated[
         str | None,
         typer.Option(help="Folder or Hugging Face id. Default: the bundled SmolLM2-135M-Instruct."),
@@ -58,7 +58,7 @@ def generate(
             "--set",
             metavar="NAME=VALUE",
             help="A field of SamplingParams for every prompt, such as top_k=50, top_p=0.9, "
-            "'logit_bias={\"17\": -5}' or 'bad_words=[\"the\"]'; also stop, n, max_tokens. Repeat.",
+            "'logit_bias={\"17\": -5}' or 'bad_words=[\"the\"]'; also stop. Repeat.",
         ),
     ] = None,
     stream: Annotated[
@@ -93,14 +93,14 @@ def generate(
     --tp. The check samples every step again with one rank and with the oracle over the full logits;
     exit status 1 if a single token differs.
     """
-    with report.errors(NoToken):
+    with report.errors():
         if record is not None and not record.parent.is_dir():
             raise ValueError(f"record: no folder {str(record.parent)!r} for {record.name}")
         requests = asked(
             prompt or PROMPTS,
             temperature or (TEMPERATURES if not prompt else TEMPERATURES[2:3]),
             seed,
-            fields_of(settings or ()),
+            settings or (),
             num_samples=num_samples,
         )
         if stream and len(requests) > 1:
@@ -112,8 +112,9 @@ def generate(
             with shown.phases() as phase:
                 loaded = phase("loading the model", 1)
                 lm = load(model, job, getattr(torch, dtype), tensor_parallel=tp)
-                sampler = lm.sampler(
-                    job,
+                sampler = lm.lm_head.sampler(
+                    rank=job.rank,
+                    world_size=job.world_size,
                     max_rows=len(requests),
                     exchange=exchange,
                     chunks=chunks,
@@ -121,12 +122,11 @@ def generate(
                     screening=None if screening == "none" else screening,
                 )
                 loaded()
-                row_of = partial(Request.row, model=lm, max_tokens=max_new_tokens, raw=raw)
-                rows = [row_of(each) for each in requests]
+                rows = [request.row(lm, raw=raw) for request in requests]
                 advance = phase("generating tokens", max_new_tokens)
                 if stream:
                     advance = partial(shown.write, rows[0].text)
-                decoded = decode(lm, rows, sampler, on_step=advance)
+                decoded = decode(lm, rows, sampler, max_new_tokens, on_step=advance)
                 sampler.check()
                 line, ok = "tokens were not checked (--no-check)", True
                 if not no_check:

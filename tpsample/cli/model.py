@@ -14,15 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from tpsample.agreement.caller_tensors import is_dtensor
 from tpsample.cli import tensor_parallel as split
-from tpsample.core.vocab_shard import VocabShard
 from tpsample.distributed import Job
 from tpsample.integrations.transformers_head import TransformersHead
 from tpsample.record import FullHead, LoadHead
-from tpsample.sampler import LMHeadSampler
 
 BUNDLED = "SmolLM2-135M-Instruct"
 _GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -43,28 +40,11 @@ class Model:
     lm_head: TransformersHead
     eos_token_ids: frozenset[int]
 
-    def sampler(self, job: Job, **options: Any) -> LMHeadSampler:
-        """Return a sampler over this rank's rows of the LM head. Collective."""
-        weight, bias = self.lm_head.weight, self.lm_head.bias
-        vocab_size = len(weight)
-        if not is_dtensor(weight):  # which brings its shard
-            shard = VocabShard.even(vocab_size, job.rank, job.world_size)
-            own = slice(shard.start, shard.stop)
-            weight, bias = weight[own], None if bias is None else bias[own]
-        options |= self.lm_head.options
-        return LMHeadSampler(weight, vocab_size=vocab_size, bias=bias, **options)
-
     def whole_head(self) -> FullHead:
         """Return all rows of the LM head. Collective if it is sharded, because it is gathered."""
         parts: list[Any] = [self.lm_head.weight, self.lm_head.bias]
         weight, bias = (part.full_tensor() if is_dtensor(part) else part for part in parts)
         return weight, bias, self.lm_head.options
-
-    def hidden_states(self, input_ids: Tensor, **inputs: Any) -> tuple[Tensor, Any]:
-        """Return hidden states [B, T, D] as the LM head is given them, and the cache."""
-        with self.lm_head.aside():
-            out = self.causal_lm(input_ids=input_ids, **inputs)
-        return self.lm_head.hidden_states, out.past_key_values
 
     def prompt_token_ids(self, prompt: str, *, raw: bool = False) -> list[int]:
         """Return the ids of one user turn in the model's chat template, or of the bare text.
@@ -102,7 +82,7 @@ def load(
             scale, soft-cap and bias alone.
         ModuleNotFoundError: the extra `hf` is not installed.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()
@@ -123,6 +103,7 @@ def load(
     causal_lm = causal_lm.to(job.device).eval()
 
     eos = causal_lm.generation_config.eos_token_id
+    causal_lm.generation_config = GenerationConfig()  # requests alone say how tokens are drawn
     return Model(
         name=name,
         causal_lm=causal_lm,

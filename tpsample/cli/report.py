@@ -22,11 +22,11 @@ from rich.text import Text
 from torch import Tensor
 
 from tpsample.agreement.caller_tensors import is_dtensor
-from tpsample.cli.decode import Decoded
+from tpsample.cli.answers import Decoded
 from tpsample.cli.model import Model
 from tpsample.core.machine import how_to_install
 from tpsample.distributed import Job, LaunchError
-from tpsample.errors import PeerLost
+from tpsample.errors import NoToken, PeerLost
 from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
 
@@ -103,8 +103,8 @@ def error(message: object) -> None:
 
 
 @contextmanager
-def errors(more: type[Exception]) -> Iterator[None]:
-    """End the command with one line of text for errors of a user, and those of kind `more`."""
+def errors(more: type[Exception] = NoToken) -> Iterator[None]:
+    """Turn errors of a user, and those of type `more`, into one line and exit status 1."""
     try:
         yield
     except ModuleNotFoundError as missing:

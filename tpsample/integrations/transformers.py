@@ -26,14 +26,13 @@ from transformers.generation import GenerationMode, StoppingCriteriaList
 
 from tpsample.core.checks import describe
 from tpsample.core.word import Status
-from tpsample.errors import UnsupportedParameter
-from tpsample.integrations import check_version
+from tpsample.errors import NoToken, UnsupportedParameter
+from tpsample.integrations import TRIED, check_version
 from tpsample.integrations.transformers_head import TransformersHead
 from tpsample.integrations.transformers_params import Prompts, requests_of
 from tpsample.request.batch import SamplingBatch
+from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
-
-check_version("transformers", transformers.__version__)
 
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
@@ -47,6 +46,7 @@ def generate(
     synced_gpus: bool = False,
     streamer: Any = None,
     seeds: Sequence[int | None] | None = None,
+    params: Sequence[SamplingParams] | None = None,
     stream_to: Any = None,
     sampler: LMHeadSampler | None = None,
     seed: None = None,
@@ -54,13 +54,16 @@ def generate(
 ) -> Tensor:
     """Generate as `model.generate` does without `custom_generate`, one token per row and step.
 
-    `model.generate` makes all of the arguments but these three, which are passed to it by name.
+    `model.generate` makes all of the arguments but these, which are passed to it by name.
     With tensor parallelism every rank calls with the same arguments.
 
     Args:
         seeds: one per row (and per returned sequence); None draws one. A row's text follows from
             its prompt and seed: not from the other rows, the padding or the number of ranks, for
             equal hidden states, and not from `torch.manual_seed`. Only with do_sample=True.
+        params: one request per row, in place of `seeds` and of every argument that transformers
+            makes a logits processor of. Processors are read by their exact types, so a version of
+            transformers that was not tried is refused without `params`.
         stream_to: a streamer. It has another name because transformers does not hand its own
             `streamer` on to a function like this.
         sampler: to be used again, from `sampler_of`; default is one for this call. It takes the
@@ -72,7 +75,8 @@ def generate(
 
     Raises:
         UnsupportedParameter: (a ValueError) something that is not honoured, by name.
-        RuntimeError: a row has no token, because a logit is NaN or everything is masked.
+        ImportError: this version of transformers was not tried.
+        NoToken: (a RuntimeError) a row has none, because a logit is NaN or everything is masked.
     """
     if generation_config is None:
         raise TypeError(
@@ -85,6 +89,15 @@ def generate(
     _check_dropped(inspect.currentframe())
     rows, mask = input_ids.shape[0], model_kwargs.get("attention_mask")
     prompts = Prompts.of(input_ids, mask)
+    if params is None:
+        check_version("transformers", transformers.__version__)
+    elif seeds is not None or logits_processor:
+        given = ["seeds"] * (seeds is not None) + [type(its).__name__ for its in logits_processor]
+        raise UnsupportedParameter(
+            f"params: expected neither seeds nor logits processors beside it, got "
+            f"{', '.join(given)}; set fields of params and "
+            "model.generation_config = GenerationConfig()"
+        )
     if seeds is not None and not generation_config.do_sample:
         raise UnsupportedParameter(
             "seeds: do_sample=False takes the most likely tokens and draws none; pass "
@@ -95,11 +108,13 @@ def generate(
     seeds = [None] * rows if seeds is None else list(seeds)
     if len(seeds) != rows:
         raise ValueError(f"seeds: expected one per row, {rows}, got {len(seeds)}")
-    requests = requests_of(
-        logits_processor, do_sample=generation_config.do_sample, prompts=prompts, seeds=seeds
-    )
+    requests: dict[str, Any] = {"params": params, "prompt_token_ids": prompts.rows}
+    if params is None:
+        requests = requests_of(
+            logits_processor, do_sample=generation_config.do_sample, prompts=prompts, seeds=seeds
+        )
     head = TransformersHead(model)
-    own = head.sampler(rows) if sampler is None else head.follow(sampler)
+    own = head.sampler(max_rows=rows) if sampler is None else head.follow(sampler)
     config = copy.copy(generation_config)
     config.do_sample, config.disable_compile = False, True  # the argmax of `_Drawn` is a draw
     try:
@@ -123,7 +138,7 @@ def generate(
 
 def sampler_of(model: Any, max_rows: int) -> LMHeadSampler:
     """Return a sampler for several calls of `generate` with up to `max_rows` rows. Collective."""
-    return TransformersHead(model).sampler(max_rows)
+    return TransformersHead(model).sampler(max_rows=max_rows)
 
 
 class _Drawn:
@@ -134,7 +149,11 @@ class _Drawn:
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any, kwargs: Any = None) -> Tensor:
-        assert function is torch.argmax
+        if function is not torch.argmax:
+            raise RuntimeError(
+                f"transformers: expected its loop to take the argmax of scores, it called "
+                f"{function.__name__}; pip install 'transformers=={TRIED['transformers']}.*'"
+            )
         token_ids: Tensor = args[0]._token_ids
         return token_ids
 
@@ -172,7 +191,7 @@ class _Draws(StoppingCriteriaList):  # type: ignore[misc]
     def check(self) -> None:
         """Raise if the call ended because a row had no token."""
         for row in self._failed.nonzero().flatten().tolist():
-            raise RuntimeError(
+            raise NoToken(
                 f"generate: row {row} has no token {self._step - 1} behind its prompt, status "
                 f"{Status(int(self._status[row])).name}"
             )

@@ -12,6 +12,7 @@ from torch import Tensor
 from tpsample.agreement.caller_tensors import is_dtensor
 from tpsample.core.score import Head, head_logits
 from tpsample.core.sealed import Sealed
+from tpsample.core.vocab_shard import VocabShard
 from tpsample.errors import UnsupportedParameter
 from tpsample.sampler import LMHeadSampler
 
@@ -34,8 +35,9 @@ class TransformersHead(Sealed):
 
     def __init__(self, model: Any) -> None:
         self._lm_head = lm_head = _linear(model)
-        self.weight: Tensor = lm_head.weight.detach()
-        self.bias: Tensor | None = None if lm_head.bias is None else lm_head.bias.detach()
+        with torch.inference_mode(False):  # which makes no view of a DTensor from outside of it
+            self.weight: Tensor = lm_head.weight.detach()
+            self.bias: Tensor | None = None if lm_head.bias is None else lm_head.bias.detach()
         config = model.config.get_text_config()
         scale = getattr(config, "logit_scale", None) or getattr(config, "lm_head_multiplier", None)
         scale = float(scale or 1 / (getattr(config, "logits_scaling", None) or 1))
@@ -44,12 +46,19 @@ class TransformersHead(Sealed):
         self.hidden_states = self.weight.new_empty(0)
         self._probe(model)
 
-    def sampler(self, max_rows: int) -> LMHeadSampler:
-        """Return a sampler over the head, whole or sharded by tensor parallelism. Collective."""
-        group: Any = None if is_dtensor(self.weight) else "alone"
-        return LMHeadSampler(
-            self.weight, group=group, bias=self.bias, max_rows=max_rows, **self.options
-        )
+    def sampler(self, *, rank: int = 0, world_size: int = 1, **options: Any) -> LMHeadSampler:
+        """Return a sampler over this rank's rows of the head. Collective.
+
+        Args:
+            rank, world_size: of ranks that share a whole head evenly. A head that is sharded by
+                tensor parallelism brings its own rows and group.
+            options: of `LMHeadSampler`.
+        """
+        weight, bias, vocab_size = self.weight, self.bias, len(self.weight)
+        if not is_dtensor(weight):
+            weight, bias = _rows(VocabShard.even(vocab_size, rank, world_size), weight, bias)
+            options["group"] = "alone" if world_size == 1 else None
+        return LMHeadSampler(weight, vocab_size=vocab_size, bias=bias, **self.options, **options)
 
     def follow(self, sampler: LMHeadSampler) -> LMHeadSampler:
         """Let a sampler for several calls read this head, whose weight may be another by now.
@@ -64,10 +73,13 @@ class TransformersHead(Sealed):
                 "sampler: has another scale, soft-cap or bias than the model's head; pass one of "
                 "sampler_of(model), or leave sampler out"
             )
-        pairs: Any = (self.weight, own.weight), (self.bias, own.bias)
+        weight, bias = self.weight, self.bias
+        if not is_dtensor(weight) and len(weight) == sampler.vocab_size:
+            weight, bias = _rows(sampler.shard, weight, bias)
+        pairs: Any = (weight, own.weight), (bias, own.bias)
         local = [(part.to_local() if is_dtensor(part) else part, its) for part, its in pairs]
         if any(part is not None and part.data_ptr() != its.data_ptr() for part, its in local):
-            sampler.refresh(self.weight, self.bias)
+            sampler.refresh(weight, bias)
         return sampler
 
     @contextmanager
@@ -119,6 +131,11 @@ class TransformersHead(Sealed):
         near = found.shape == expected.shape and torch.allclose(found, expected, 0.02, 0.02)
         if not near:
             raise _unknown(model, f"{logits.tolist()} become {found.tolist()}")
+
+
+def _rows(shard: VocabShard, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    own = slice(shard.start, shard.stop)
+    return weight[own], None if bias is None else bias[own]
 
 
 def _linear(model: Any) -> Any:

@@ -1,9 +1,8 @@
-"""A request as JSON, in a record and in a file of requests.
+"""A request as JSON, in a record and on a command line.
 
-    {"top_p": 0.9, "logit_bias": {"17": -5}, "seed": null, "logprobs": true, "top_logprobs": 2}
+    {"top_p": 0.9, "logit_bias": {"17": -5}, "seed": null, "logprobs": 2}
 
-The fields are those of `SamplingParams`. The spellings of OpenAI's API are accepted too, because
-clients send them. A field that is null counts as not given.
+The fields are those of `SamplingParams`. A field that is null counts as not given.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def to_json(params: SamplingParams) -> dict[str, Any]:
 def from_json(where: str, values: Any) -> dict[str, Any]:
     """Return fields of SamplingParams from a JSON object; bad_words may hold texts beside ids.
 
-    Biases beyond ±100 are clamped. ``logprobs: true`` with ``top_logprobs: n`` is ``logprobs: n``.
+    Biases beyond ±100 are clamped.
 
     Raises:
         ValueError: an unknown field, or a value that cannot be used; names `where` and the field.
@@ -43,11 +42,10 @@ def from_json(where: str, values: Any) -> dict[str, Any]:
         raise ValueError(f"{where}: expected an object of fields, got {describe(values)}")
     given = {name: value for name, value in values.items() if value is not None}
     for name in given:
-        if name not in (*FIELDS, "top_logprobs"):
+        if name not in FIELDS:
             raise ValueError(
                 f"{where}: {shorten(name)}: not a field of SamplingParams; {way_out(name, FIELDS)}"
             )
-    _join_logprobs(where, given)
     if "logit_bias" in given:
         given["logit_bias"] = _biases(where, given["logit_bias"])
     try:
@@ -55,17 +53,6 @@ def from_json(where: str, values: Any) -> dict[str, Any]:
     except (TypeError, ValueError) as error:  # whose text begins with the field
         raise ValueError(f"{where}: {error}") from error
     return given
-
-
-def _join_logprobs(where: str, given: dict[str, Any]) -> None:
-    """Make ``"logprobs": 2`` of ``"logprobs": true, "top_logprobs": 2``."""
-    top = given.pop("top_logprobs", None)
-    if isinstance(given.get("logprobs"), bool) and given.pop("logprobs"):
-        given["logprobs"] = 0 if top is None else top
-    elif top is not None:
-        raise ValueError(
-            f"{where}: top_logprobs: expected logprobs: true beside it, got {describe(top)}"
-        )
 
 
 def _check(given: dict[str, Any]) -> None:
