@@ -264,10 +264,6 @@ tpsample/filters/sample.py
     -     return
     +     return
     > test_the_search_decides_what_the_rejection_cannot[flat-in-top-k]
-    a NaN is no NaN where rows begin with the search
-    - return _searched(rows, filters, ranks, may_read=True)
-    + return _searched(replace(rows, top=rows.largest.nan_to_num(0)), filters, ranks, may_read=True)
-    > test_rows_with_a_nan_say_so_whichever_filter_they_have[torch]
     a greedy row keeps what its masks left
     - may_read=may_read, of_greedy=top_word
     + may_read=may_read
@@ -361,6 +357,20 @@ tpsample/backends/triton_/kernels/cuts.py
     - place = tl.load(offset_ptr + row) + offs
     + place = tl.load(offset_ptr) + offs
     > test_sets_one_behind_the_other
+tpsample/backends/numba_/passes.py
+    native: the best of a kept set is no NaN where the largest logit is one
+    - self.of_undone(or_nan(best, self.largest))
+    + self.of_undone(best)
+    > test_rows_with_a_nan_say_so_whichever_filter_they_have[numba]
+tpsample/backends/triton_/kernels/sums.py
+    kernel: the best of a kept set is no NaN where the largest logit is one
+    - best = tl.where(is_nan, nan_word(), best)
+    + pass
+    > test_sums_down_to_a_word
+    kernel: the mass of a kept set is of all tokens
+    - sum_of_kept(high, low, kept)
+    + sum_of_kept(high, low, mask)
+    > test_sums_down_to_a_word
 tpsample/backends/numba_/kernels/cuts.py
     native bins count masked tokens
     - bins[j] = found if logits[j] > F32(-np.inf) else I32(-1)

@@ -406,6 +406,16 @@ tpsample/backends/numba_/kernels/cuts.py
     - if words[j] >= least and number < room:
     + if words[j] > least and number < room:
     > test_sums_down_to_a_word
+    native: words of a set that differ in one digit of their keys alone stay as they were
+    - shared |= number == count
+    + shared |= number > 1
+    > test_sums_down_to_a_word
+    native: equal logits are listed from the last id on
+    - for j in range(count):
+    -             word = words[j] if first else spare[j]
+    + for j in range(count - 1, -1, -1):
+    +             word = words[j] if first else spare[j]
+    > test_sums_down_to_a_word
     native: a search passes by the least logit of a prefix
     - near += I32(not (part[j] < lowest or part[j] > highest))
     + near += I32(not (part[j] <= lowest or part[j] > highest))

@@ -43,7 +43,7 @@ from tpsample.backends.numba_.kernels.numbers import (
 from tpsample.backends.numba_.kernels.primitives import larger
 from tpsample.backends.numba_.kernels.products import products_of
 from tpsample.backends.numba_.kernels.threads import share
-from tpsample.core.word import KEY_NAN
+from tpsample.core.word import KEY_NAN, LOWEST_DRAWABLE
 
 
 @jit()
@@ -234,7 +234,7 @@ def draw_logits(given, index, sources, draws, head, cut, best):
             for k in range(block.count):
                 inside[k] = as_fp32(part[k])
             control(logits, block, index[i], head)
-            if len(cut):
+            if len(cut) and cut[i] > LOWEST_DRAWABLE:  # no logit but -inf lies below it
                 for j in range(block.lane, block.lane + block.count):
                     counts = pack(logits[j], block.base + j) >= cut[i]
                     logits[j] = logits[j] if counts else F32(-np.inf)
