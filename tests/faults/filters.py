@@ -361,7 +361,7 @@ tpsample/backends/numba_/passes.py
     native: the best of a kept set is no NaN where the largest logit is one
     - self.of_undone(or_nan(best, self.largest))
     + self.of_undone(best)
-    > test_rows_with_a_nan_say_so_whichever_filter_they_have[numba]
+    > test_sums_down_to_a_word
 tpsample/backends/triton_/kernels/sums.py
     kernel: the best of a kept set is no NaN where the largest logit is one
     - best = tl.where(is_nan, nan_word(), best)
