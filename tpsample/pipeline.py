@@ -9,6 +9,7 @@ of them can finish.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import TypeVar
 
 from torch import Tensor, nn
@@ -99,8 +100,14 @@ class Pipeline:
         positions: Tensor,
         out: SampleOutput,
         num_samples: int = 1,
+        carried: Callable[[ShardLogits, Step], list[Tensor]] | None = None,
     ) -> Step:
-        """Compute this rank's words of a call that is settled, and hand them to the exchange."""
+        """Compute this rank's words of a call that is settled, and hand them to the exchange.
+
+        Args:
+            carried: makes what the rank sends with them of the rows that it stored. Default: the
+                candidates of filtered rows.
+        """
         hidden_states, local_logits = inputs.rows()
         step = self.local.prepare(hidden_states, batch, positions, num_samples, out, local_logits)
         if batch._stores_logits and batch.undrawn is None and capturing(self.settings.device):
@@ -111,8 +118,8 @@ class Pipeline:
             with range_of("head"):
                 for part, words in enumerate(exchange.begin(num_words)):
                     self.local.best_words(step, words, part, exchange.parts, exchange.push)
-                    if exchange.carries and step.batch.plan.filters is not None:
-                        exchange.carry(candidates_of(self.stored(step), step))
+                    if exchange.carries and (carried or step.batch.plan.filters is not None):
+                        exchange.carry((carried or candidates_of)(self.stored(step), step))
                     exchange.publish(part, num_words)
         return step
 

@@ -17,6 +17,14 @@ tpsample/speculative/drawn_drafts.py
     + random = laws.drafts >= 0
     > test_drafts_that_are_no_draws_of_their_law_are_told_of_once[greedy]
 tpsample/speculative/acceptance.py
+    calls that differ are not compared before a verification draws
+    - sampler.agreement.compare()
+    + pass
+    > test_calls_that_differ_raise_the_same_naming_what_does
+    what travels with the words is of one rank
+    - if carried is None else carried[0])
+    + if carried is None else carried[0][:1])
+    > test_every_rank_count_emits_the_oracles_tokens
     a draft that a ratio refused has a kept set
     - kept_sets_of(cut, batch, ranks, emitted)
     + kept_sets_of(cut, batch, ranks)

@@ -202,7 +202,7 @@ def _cost(rows: Rows) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("changes", "most_bytes"),
     [
-        ({"top_p": 0.95}, 1600),
+        ({"top_p": 0.95}, 2000),
         ({"top_k": 1000, "top_p": 0.95}, 57_000),
         ({"top_k": 2000, "top_p": 0.95}, 25_000),
         ({"top_k": 50}, 2900),

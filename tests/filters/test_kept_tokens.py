@@ -123,7 +123,7 @@ def test_bytes_and_memory_follow_the_sizes_that_fit():
         assert kept.overflow.tolist() == [k > cap for k in (5, 60, 100, 101, 3000, 7, 8, 9)]
         # The largest logit, the token, mass and size, and the words of the set.
         of_words = 8 * (world_size - 1) * (1 + 1 + 2 + widest) * count
-        of_sums = 2 * (world_size - 1) * 4 * BINS * count // world_size  # numbers of tokens
+        of_sums = (world_size - 1) * 4 * BINS * count  # numbers of tokens, to each peer
         of_lists = 8 * (world_size - 1) * (1 + 2 * LISTED // (1 + world_size)) * count
         assert sent == of_words + of_sums + of_lists
         assert elements <= 1.1 * count * max(map(len, shards))

@@ -26,6 +26,20 @@ TIMEOUT_S, PROMISED_S, DELAY_S = 4.0, 2.0, 0.04
 # Bytes and packets of a plain step of 1, 8 and 64 rows on two hosts of two ranks, when a step still
 # took several messages.
 BYTES_BEFORE = {1: (6874, 59), 8: (15261, 137), 64: (17184, 141)}
+# Beside a plain step: the request of every row, and most one-way latencies of 1 and of 64 rows.
+PROCESSED = {"logprobs": 5, "logprobs_mode": "processed_logprobs"}
+KINDS: dict[str, tuple[dict[str, Any], tuple[float, float]]] = {
+    "top_k 50 with top_p": ({"top_k": 50, "top_p": 0.9}, (3, 3)),
+    "top_k 300 with top_p": ({"top_k": 300, "top_p": 0.9}, (3, 6)),
+    "top_p": ({"top_p": 0.9}, (5, 5)),
+    "logprobs": ({"logprobs": 5}, (7, 7)),
+    "processed logprobs of top_p": ({"top_p": 0.9, **PROCESSED}, (14, 16)),
+    "kept sets": ({"kept_cap": 100}, (5, 5)),
+    "kept sets of top_k 50": ({"top_k": 50, "kept_cap": 100}, (3, 3)),
+    "kept sets of top_p": ({"top_p": 0.9, "kept_cap": 100}, (12, 14)),
+    "rejection": ({"method": "rejection"}, (7, 7)),
+    "block": ({"method": "block"}, (7, 7)),
+}
 # How the call of the last rank differs, and the beginning of every rank's error.
 DIFFERENCES = {
     "rows": "hidden_states rows: must be the same on every rank",
@@ -52,13 +66,15 @@ def steps(job: RanksOnHosts, exchange: str, rows: int, count: int, **changes: An
 
 
 def latencies_of(
-    job: RanksOnHosts, hosts: Hosts, exchange: str, rows: int, **changes: Any
+    job: RanksOnHosts, hosts: Hosts, exchange: str, rows: int, most: float = 3.0, **changes: Any
 ) -> float:
     """Return how many one-way latencies the shortest of several steps takes, under a delay.
 
     Other work lengthens some steps and shortens none, so steps above the limit are taken again.
+
+    Args:
+        most: what they may take; a plain step takes one message to every peer, so two.
     """
-    most = 5 if changes and exchange == "two_level" else 3
     hosts.delay_s = DELAY_S
     least = float("inf")
     for _ in range(5):
@@ -66,7 +82,7 @@ def latencies_of(
         if least < most:
             break
     hosts.delay_s = 0.0
-    assert least < most, f"{least:.1f} latencies; one message to every peer takes 2"
+    assert least < most, f"{least:.1f} latencies, at most {most} were expected"
     return least
 
 
@@ -110,7 +126,8 @@ def exchanges() -> None:
                     f"{wire[0]:.0f} B in {wire[1]:.0f} packets"
                 )
                 assert wire[0] < before[0] and wire[1] < before[1], f"before: {before}"
-            latencies = latencies_of(job, hosts, exchange, 8, top_k=50)
+            most = 5.0 if exchange == "two_level" else 3.0
+            latencies = latencies_of(job, hosts, exchange, 8, most, top_k=50)
             say(f"{exchange}, 8 rows with top_k: {latencies:.1f} latencies")
             for how, begin in DIFFERENCES.items():
                 errors = job.ask("differ", exchange, how)
@@ -119,6 +136,12 @@ def exchanges() -> None:
                 assert kind == "RankMismatch" and text.startswith(begin), errors
                 say(f"{exchange}, other {how} on the last rank: {text}")
                 steps(job, exchange, 8, 1)
+        for name, (changes, limits) in KINDS.items():
+            found = [
+                latencies_of(job, hosts, "collective", rows, most, **changes)
+                for rows, most in zip((1, 64), limits, strict=True)
+            ]
+            say(f"{name}, 1 and 64 rows: {found[0]:.1f} and {found[1]:.1f} latencies")
 
 
 def faults(exchange: str, count: int, each: int) -> None:

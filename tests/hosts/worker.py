@@ -12,8 +12,17 @@ import torch
 import torch.distributed as dist
 
 from tests.support.calls import outcome
-from tpsample import LMHeadSampler, PeerLost, SamplingBatch, SamplingParams, VocabShard, reference
+from tpsample import (
+    LMHeadSampler,
+    PeerLost,
+    SamplingBatch,
+    SamplingParams,
+    VocabShard,
+    reference,
+    verify,
+)
 from tpsample.distributed import Job, join
+from tpsample.speculative.drafting import Method
 
 V, D = 512, 16
 
@@ -41,12 +50,22 @@ class Worker:
         make = partial(LMHeadSampler, own, shard=shard, group=group)
         self._sampler = cache(lambda exchange: make(exchange=exchange))
 
-    def steps(self, exchange: str, rows: int, count: int, **changes: Any) -> dict[str, Any]:
-        """Take steps; return the time of the shortest, and how many tokens are wrong."""
+    def steps(
+        self, exchange: str, rows: int, count: int, method: Method | None = None, **changes: Any
+    ) -> dict[str, Any]:
+        """Take steps; return the time of the shortest, and how many tokens are wrong.
+
+        Args:
+            method: of verifications in place of steps. Of none of their tokens is it said.
+        """
         batch, took, found = _batch(rows, **changes), [], []
         for position in range(count):
             began = time.monotonic()
             try:
+                if method is not None:
+                    self._verify(exchange, batch, 8 * position, method)
+                    took.append(time.monotonic() - began)
+                    continue
                 output = self._sampler(exchange)(self._hidden[:rows], batch, position)
             except PeerLost as lost:
                 after = time.monotonic() - began
@@ -58,6 +77,12 @@ class Worker:
             for position, ids in enumerate(found)
         )
         return {"took": min(took[1:], default=0.0), "wrong": wrong}
+
+    def _verify(self, exchange: str, batch: SamplingBatch, position: int, method: Method) -> None:
+        """Verify a draft of each row."""
+        states = self._hidden[: batch.rows].unsqueeze(1).repeat(1, 2, 1)
+        drafts = torch.zeros(batch.rows, 1, dtype=torch.int64)
+        verify(self._sampler(exchange), states, drafts, batch, position, method=method)
 
     def differ(self, exchange: str, how: str) -> tuple[str, str]:
         """Make a call that is another one on the last rank; return the error."""
@@ -74,6 +99,6 @@ class Worker:
         self._sampler(exchange).reset()
 
 
-def _batch(rows: int, **changes: Any) -> SamplingBatch:
+def _batch(rows: int, kept_cap: int | None = None, **changes: Any) -> SamplingBatch:
     params = [SamplingParams(seed=seed, **changes) for seed in range(rows)]
-    return SamplingBatch.from_params(params, vocab_size=V)
+    return SamplingBatch.from_params(params, vocab_size=V, kept_cap=kept_cap)

@@ -169,9 +169,19 @@ class Stepping:
         self.local = TritonBackend(settings_of(weight, shard, max_rows=MAX_ROWS))
         self.local.tile = TILE
         self.exchange = exchange(1)
-        self.pipeline = self
+        self.pipeline = self.agreement = self
 
-    def begin(self, inputs: Inputs, batch: BatchView, positions: Tensor, out: SampleOutput) -> Any:
+    def compare(self) -> None:
+        """There are no other calls to compare with."""
+
+    def begin(
+        self,
+        inputs: Inputs,
+        batch: BatchView,
+        positions: Tensor,
+        out: SampleOutput,
+        carried: object = None,
+    ) -> Any:
         hidden_states = inputs.given.flatten(0, 1)
         begun = self.local.prepare(hidden_states, batch, positions, 1, out, None)
         for part, own in enumerate(self.exchange.begin(begun.num_words)):

@@ -38,7 +38,7 @@ from torch import Tensor
 
 from tpsample.backends import room_of
 from tpsample.backends.torch_.passes import ShardLogits
-from tpsample.backends.torch_.verification import Laws
+from tpsample.backends.torch_.verification import Laws, Verification
 from tpsample.filters.finish import kept_sets_of, logprobs_of, may_read, shard_logits
 from tpsample.filters.kept_sets import Cut, find_cut
 from tpsample.output import SampleOutput, VerifyOutput, reached
@@ -65,6 +65,7 @@ def verify_by_ratio(
 
     The local logits come from the sampler's backend, and so do the passes over them. Beside that of
     the words there are three exchanges: the largest logits, the sums, and words of the residuals.
+    Where ranks meet on the host, the first of them travels with the words.
 
     Args:
         inputs: hidden states or logits of [B, K + 1] rows.
@@ -79,21 +80,29 @@ def verify_by_ratio(
     batch = batch._replace(plan=batch.plan.storing_every_row)
     # A draw of every row, because it tells the row's status.
     out = SampleOutput.empty(batch.seed, None)
-    step = sampler.pipeline.begin(inputs, batch, at, out)
-    sampler.exchange.finish(out, batch.seed)
-    stored, ranks = shard_logits(step, sampler.shard, sampler.backend), sampler.ranks
     if draft is not None and draft.stride(2) != 1:
         draft = draft.contiguous()
-    its = room_of(sampler.backend).verification(
-        rows=stored,
-        draft=draft,
-        drafts=drafts,
-        status=out.status.view(num_rows, width),
-        seed=batch.seed[::width].clone(),  # the output is a value
-        positions=positions,
-        block=block,
+    verification = room_of(sampler.backend).verification
+
+    def over(rows: ShardLogits) -> Verification:
+        return verification(
+            rows=rows,
+            draft=draft,
+            drafts=drafts,
+            status=out.status.view(num_rows, width),  # the exchange writes it
+            seed=batch.seed[::width].clone(),  # the output is a value
+            positions=positions,
+            block=block,
+        )
+
+    step = sampler.pipeline.begin(
+        inputs, batch, at, out, carried=lambda rows, _: [over(rows).tops()]
     )
-    laws = its.laws(ranks.gather_integers(its.tops()))
+    sampler.agreement.compare()
+    sampler.exchange.finish(out, batch.seed)
+    stored, ranks = shard_logits(step, sampler.shard, sampler.backend), sampler.ranks
+    its, carried = over(stored), sampler.exchange.carried()
+    laws = its.laws(ranks.gather_integers(its.tops()) if carried is None else carried[0])
     cut: Cut | None = None
     if batch.plan.filters is not None:
         cut = filtered_cut(stored, batch, laws, ranks)

@@ -200,7 +200,7 @@ def _verify(
         )
 
     with sampler.checks.thread_of(batch), sampler.agreement:
-        call = sampler.agreement.settle(check)
+        call = sampler.agreement.settle(check, words_follow=True)
         settled, at, drafts = call.batch, call.positions, call.token_ids
         assert isinstance(settled, StepBatch) and at is not None and drafts is not None
 
