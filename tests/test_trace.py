@@ -1,5 +1,6 @@
 """The trace of a generation: the oracle's top k and entropies, in buffers that are made once."""
 
+import json
 import math
 
 import pytest
@@ -68,11 +69,16 @@ def _logprobs(rows: int, width: int) -> Logprobs:
     return Logprobs(torch.ones(shape, dtype=torch.int64), values, torch.ones(shape), values[:, 0])
 
 
-def test_what_lies_behind_the_end_of_a_row_is_blank():
+def test_what_lies_behind_the_end_of_a_row_is_blank(tmp_path):
+    safetensors = pytest.importorskip("safetensors", reason="needs the extra hf")
     trace = TopKTrace(2, 5, 3)
     for _ in range(4):
         trace.record(_logprobs(2, 4))
-    found = trace.tensors(lengths=[1, 4])
+    path = tmp_path / "run.safetensors"
+    trace.save(path, lengths=[1, 4], metadata={"prompts": json.dumps(["a", "b"])})
+    with safetensors.safe_open(path, "pt") as file:
+        found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        assert json.loads(file.metadata()["prompts"]) == ["a", "b"]
     assert found["lengths"].tolist() == [1, 4]
     assert found["token_ids"].tolist() == [[1, -1, -1, -1], [1, 1, 1, 1]]
     assert found["top_token_ids"].shape == (2, 4, 3)

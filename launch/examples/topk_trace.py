@@ -42,4 +42,4 @@ if __name__ == "__main__":
                 drawn, entropy = int(trace.token_ids[0, step]), float(trace.entropies[0, step])
                 likeliest = trace.top_token_ids[0, step].tolist()
                 print(f"step {step}: drew {drawn}, entropy {entropy:.2f}, likeliest {likeliest}")
-            # safetensors.torch.save_file(trace.tensors(), "trace.safetensors") keeps it.
+            # trace.save("trace.safetensors") keeps it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,19 @@ from tpsample.cli import report
 from tpsample.cli.answers import Row, decode
 from tpsample.cli.model import Model
 
-pytest.importorskip("transformers", reason="needs the extra hf")
+TRANSFORMERS = pytest.importorskip("transformers", reason="needs the extra hf")
+
+
+def test_greedy_rows_are_what_transformers_generates(tiny: Path, tiny_model: Model) -> None:
+    greedy = SamplingParams(temperature=0)
+    rows = [Row(tiny_model, prompt, greedy) for prompt in ([5], [7, 8, 9, 10, 11])]
+    decode(tiny_model, rows, tiny_model.lm_head.sampler(max_rows=2, backend="torch"), 6)
+
+    causal_lm = TRANSFORMERS.AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    for row in rows:
+        ids = torch.tensor([row.prompt])
+        theirs = causal_lm.generate(ids, max_new_tokens=6, do_sample=False)
+        assert theirs[0].tolist() == row.prompt + row.answer
 
 
 class Scripted:

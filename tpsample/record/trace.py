@@ -8,7 +8,8 @@ All buffers are [B, steps, k] or smaller and are made once; whole logits of ever
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ class TopKTrace(Sealed):
 
         trace = TopKTrace(rows=B, steps=200, k=20)          # requests with logprobs=20
         trace.record(sampler(hidden_states, batch, positions))              # every step
-        safetensors.torch.save_file(trace.tensors(lengths=[...]), "run.safetensors")
+        trace.save("run.safetensors", lengths=[...])
 
     A row of the trace is a row of the batch, so rows that move, leave or join need another trace.
     On a CPU it sees them by the seeds of a step, if it is given the output and not its logprobs.
@@ -122,3 +123,16 @@ class TopKTrace(Sealed):
             shape = inside.shape + (1,) * (tensor.ndim - 2)
             found[name] = tensor.where(inside.view(shape), blank)
         return found
+
+    def save(
+        self,
+        path: str | Path,
+        *,
+        lengths: Sequence[int] | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        """Write `tensors(lengths)` as a safetensors file, which waits for the GPU."""
+        from safetensors.torch import save_file  # needs the extra hf
+
+        tensors = {name: tensor.contiguous() for name, tensor in self.tensors(lengths).items()}
+        save_file(tensors, path, metadata=dict(metadata or {}))
