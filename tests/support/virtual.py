@@ -42,8 +42,8 @@ def in_turn(sampler: LMHeadSampler, ranks: VirtualRanks) -> LMHeadSampler:
     """
     begin = sampler.pipeline.begin
 
-    def begin_and_meet(*arguments: Any) -> Any:
-        step = begin(*arguments)
+    def begin_and_meet(*arguments: Any, **named: Any) -> Any:
+        step = begin(*arguments, **named)
         ranks.meet()
         return step
 
