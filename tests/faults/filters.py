@@ -367,6 +367,10 @@ tpsample/backends/triton_/kernels/sums.py
     - best = tl.where(is_nan, nan_word(), best)
     + pass
     > test_sums_down_to_a_word
+    kernel: the largest logit is that of the last rank
+    - word = tl.maximum(word, tl.load(own))
+    + word = tl.load(own)
+    > test_the_cut_in_a_bin
     kernel: the mass of a kept set is of all tokens
     - sum_of_kept(high, low, kept)
     + sum_of_kept(high, low, mask)

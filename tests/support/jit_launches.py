@@ -174,14 +174,8 @@ class Stepping:
     def compare(self) -> None:
         """There are no other calls to compare with."""
 
-    def begin(
-        self,
-        inputs: Inputs,
-        batch: BatchView,
-        positions: Tensor,
-        out: SampleOutput,
-        carried: object = None,
-    ) -> Any:
+    def begin(self, inputs: Inputs, batch: BatchView, *its: Any, **_: object) -> Any:
+        positions, out = its
         hidden_states = inputs.given.flatten(0, 1)
         begun = self.local.prepare(hidden_states, batch, positions, 1, out, None)
         for part, own in enumerate(self.exchange.begin(begun.num_words)):

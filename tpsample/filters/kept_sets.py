@@ -45,7 +45,7 @@ class Cut(NamedTuple):
         words: int64 [F]; a token is kept iff its order word is >= it.
         first: int64 [F, k], the first words over all ranks, where these hold every set; else None.
         held: int64 [W, F, 2], mass and number of the kept tokens of each rank, or [1, F, 2] of all;
-            None if no rank has said so yet.
+            None where no message has brought them yet.
     """
 
     rows: ShardLogits
@@ -201,9 +201,9 @@ def find_kept_sets(
     Collective. A kept set is a prefix of the total order, so each rank's part of it is the first
     words of its own order. Where the first words decide all rows, nothing more is sent. Else a row
     costs every rank 8 (W - 1) · n bytes for words, where n is the most words that one rank has of a
-    row that is listed, and 16 (W - 1) for masses and sizes that came with no token. A row over the
-    cap sends no words, because it is reported as an overflow and never cut short. Nor does a row
-    that kept all ids.
+    row that is listed, and 16 (W - 1) for masses and sizes, if the token's message did not bring
+    them. A row over the cap sends no words, because it is reported as an overflow and never cut
+    short. Nor does a row that kept all ids.
 
     Args:
         cut: of all rows of the step.

@@ -60,7 +60,7 @@ def find_logprobs(
         its, filtered = rows.select(asked.filtered), asked.filtered
         if ends is None:
             cut = find_cut(its, asked.filters, ranks, may_read=may_read).words
-        else:  # a row that its temperature made greedy keeps one token, and is told of all
+        else:  # a row made greedy by its temperature keeps one token, but its logprobs are of all
             random = its.noise.random.squeeze(1)
             cut = ends[asked.of_filters].where(random, LOWEST_DRAWABLE)
         if not has_all(filtered, len(marks)):

@@ -98,7 +98,7 @@ def sample_and_cut(
 ) -> tuple[Tensor, Cut]:
     """Return what `sample_filtered` does, and where the kept sets of all rows end. Collective.
 
-    The sets decide the tokens: all rows go by their first words, or all by the search.
+    Where the sets end decides the tokens, too. All rows go by first words, or all by the search.
 
     Args:
         gathered: the `own_candidates` of all ranks with `sets`, if the words brought them.

@@ -669,7 +669,7 @@ class ShardLogits:
         return self.of_undone(or_nan(best, self.largest))
 
     def best_and_mass(self, cut: Tensor) -> Tensor:
-        """Return int64 [F, num_samples + 2], `best_kept`, and mass and number of what it is of."""
+        """Return int64 [F, num_samples + 2]: `best_kept`, then mass and number of the tokens."""
         own = self.weigh(cut, cut.unsqueeze(1))[:, ::2]  # without the moment
         return torch.cat([self.best_kept(cut), self.of_undone(own)], dim=1)
 
