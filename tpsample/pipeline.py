@@ -100,13 +100,12 @@ class Pipeline:
         positions: Tensor,
         out: SampleOutput,
         num_samples: int = 1,
-        carried: Callable[[ShardLogits, Step], list[Tensor]] | None = None,
+        carried: Callable[[ShardLogits, Step, Tensor], list[Tensor]] = candidates_of,
     ) -> Step:
         """Compute this rank's words of a call that is settled, and hand them to the exchange.
 
         Args:
-            carried: makes what the rank sends with them of the rows that it stored. Default: the
-                candidates of filtered rows.
+            carried: makes what the rank sends with its words of the rows that it stored.
         """
         hidden_states, local_logits = inputs.rows()
         step = self.local.prepare(hidden_states, batch, positions, num_samples, out, local_logits)
@@ -118,8 +117,8 @@ class Pipeline:
             with range_of("head"):
                 for part, words in enumerate(exchange.begin(num_words)):
                     self.local.best_words(step, words, part, exchange.parts, exchange.push)
-                    if exchange.carries and (carried or step.batch.plan.filters is not None):
-                        exchange.carry((carried or candidates_of)(self.stored(step), step))
+                    if exchange.carries and batch._stores_logits:
+                        exchange.carry(carried(self.stored(step), step, words))
                     exchange.publish(part, num_words)
         return step
 

@@ -105,13 +105,17 @@ MESSAGES = {
     "top_k": ({"top_k": 50, "top_p": 0.9}, 6, 1),
     "top_k of many rows": ({"top_k": 256}, 65, 2),
     "top_p": ({"top_p": 0.9}, 6, 2),
+    "logprobs": ({"logprobs": 3, "logprob_token_ids": [7, 299]}, 6, 2),
+    "logprobs of greedy rows": ({"logprobs": 0, "temperature": 0.0}, 6, 2),
+    "logprobs of top_k": ({"logprobs": 3, "top_k": 50}, 6, 3),
 }
 """Requests, how many rows ask them, and messages to every peer."""
 
 
 def _messages(params: list[SamplingParams], exchange: str) -> tuple[int, bool]:
     """How often a step waits for the other ranks, two one-way latencies each; is it right?"""
-    weights = [torch.full((100, 2), 0.1 * rank) for rank in range(dist.get_world_size())]
+    generator = torch.Generator().manual_seed(4)
+    weights = [torch.rand(100, 2, generator=generator) for _ in range(dist.get_world_size())]
     own = weights[dist.get_rank()]
     sampler = LMHeadSampler(own, vocab_size=300, exchange=exchange, backend="torch")
     alone = LMHeadSampler(torch.cat(weights), group="alone", backend="torch")
@@ -120,7 +124,11 @@ def _messages(params: list[SamplingParams], exchange: str) -> tuple[int, bool]:
     sampler(hidden_states, batch, 0)
     with mock.patch.object(RollCall, "wait", autospec=True, side_effect=RollCall.wait) as waits:
         out = sampler(hidden_states, batch, 1)
-    return waits.call_count, torch.equal(out.token_ids, alone(hidden_states, batch, 1).token_ids)
+    its, right = alone(hidden_states, batch, 1), True
+    if its.logprobs is not None:
+        fields = "token_ids", "values", "ranks", "entropies"
+        right = all(getattr(out.logprobs, f).equal(getattr(its.logprobs, f)) for f in fields)
+    return waits.call_count, right and torch.equal(out.token_ids, its.token_ids)
 
 
 @pytest.mark.parametrize("kind", MESSAGES)

@@ -322,6 +322,10 @@ tpsample/sampler.py
     + {"bytes_sent": self.ranks.bytes_sent}
     > test_ranks_count_bytes_and_how_long_they_waited
 tpsample/filters/logprobs.py
+    the best token of another rank stands for the drawn one
+    - best *= word.token_of(best) == sampled
+    + best *= word.token_of(best) >= 0
+    > test_a_step_is_one_message_to_every_peer_and_with_top_p_two
     ranks are counted beyond the kept set
     - marks = marks.maximum(cut.unsqueeze(1))
     + marks = marks.minimum(marks)

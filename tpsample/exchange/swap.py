@@ -1,7 +1,7 @@
 """The exchange of ranks that meet on the host: one message to every peer has all of a step.
 
     message   int64 [1 + rows + …]: the digest of the call (`tpsample.agreement.step`), the words,
-              and what the rank sends first of its filtered rows
+              and what the rank sends first of filtered rows and of logprobs
 
 Every call begins with such a message, if need be without words. A receiver has room for the longest
 of any sampler. So ranks whose calls or samplers differ still receive each other's, and all see from

@@ -14,12 +14,12 @@ from tpsample.core import word
 from tpsample.core.tensors import capturing
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.filters.kept_sets import Cut, find_kept_sets
-from tpsample.filters.logprobs import find_logprobs
+from tpsample.filters.logprobs import find_logprobs, own_words
 from tpsample.filters.sample import own_candidates, sample_and_cut, sample_filtered
 from tpsample.output import KeptSets, Logprobs
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.batch import SamplingBatch
-from tpsample.request.filters import lists_all
+from tpsample.request.filters import LogprobRows, lists_all
 from tpsample.request.params import SamplingParams
 from tpsample.request.plan import BatchView
 from tpsample.request.step import Step
@@ -37,13 +37,21 @@ def shard_logits(step: Step, shard: VocabShard, backend: str) -> ShardLogits:
     )
 
 
-def candidates_of(rows: ShardLogits, step: Step) -> list[Tensor]:
-    """Return what this rank sends in the first exchange of the step's filtered rows."""
-    filters = step.batch.plan.filters
-    assert filters is not None
-    filtered = rows.select(slice(0, len(filters.row_list)))
-    sets = step.batch.plan.kept_cap is not None
-    return own_candidates(filtered, filters, may_read=may_read(step.batch), sets=sets)
+def candidates_of(rows: ShardLogits, step: Step, words: Tensor) -> list[Tensor]:
+    """Return what this rank sends first of the step's filtered rows, and of its logprobs.
+
+    Args:
+        words: int64 [num_samples · B], the rank's best words.
+    """
+    plan, found = step.batch.plan, []
+    if plan.filters is not None:
+        filtered = rows.select(slice(0, len(plan.filters.row_list)))
+        how = {"may_read": may_read(step.batch), "sets": plan.kept_cap is not None}
+        found += own_candidates(filtered, plan.filters, **how)
+    if plan.logprobs is not None and plan.logprobs.unfiltered:
+        best = words.view(-1, step.batch.rows).T[plan.logprobs.row_index]
+        found.append(own_words(_shown(rows, plan.logprobs), plan.logprobs, word.decode(best)[0]))
+    return found
 
 
 def finish_logits(
@@ -54,14 +62,16 @@ def finish_logits(
     Args:
         rows: the logits of the rows that `step.batch.plan` stores.
         step: whose output holds an unfiltered draw of every row.
-        gathered: the `candidates_of` all ranks, if the words brought them.
+        gathered: the `candidates_of` all ranks, if they came with the words.
 
     Returns:
         Where the kept sets of all rows end, of a batch that has a `kept_cap`.
     """
-    batch, out, cut = step.batch, step.out, None
+    batch, out, cut, of_logprobs = step.batch, step.out, None, None
     assert out is not None
-    filters = batch.plan.filters
+    filters, asked = batch.plan.filters, batch.plan.logprobs
+    if gathered is not None and asked is not None and asked.unfiltered:
+        *gathered, of_logprobs = gathered
     if filters is not None:
         filtered = rows.select(slice(0, len(filters.row_list)))
         its = filtered, filters, ranks
@@ -71,9 +81,9 @@ def finish_logits(
         else:
             words, cut = sample_and_cut(*its, **how)
         filtered.write_tokens(words, filters.row_index, out)
-    if batch.plan.logprobs is not None:
+    if asked is not None:
         ends = None if cut is None else cut.words
-        out.logprobs = logprobs_of(rows, batch, ranks, out.token_ids, ends)
+        out.logprobs = logprobs_of(rows, batch, ranks, out.token_ids, ends, of_logprobs)
     return cut
 
 
@@ -103,13 +113,14 @@ def logprobs_of(
     ranks: Ranks,
     token_ids: Tensor,
     ends: Tensor | None = None,
+    gathered: Tensor | None = None,
 ) -> Logprobs:
     """Return the logprobs of the rows that ask for them. Collective.
 
     Args:
         rows: the logits of the rows that `batch.plan` stores.
         token_ids: int64 [B] or [B, num_samples], the tokens drawn; -1 in a row without.
-        ends: as in `find_logprobs`.
+        ends, gathered: as in `find_logprobs`.
     """
     asked = batch.plan.logprobs
     assert asked is not None
@@ -118,12 +129,17 @@ def logprobs_of(
     sampled = drawn.view(len(asked.row_list), -1)
     if asked.asks is not None:  # a row that asks for nothing is reported as one without a token
         sampled = sampled.where(asked.asks.unsqueeze(1), word.NO_TOKEN)
-    shown = rows.select(asked.places).shown(asked.processed)
-    found = find_logprobs(shown, asked, sampled, ranks, may_read=may_read(batch), ends=ends)
+    its = _shown(rows, asked), asked, sampled, ranks
+    found = find_logprobs(*its, may_read=may_read(batch), ends=ends, gathered=gathered)
     if all_rows:
         return found
     whole = Logprobs.none(batch.rows, found.token_ids.shape[1], token_ids.device)
     return whole.put(asked.row_index, found)
+
+
+def _shown(rows: ShardLogits, asked: LogprobRows) -> ShardLogits:
+    """Return the asking rows, with the logits that their modes are of."""
+    return rows.select(asked.places).shown(asked.processed)
 
 
 def prompt_logprobs(

@@ -22,12 +22,23 @@ import torch
 from torch import Tensor
 
 from tpsample.backends.torch_.passes import ShardLogits
+from tpsample.core import word
 from tpsample.core.row_noise import has_all
-from tpsample.core.word import LOWEST_DRAWABLE
 from tpsample.filters.kept_sets import find_cut
 from tpsample.output import Logprobs
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.filters import LogprobRows
+
+
+def own_words(rows: ShardLogits, asked: LogprobRows, sampled: Tensor) -> Tensor:
+    """Return what a rank sends for logprobs, int64 [R, n + S + C]: words of its first n tokens, and
+    of the sampled and chosen ids that it owns.
+
+    Args:
+        sampled: int64 [R, S]; -1 for none.
+    """
+    ids = torch.cat([sampled, asked.chosen], dim=1) if asked.chosen.shape[1] else sampled
+    return rows.own_words(max(1, asked.top), ids)
 
 
 def find_logprobs(
@@ -38,6 +49,7 @@ def find_logprobs(
     *,
     may_read: bool,
     ends: Tensor | None = None,
+    gathered: Tensor | None = None,
 ) -> Logprobs:
     """Return logprobs of the asking rows, equal on every rank. Collective.
 
@@ -48,10 +60,15 @@ def find_logprobs(
             token, with a NaN, or with nothing but masked tokens has ids -1, values NaN and ranks 0.
         may_read: as `find_cut` takes it.
         ends: int64, where the kept sets of the batch's filtered rows end, if that is known.
+        gathered: the `own_words` of all ranks, each with its own best tokens in place of the
+            drawn ones, if they came with the words of the step.
     """
-    ids = torch.cat([sampled, asked.chosen], dim=1) if asked.chosen.shape[1] else sampled
-    own = rows.own_words(max(1, asked.top), ids)
-    words = rows.listed_words(asked, ranks.gather_integers(own))
+    if gathered is None:
+        gathered = ranks.gather_integers(own_words(rows, asked, sampled))
+    else:
+        best = gathered[:, :, max(1, asked.top) :][..., : sampled.shape[1]]
+        best *= word.token_of(best) == sampled  # the rank of the drawn token has its word
+    words = rows.listed_words(asked, gathered)
     rows = replace(rows, top=words.top)
 
     cut: Tensor | None = None
@@ -62,7 +79,7 @@ def find_logprobs(
             cut = find_cut(its, asked.filters, ranks, may_read=may_read).words
         else:  # a row made greedy by its temperature keeps one token, but its logprobs are of all
             random = its.noise.random.squeeze(1)
-            cut = ends[asked.of_filters].where(random, LOWEST_DRAWABLE)
+            cut = ends[asked.of_filters].where(random, word.LOWEST_DRAWABLE)
         if not has_all(filtered, len(marks)):
             of_all = torch.zeros_like(marks[:, 0])
             of_all[filtered] = cut

@@ -138,6 +138,7 @@ class LogprobRows:
         filters: of the rows that have filters and a processed mode; None if there are none.
         filtered: int64, the places of the rows in `filters` among the R, or a slice.
         of_filters: the same among the filtered rows of the batch.
+        unfiltered: whether none of the R rows is filtered.
     """
 
     row_list: list[int]
@@ -153,6 +154,7 @@ class LogprobRows:
     filters: RowFilters | None = None
     filtered: Tensor | slice | None = None
     of_filters: Tensor | slice = field(default_factory=lambda: slice(None))
+    unfiltered: bool = False
 
     def among(self, stored: list[int], filters: RowFilters | None) -> LogprobRows:
         """Find the rows among the stored ones of a batch, and their filters among the batch's.
@@ -166,7 +168,11 @@ class LogprobRows:
         own = [of_row[self.row_list[i]] for i in filtered]
 
         device = self.row_index.device
-        found = replace(self, places=index_of([place[row] for row in self.row_list], device))
+        found = replace(
+            self,
+            places=index_of([place[row] for row in self.row_list], device),
+            unfiltered=of_row.keys().isdisjoint(self.row_list),
+        )
         if filters is None or not own:
             return found
         of_filters = index_of(own, device)

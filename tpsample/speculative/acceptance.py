@@ -96,7 +96,7 @@ def verify_by_ratio(
         )
 
     step = sampler.pipeline.begin(
-        inputs, batch, at, out, carried=lambda rows, _: [over(rows).tops()]
+        inputs, batch, at, out, carried=lambda rows, *_: [over(rows).tops()]
     )
     sampler.agreement.compare()
     sampler.exchange.finish(out, batch.seed)
