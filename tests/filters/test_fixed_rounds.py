@@ -29,6 +29,8 @@ from tpsample.request.step import Step
 
 KINDS = kinds_of_logits()
 FIXED = {"fixed_rounds": True}
+SEARCH = 6
+"""Exchanges of a search, one for each digit of a word."""
 NOT_WRITTEN = -2
 """The token of a row without filters, whose unfiltered draw would stand there."""
 
@@ -122,25 +124,25 @@ MIXTURE = [{"top_p": 0.9}, {"top_k": 9}, {"min_p": 0.1}]
 @pytest.mark.parametrize(
     ("requests", "exchanges"),
     [
-        ([{"top_p": 0.9}], 12),
+        ([{"top_p": 0.9}], 3 + SEARCH),
         ([{"top_k": 9}], 1),
         ([{"top_k": 256}], 1),
         ([{"top_k": 256, "filter_order": "joint"}], 1),
-        ([{"top_k": 257}], 12),
-        ([{"top_k": 9, "ties": "keep"}], 12),
-        ([{"top_k": 9, "top_p": 0.9, "filter_order": "joint"}], 21),
+        ([{"top_k": 257}], 3 + SEARCH),
+        ([{"top_k": 9, "ties": "keep"}], 3 + SEARCH),
+        ([{"top_k": 9, "top_p": 0.9, "filter_order": "joint"}], 3 + 2 * SEARCH),
         ([{"min_p": 0.1}], 2),
         ([{"top_p": 0.9, "top_k": 9}], 1),
         ([{"top_p": 0.9, "top_k": 300}], 1),
-        ([{"top_p": 0.9, "top_k": 300, "ties": "keep"}], 22),
-        ([{"top_p": 0.9, "min_p": 0.1}], 12),
-        ([{"top_p": 0.9, "min_p": 0.1, "filter_order": "min_p_last", "ties": "keep"}], 12),
+        ([{"top_p": 0.9, "top_k": 300, "ties": "keep"}], 4 + 2 * SEARCH),
+        ([{"top_p": 0.9, "min_p": 0.1}], 3 + SEARCH),
+        ([{"top_p": 0.9, "min_p": 0.1, "filter_order": "min_p_last", "ties": "keep"}], 3 + SEARCH),
         ([{"top_p": 0.9, "top_k": 9, "min_p": 0.1, "filter_order": "min_p_last"}], 1),
         ([{"top_p": 0.9, "top_k": 300, "min_p": 0.1, "filter_order": "min_p_last"}], 1),
-        (MIXTURE, 13),
+        (MIXTURE, 4 + SEARCH),
         ([{"top_k": 9}, {"min_p": 0.1}], 3),
-        ([*MIXTURE, {"top_k": 300, "top_p": 0.9}], 13),
-        ([*MIXTURE, {"top_k": 300, "top_p": 0.9, "ties": "keep"}], 23),
+        ([*MIXTURE, {"top_k": 300, "top_p": 0.9}], 4 + SEARCH),
+        ([*MIXTURE, {"top_k": 300, "top_p": 0.9, "ties": "keep"}], 5 + 2 * SEARCH),
     ],
     ids=str,
 )

@@ -34,9 +34,9 @@ from torch import Tensor
 
 from tpsample.core import word
 
-DIGIT_BITS = 6
+DIGIT_BITS = 9
 DIGITS = 1 << DIGIT_BITS
-"""Of an order word, as a radix search takes them."""
+"""Of an order word, as a radix search takes them. More bits take fewer rounds, but more bytes."""
 BIN_BITS = 9
 BINS = 1 << BIN_BITS
 BINS_PER_Y = BINS / 32

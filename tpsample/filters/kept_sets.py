@@ -8,9 +8,9 @@ These two are searched for, unless the first words over all ranks hold every set
 Where the host may read the device, one exchange sums a histogram over 512 even steps of y and one
 gathers the words of the step in which the limit is reached: at most 4 KB each per row. A row
 with too many words in that step goes on by digits, and in fixed rounds every row does: the ranks
-sum a histogram of the next digit's weights, 64 integers per row, and the cut has the digit in which
-the running sum reaches the limit. A word has 52 bits, so that ends after nine rounds, whatever the
-logits. These histograms are those of radix select.
+sum a histogram of the next digit's weights, 512 integers per row, and the cut has the digit in
+which the running sum reaches the limit. A word has 52 bits, so that ends after six rounds, whatever
+the logits. These histograms are those of radix select.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def _by_digits(
     share: Tensor | None = None,
     mass: bool,
 ) -> Tensor:
-    """Return what `_in_a_bin` does, in nine rounds.
+    """Return what `_in_a_bin` does, in six rounds.
 
     Args:
         limit: int64 [F] >= 1. A limit above the row's whole weight stands for the whole.

@@ -26,7 +26,7 @@ LEADING, FIRST_KEPT = (
     ["before", "first_kept", "write_tokens"],
 )
 FIRST_WORDS = ["group_first", "largest", "group_words", "largest"]
-LISTED, DIGITS = ["bin_of", "words", "largest", "cut"], ["digit", "next_digit"] * 9
+LISTED, DIGITS = ["bin_of", "words", "largest", "cut"], ["digit", "next_digit"] * 6
 SEARCHES = ["bin", *LISTED, *DIGITS, "bin", "mass", *LISTED, *DIGITS]
 TOP_WORDS = [*FIRST_WORDS, "top_words", "write_tokens"]
 LOGPROBS = [*FIRST_WORDS, "own_words", "listed_words", "mass", "told_logprobs"]
@@ -67,7 +67,7 @@ SCREEN = ["screening_rows", "screen", "list_groups"]
 PREFETCHES = "L2+launch_dependents"
 MERGED = "merged"
 """The largest words of all 8 ranks; one rank has nothing to merge."""
-SEARCH_OF_8 = ["digit", "exchange", "next_digit"] * 9
+SEARCH_OF_8 = ["digit", "exchange", "next_digit"] * 6
 REJECTION = [*LEADING, "exchange", "before", "exchange", "first_kept"]
 KEPT = ["last_cut", "best_kept", "exchange", "write_tokens"]
 FIXED = {

@@ -137,7 +137,7 @@ def digits_of_rows(start, stop, part, arguments):
 
     Args:
         weighs: whether a token counts with its mass, or as one.
-        bins: int64 [F, 64], zeros.
+        bins: int64 [F, DIGITS], zeros.
     """
     stored, top, prefix, shift, weighs, bins = arguments
     num_ids = stored.logits.shape[1]
