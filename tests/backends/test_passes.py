@@ -156,11 +156,15 @@ def test_what_is_kept_of_first_words(twins, count):
     ones = torch.ones_like(twins.cut)
     open_ = {"most": count * ones, "share": ones.double(), "least": word.LOWEST_DRAWABLE * ones}
     for thresholds in (twins.thresholds, twins.thresholds._replace(**open_)):
-        found = twins.plain.kept_of_first(first, thresholds)
+        words, cut, held, top = twins.plain.set_of_first(first, thresholds)
         for rows in twins.kernels:
-            assert _equal(rows.kept_of_first(first, thresholds), found)
-        cut, mass, number = found.unbind(dim=1)
-        assert number.equal((first >= cut.unsqueeze(1)).sum(dim=1))
+            *found, its_top = rows.set_of_first(first, thresholds)
+            assert all(map(_equal, found, (words, cut, held)))
+            assert _equal(its_top.nan_to_num(), top.nan_to_num())
+        assert words.equal(twins.plain.best_of_first(first, thresholds))
+        mass, number = held.unbind(dim=1)
+        random = twins.plain.noise.random.squeeze(1)
+        assert number[random].equal((first >= cut.unsqueeze(1)).sum(dim=1)[random])
         without = first[:, 0] * (word.key_of(first[:, 0]) != word.KEY_NAN) < word.LOWEST_DRAWABLE
         assert (cut[without] == ABOVE_ALL).all() and not mass[without].any()
     if len(twins.logits[0]):

@@ -64,9 +64,9 @@ tpsample/filters/kept_sets.py
     + torch.cat([bins, bins.sum(dim=1, keepdim=True)], dim=1)
     > test_sampling_by_an_explicit_threshold_is_the_same[zipf-True]
     a greedy row keeps what its top_k left
-    - rows.last_cut(found[:, 0], of_greedy=of_greedy)
-    + rows.last_cut(found[:, 0])
-    > test_first_words_of_rows_without_a_token_and_of_greedy_ones[torch]
+    - rows.last_cut(cut, of_greedy=of_greedy)
+    + rows.last_cut(cut, of_greedy=None)
+    > test_first_words_of_rows_without_a_token_and_of_greedy_ones[torch-rejection]
     every round of a search takes a share of what is left
     - share = None
     + pass
@@ -76,6 +76,10 @@ tpsample/filters/kept_sets.py
     + width = longest = min(cap // 2, rows.vocab_size)
     > test_sets_are_those_of_the_definition[fixed rounds-1]
 tpsample/backends/torch_/passes.py
+    first words: a greedy row keeps what its top_k left
+    - .last_cut(found[:, 0], of_greedy=first[:, 0])
+    + .last_cut(found[:, 0])
+    > test_first_words_of_rows_without_a_token_and_of_greedy_ones[torch-step]
     masses of kept sets are of one rank
     - mass, sizes = masses.sum(dim=0)
     + mass, sizes = masses[0]
@@ -99,20 +103,20 @@ tpsample/backends/torch_/passes.py
     a row with a NaN keeps its first words
     - & ~top.isnan().unsqueeze(1)
     + & True
-    > test_first_words_of_rows_without_a_token_and_of_greedy_ones[torch]
+    > test_first_words_of_rows_without_a_token_and_of_greedy_ones[torch-step]
 tpsample/backends/numba_/kernels/passes.py
     native: a row with a NaN keeps its first words
     - and before < limit and not is_nan
     + and before < limit
-    > test_first_words_of_rows_without_a_token_and_of_greedy_ones[numba]
+    > test_first_words_of_rows_without_a_token_and_of_greedy_ones[numba-step]
 tpsample/backends/triton_/passes.py
     many logprobs are told by what a caller wrote
     - plain.listed_words(safe_temperature(self.temperature)[0], asked
     + plain.listed_words(self.temperature, asked
     > test_written_temperatures_are_made_safe_however_many_words_are_listed
     only 256 of many first words are read
-    - BLOCK": MAX_TOP_WORDS if count <= MAX_TOP_WORDS else MAX_WEIGHED_WORDS,
-    + BLOCK": MAX_TOP_WORDS,
+    - BLOCK=MAX_TOP_WORDS if count <= MAX_TOP_WORDS else MAX_WEIGHED_WORDS,
+    + BLOCK=MAX_TOP_WORDS,
     > test_what_is_kept_of_first_words
     an empty shard has a group that nobody writes
     - // size) if width else 0
@@ -173,8 +177,12 @@ tpsample/backends/triton_/kernels/best_scores.py
     + member = (mark <= least) &
     > test_decided_and_undecided_rows_of_one_step[triton-2-None]
 tpsample/backends/triton_/kernels/sums.py
+    kernel: a greedy row keeps what its top_k left
+    - cut = tl.where(tl.load(temperature_ptr + row) >= GREEDY_BELOW, cut, first)
+    + cut = tl.where(tl.load(temperature_ptr + row) >= -1.0, cut, first)
+    > test_what_is_kept_of_first_words
     kernel: a row with a NaN keeps its first words
-    - kept = kept & (((first >> TOKEN_BITS) & KEY_MASK) != KEY_NAN)
+    - kept = kept & ~is_nan
     + kept = kept & True
     > test_what_is_kept_of_first_words
     kernel: min_p is taken off the total though it comes last

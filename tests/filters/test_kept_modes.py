@@ -16,7 +16,15 @@ from tests.support.filtered import Rows, V, grid, kinds_of_logits
 from tests.support.ranks import run_ranks
 from tests.support.slots import GPU
 from tests.support.tiers import long
-from tpsample import KeptSets, LMHeadSampler, SamplingBatch, SamplingParams, reference, verify
+from tpsample import (
+    KeptSets,
+    LMHeadSampler,
+    SamplingBatch,
+    SamplingParams,
+    reference,
+    verify,
+    verify_logits,
+)
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core.order import order_words
 from tpsample.filters import kept_sets
@@ -217,8 +225,9 @@ def test_steps_that_search_for_sets_are_counted():
         assert sampler.counters()["second_rounds"] == searched
 
 
+@pytest.mark.parametrize("mode", ["step", "rejection"])
 @pytest.mark.parametrize("backend", ["torch", "numba"])
-def test_first_words_of_rows_without_a_token_and_of_greedy_ones(backend):
+def test_first_words_of_rows_without_a_token_and_of_greedy_ones(backend, mode):
     """A row with a NaN keeps nothing, and one that its temperature made greedy its argmax."""
     logits = torch.randn(4, 600, generator=torch.Generator().manual_seed(3))
     logits[1, 50], logits[2] = torch.nan, -torch.inf
@@ -226,7 +235,11 @@ def test_first_words_of_rows_without_a_token_and_of_greedy_ones(backend):
     batch = SamplingBatch.from_params(params, vocab_size=600, kept_cap=CAP)
     batch.temperature[3] = 0.0
     sampler = LMHeadSampler(torch.zeros(600, 4), backend=backend, group="alone")
-    kept = sampler.sample_logits(logits, batch, 0).kept
+    if mode == "step":
+        kept = sampler.sample_logits(logits, batch, 0).kept
+    else:
+        none = torch.empty(4, 0, dtype=torch.int64)
+        kept = verify_logits(sampler, logits[:, None], none, batch, 0, method=mode).kept
     assert kept.sizes[0] > 1 and kept.sizes[1:].tolist() == [0, 0, 1]
     assert kept.token_ids[-1] == logits[3].argmax() and kept.log_masses[-1] == 0
 

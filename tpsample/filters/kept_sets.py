@@ -25,7 +25,7 @@ from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core import word
 from tpsample.core.order import BINS, DIGIT_BITS, Search
 from tpsample.core.rules import TOP_K
-from tpsample.filters.thresholds import thresholds_of
+from tpsample.filters.thresholds import thresholds_of, thresholds_of_first
 from tpsample.output import KeptSets
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.filters import RowFilters, Thresholds, index_of
@@ -81,8 +81,10 @@ def find_cut(
     if filters.by_first_words == {True}:
         gathered = ranks.gather_integers(rows.first_words(filters.demand.first))
         first = rows.first_of(gathered, gathered.shape[2])
-        rows = replace(rows, top=rows.top_of(first[None])[1])
-        return cut_of_first(rows, first, thresholds_of(rows, filters, ranks), of_greedy)
+        of_first = thresholds_of_first(rows, first, filters, ranks)
+        _, cut, held, top = rows.set_of_first(first, of_first)
+        rows = replace(rows, top=top)
+        return Cut(rows, rows.last_cut(cut, of_greedy=of_greedy), first, held[None])
     assert rows.top is not None
     its = thresholds_of(rows, filters, ranks) if thresholds is None else thresholds
     total_cut = its.least_of_total
@@ -110,20 +112,6 @@ def find_cut(
             top_p_cut = _by_digits(rows, total, its.keep_ties, ranks, share=its.share, mass=True)
     ends = {"by_number": top_k_cut, "by_mass": top_p_cut, "share": its.share}
     return Cut(rows, rows.last_cut(its.least, **ends, of_greedy=of_greedy))
-
-
-def cut_of_first(
-    rows: ShardLogits, first: Tensor, thresholds: Thresholds, of_greedy: Tensor | None
-) -> Cut:
-    """Return where kept sets end that lie among the first words over all ranks, int64 [F, k].
-
-    Args:
-        rows: which know their largest logits.
-        of_greedy: as in `find_cut`.
-    """
-    found = rows.kept_of_first(first, thresholds)
-    words = rows.last_cut(found[:, 0], of_greedy=of_greedy)
-    return Cut(rows, words, first, found[None, :, 1:])
 
 
 def _masses_of(

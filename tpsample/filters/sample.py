@@ -44,10 +44,9 @@ import torch
 from torch import Tensor
 
 from tpsample.backends.torch_.passes import ShardLogits
-from tpsample.core import word
 from tpsample.core.row_noise import has_all
-from tpsample.filters.kept_sets import Cut, cut_of_first, find_cut
-from tpsample.filters.thresholds import thresholds_of
+from tpsample.filters.kept_sets import Cut, find_cut
+from tpsample.filters.thresholds import thresholds_of, thresholds_of_first
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.filters import RowFilters, Thresholds, index_of
 from tpsample.request.row_filter import BEST_SCORES, BY_FIRST_WORDS, SEARCHED, Method
@@ -109,10 +108,9 @@ def sample_and_cut(
     (candidates,) = gathered
     if filters.by_first_words == {True}:
         first = rows.first_of(candidates, candidates.shape[2])
-        rows = replace(rows, top=rows.top_of(first[None])[1])
-        thresholds = thresholds_of(rows, filters, ranks)
-        cut = cut_of_first(rows, first, thresholds, of_greedy=first[:, 0])
-        return rows.best_of_first(first, thresholds), cut
+        its = thresholds_of_first(rows, first, filters, ranks)
+        words, ends, held, top = rows.set_of_first(first, its)
+        return words, Cut(replace(rows, top=top), ends, first, held[None])
     top_word, top = rows.top_of(candidates)
     rows = replace(rows, top=top)
     if may_read and (filters.demand.counts or filters.demand.masses):
@@ -175,9 +173,7 @@ def _by_first_words(
     """Return words [F, num_samples], from the first k tokens of each rank, [W, F, k]. Collective
     as `thresholds_of` is."""
     first = rows.first_of(gathered, gathered.shape[2])
-    if filters.demand.ends:
-        rows = replace(rows, top=word.value_of(first[:, 0]))
-    return rows.best_of_first(first, thresholds_of(rows, filters, ranks))
+    return rows.best_of_first(first, thresholds_of_first(rows, first, filters, ranks))
 
 
 def _by_rejection(

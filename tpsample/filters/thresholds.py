@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core.rules import ENDING
 from tpsample.core.spread import spread_of
-from tpsample.core.word import LOWEST_DRAWABLE
+from tpsample.core.word import LOWEST_DRAWABLE, value_of
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.filters import RowFilters, Thresholds
 from tpsample.request.row_filter import LOWEST, behind
@@ -33,6 +33,15 @@ def thresholds_of(rows: ShardLogits, filters: RowFilters, ranks: Ranks) -> Thres
         least = word if least is lowest else least.maximum(word)
         of_total = in_total if of_total is lowest else of_total.maximum(in_total)
     return filters.thresholds(least, of_total)
+
+
+def thresholds_of_first(
+    rows: ShardLogits, first: Tensor, filters: RowFilters, ranks: Ranks
+) -> Thresholds:
+    """Return the thresholds of rows that know their first words over all ranks, int64 [F, k]."""
+    if filters.demand.ends:
+        rows = replace(rows, top=value_of(first[:, 0]))
+    return thresholds_of(rows, filters, ranks)
 
 
 @dataclass(frozen=True)

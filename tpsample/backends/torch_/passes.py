@@ -427,6 +427,20 @@ class ShardLogits:
         last = first.where(kept, ABOVE_ALL).amin(dim=1)
         return torch.stack([last, (mass * kept).sum(dim=1), kept.sum(dim=1)], dim=1)
 
+    def set_of_first(
+        self, first: Tensor, thresholds: Thresholds
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return `best_of_first`, and the kept sets of these rows among their first tokens.
+
+        Returns:
+            Words [F, num_samples]; where the sets end, int64 [F], as `last_cut` has it, of greedy
+            rows with their first token; mass and number of the kept, int64 [F, 2]; and the largest
+            logits, fp32 [F].
+        """
+        found, top = self.kept_of_first(first, thresholds), word.value_of(first[:, 0])
+        cut = replace(self, top=top).last_cut(found[:, 0], of_greedy=first[:, 0])
+        return self.best_of_first(first, thresholds), cut, found[:, 1:], top
+
     def _kept_of_first(self, first: Tensor, thresholds: Thresholds) -> tuple[Tensor, Tensor]:
         """Return which first tokens are kept, bool [F, n], and their masses, int64."""
         top = word.value_of(first[:, 0])

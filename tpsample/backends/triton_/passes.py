@@ -40,7 +40,6 @@ from tpsample.backends.triton_.kernels.decode import write_tokens_kernel
 from tpsample.backends.triton_.kernels.order import group_first_kernel, group_words_kernel
 from tpsample.backends.triton_.kernels.sums import (
     best_kept_kernel,
-    kept_of_first_kernel,
     least_of_mass_kernel,
     least_word_kernel,
     mass_kernel,
@@ -219,36 +218,39 @@ class TritonShardLogits(ShardLogits):
 
     def best_of_first(self, first: Tensor, thresholds: Thresholds) -> Tensor:
         words = first.new_empty(first.shape[0], self.noise.num_samples)
-        top_words_kernel[(first.shape[0],)](
-            **self._of_first(first, thresholds),
-            **self.noise_arguments(),
-            words_ptr=words,
-            enable_fp_fusion=False,
-        )
+        self._draw_of_first(first, thresholds, words)
         return words
 
-    def kept_of_first(self, first: Tensor, thresholds: Thresholds) -> Tensor:
-        found = first.new_empty(first.shape[0], 3)
-        kept_of_first_kernel[(first.shape[0],)](
-            **self._of_first(first, thresholds),
-            temperature_ptr=self.noise.temperature,
-            found_ptr=found,
+    def set_of_first(
+        self, first: Tensor, thresholds: Thresholds
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        words = first.new_empty(first.shape[0], self.noise.num_samples)
+        cut, held = first.new_empty(first.shape[0]), first.new_empty(first.shape[0], 2)
+        top = self.temperature.new_empty(first.shape[0])
+        self._draw_of_first(first, thresholds, words, cut, held, top)
+        return words, cut, held, top
+
+    def _draw_of_first(
+        self, first: Tensor, thresholds: Thresholds, words: Tensor, *of_sets: Tensor | None
+    ) -> None:
+        """Write `best_of_first`, and where there is memory for it the rest of `set_of_first`."""
+        count = first.shape[1]
+        cut, held, top = of_sets or (None, None, None)
+        top_words_kernel[(first.shape[0],)](
+            first_ptr=first.contiguous(),
+            **self.noise_arguments(),
+            most_ptr=thresholds.most,
+            share_ptr=thresholds.share,
+            least_ptr=thresholds.least,
+            least_of_total_ptr=thresholds.least_of_total,
+            words_ptr=words,
+            cut_ptr=cut,
+            held_ptr=held,
+            top_ptr=top,
+            count=count,
+            BLOCK=MAX_TOP_WORDS if count <= MAX_TOP_WORDS else MAX_WEIGHED_WORDS,
             enable_fp_fusion=False,
         )
-        return found
-
-    def _of_first(self, first: Tensor, thresholds: Thresholds) -> dict[str, Any]:
-        """Return the arguments by which a kernel finds what is kept of first words."""
-        count = first.shape[1]
-        return {
-            "first_ptr": first.contiguous(),
-            "most_ptr": thresholds.most,
-            "share_ptr": thresholds.share,
-            "least_ptr": thresholds.least,
-            "least_of_total_ptr": thresholds.least_of_total,
-            "count": count,
-            "BLOCK": MAX_TOP_WORDS if count <= MAX_TOP_WORDS else MAX_WEIGHED_WORDS,
-        }
 
     def write_tokens(self, words: Tensor, index: Tensor, out: SampleOutput) -> None:
         write_tokens_kernel[(index.shape[0],)](

@@ -15,7 +15,7 @@ from tpsample.backends.triton_.kernels.masses import (
     sum_of_kept,
     sums_of_masses_and_moments,
 )
-from tpsample.backends.triton_.kernels.noise import safe_temperature
+from tpsample.backends.triton_.kernels.noise import GREEDY_BELOW, safe_temperature
 from tpsample.backends.triton_.kernels.order import (
     KEY_MASK,
     ROW_POINTERS,
@@ -245,14 +245,17 @@ def top_words_kernel(
     least_of_total_ptr,  # [F] int64
     # outputs
     words_ptr,  # [F, num_samples] int64
+    cut_ptr,  # [F] int64, or None without the sets
+    held_ptr,  # [F, 2] int64
+    top_ptr,  # [F] fp32
     # sizes
     num_samples,
     count,
     BLOCK: tl.constexpr,  # >= count
 ):
-    """The best score among the kept of a row's first tokens. Grid: (F,)."""
+    """The best score among the kept of a row's first tokens, and where these end. Grid: (F,)."""
     row = tl.program_id(0)
-    orders, _, kept, first = keep_first(
+    orders, mass, kept, first = keep_first(
         first_ptr, temperature_ptr, most_ptr, share_ptr, least_ptr, least_of_total_ptr, count, BLOCK
     )
     logits = value_of(orders)
@@ -263,38 +266,14 @@ def top_words_kernel(
         scores = token_scores(logits, ids, draw, sample)
         best = tl.max(tl.where(kept, pack(scores, ids), 0), axis=0)
         tl.store(words_ptr + row * num_samples + sample, tl.where(is_nan, nan_word(), best))
-
-
-@triton.jit(
-    do_not_specialize=["count"],
-    do_not_specialize_on_alignment=ROW_POINTERS,
-)
-def kept_of_first_kernel(
-    # inputs
-    first_ptr,  # [F, count] int64, order words, descending
-    temperature_ptr,  # [F] fp32
-    most_ptr,  # [F] int64
-    share_ptr,  # [F] fp64
-    least_ptr,  # [F] int64
-    least_of_total_ptr,  # [F] int64
-    # outputs
-    found_ptr,  # [F, 3] int64
-    # sizes
-    count,
-    BLOCK: tl.constexpr,  # >= count
-):
-    """The last kept of a row's first tokens, above all words if none is; their mass and number.
-
-    Grid: (F,).
-    """
-    row = tl.program_id(0)
-    orders, mass, kept, first = keep_first(
-        first_ptr, temperature_ptr, most_ptr, share_ptr, least_ptr, least_of_total_ptr, count, BLOCK
-    )
-    kept = kept & (((first >> TOKEN_BITS) & KEY_MASK) != KEY_NAN)
-    tl.store(found_ptr + 3 * row, tl.min(tl.where(kept, orders, ABOVE_ALL), axis=0))
-    tl.store(found_ptr + 3 * row + 1, tl.sum(tl.where(kept, mass, 0), axis=0))
-    tl.store(found_ptr + 3 * row + 2, tl.sum(kept.to(tl.int64), axis=0))
+    if cut_ptr is not None:
+        kept = kept & ~is_nan
+        cut = tl.min(tl.where(kept, orders, ABOVE_ALL), axis=0)
+        cut = tl.where(tl.load(temperature_ptr + row) >= GREEDY_BELOW, cut, first)
+        tl.store(cut_ptr + row, tl.where(value_of(first) > float("-inf"), cut, ABOVE_ALL))
+        tl.store(held_ptr + 2 * row, tl.sum(tl.where(kept, mass, 0), axis=0))
+        tl.store(held_ptr + 2 * row + 1, tl.sum(kept.to(tl.int64), axis=0))
+        tl.store(top_ptr + row, value_of(first))
 
 
 @triton.jit(
