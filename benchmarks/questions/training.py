@@ -161,7 +161,7 @@ def rows(run: Run) -> Iterator[list[Row]]:
         ways = {name: partial(scored, way, tokens) for name, way in WAYS.items()}
         times = run.time(ways, own=ways, eager=ways)
         count, size = tokens.sets.shape
-        point: Row = {"shape": f"bundled model in {run.dtype}", "mode": f"{size} ids"}
+        point: Row = {"shape": f"bundled model in {run.dtype}", "mode": f"{size} per set"}
         point |= {"batch": count, "ids": size, "different_ids": len(tokens.sets.unique())}
         kinds = {name: "tpsample" if name in (OURS, DENSE) else "baseline" for name in ways}
         found = with_ratios([row(name, kinds[name], times[name], **point) for name in ways])
