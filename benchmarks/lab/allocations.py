@@ -9,11 +9,14 @@ Kernels are left out, because the interpreter computes with tensors too.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 from triton.runtime.interpreter import InterpretedFunction
@@ -100,6 +103,26 @@ def allocated_on_gpu(step: Callable[[], object]) -> int:
     before = torch.cuda.memory_stats()[name]
     step()
     return int(torch.cuda.memory_stats()[name]) - int(before)
+
+
+def peak_bytes(step: Callable[[], object], device: torch.device) -> int:
+    """Return how many bytes more than before are held at the worst moment of a step.
+
+    The results of the step count. On a CPU torch's profiler notes what is taken and given back; a
+    buffer of a library below torch is not seen.
+    """
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        step()
+        return torch.cuda.max_memory_allocated(device) - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        result = step()
+    assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
+    events = profiler.profiler.kineto_results.events()
+    del result
+    return max(accumulate((e.nbytes() for e in events if e.name() == "[memory]"), initial=0))
 
 
 def noise_on_cpu(step: Callable[[], object]) -> str:

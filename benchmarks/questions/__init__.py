@@ -9,6 +9,7 @@ from benchmarks.questions import (
     replay,
     screen_candidates,
     step,
+    training,
     tune,
     wire,
 )
@@ -23,6 +24,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         kinds.BENCHMARK,
         replay.BENCHMARK,
         screen_candidates.BENCHMARK,
+        training.BENCHMARK,
         tune.BENCHMARK,
         wire.BENCHMARK,
     )

@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from benchmarks.lab.harness import Run
 from benchmarks.questions import replay
+from tests.support import toy_trunk
 from tpsample.agreement import construction
-
-V, D = 500, 16
-
-
-def _toy(_: Any, job: Any, dtype: torch.dtype) -> Any:
-    """A trunk that looks at one token."""
-    generator = torch.Generator().manual_seed(4)
-    weight, embedding = (torch.randn(V, D, generator=generator).to(dtype) for _ in range(2))
-
-    def trunk(ids: torch.Tensor, **_: Any) -> Any:
-        return SimpleNamespace(last_hidden_state=embedding[ids], past_key_values=None)
-
-    return SimpleNamespace(
-        causal_lm=SimpleNamespace(base_model=trunk),
-        lm_head=SimpleNamespace(weight=weight),
-        prompt_token_ids=lambda text: [len(text), 7],
-    )
 
 
 def _rows(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    monkeypatch.setattr(replay, "load", _toy)
+    monkeypatch.setattr(replay, "load", toy_trunk.load)
     monkeypatch.setattr(replay, "PROMPTS", replay.PROMPTS[:2])
     monkeypatch.setattr(construction, "interpreted", lambda: False)
     return [row for rows in replay.rows(Run.small()) for row in rows]
