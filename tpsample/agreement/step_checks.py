@@ -155,9 +155,9 @@ class StepChecks:
         """
         self.ready()
         if isinstance(batch, StepBatch):
-            batch = batch._for_rows(rows)
-            batch._check_masks(rows if masked_rows is None else masked_rows)
-            batch.prepare(self._settings.shard)
+            batch = batch._for_rows(rows, rows if masked_rows is None else masked_rows)
+            if (controls := batch._table.controls) is not None:
+                controls.state(self._settings.shard)
         else:
             batch = batch._view_of(rows)
         now = read_positions(positions, padded=batch._undrawn_rows is not None)
