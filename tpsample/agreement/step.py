@@ -106,6 +106,9 @@ class StepAgreement:
         ranks: of the sampler.
         exchange: brings the digest of a call to the other ranks, if it is a swap.
         seeds: where rows without a seed get theirs, once a call is settled.
+
+    Attributes:
+        unseen: how many steps are still to compare their hidden states.
     """
 
     def __init__(self, ranks: Ranks, exchange: Exchange, seeds: SeedSource) -> None:
@@ -198,8 +201,8 @@ class StepAgreement:
                 raise RankMismatch(text) from error
             raise error
         assert call is not None
-        if isinstance(call.batch, StepBatch):
-            call.batch._draw_seeds(self._seeds)
+        if isinstance(call.batch, StepBatch) and call.batch._table.unseeded:
+            call.batch._table.draw_seeds(self._seeds)
         return call
 
     def refreshed(self) -> None:
@@ -210,18 +213,18 @@ class StepAgreement:
     def watch_states(self) -> None:
         """Let the next steps compare their hidden states, because a model may give ranks others."""
         several = self._ranks.world_size > 1 and self._ranks.roll is not None
-        self._unseen = several * (FIRST_STEPS if self._swap is not None else 1)
+        self.unseen = several * (FIRST_STEPS if self._swap is not None else 1)
 
     def must_compare_states(self, call: Call) -> bool:
         """Return whether the ranks must gather digests of the hidden states of this call.
 
         They do so once, where no message of the call itself brings a digest to the other ranks.
         """
-        if self._swap is not None or not self._unseen or call.hidden_states is None:
+        if self._swap is not None or call.hidden_states is None:
             return False
         if capturing(call.hidden_states.device):  # the host may not wait
             return False
-        self._unseen = 0
+        self.unseen = 0
         return True
 
     def compare(self) -> None:
@@ -236,8 +239,8 @@ class StepAgreement:
             return
         (call, error, step_before), self._open = self._open, None
         if self._swap.agrees() and error is None:
-            if self._unseen and call is not None and call.hidden_states is not None:
-                self._unseen -= 1
+            if self.unseen and call is not None and call.hidden_states is not None:
+                self.unseen -= 1
             return
         try:
             parts = {} if call is None else self._parts(call, step_before)
@@ -251,7 +254,7 @@ class StepAgreement:
         """Return what decides the result of a call that follows a step."""
         assert self._swap is not None and step is not None
         found = call.parts(self._swap.ranks.roll.number, step, self._seeds.drawn)
-        states = call.drawn_states() if self._unseen else None
+        states = call.drawn_states() if self.unseen else None
         if states is not None:
             found["refreshes"] = self._refreshed
             found["hidden_states"] = f"{digest_bits(states) & (2**64 - 1):016x}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -161,7 +161,7 @@ class StepChecks:
         else:
             batch = batch._view_of(rows)
         now = read_positions(positions, padded=batch._undrawn_rows is not None)
-        if batch._stores_logits:
+        if self._settings.ranks.world_size > 1 and batch._stores_logits:
             self._settings.ranks.require_group()
         return Call(name, rows, batch, positions, num_samples, token_ids, hidden_states, now)
 
@@ -248,6 +248,7 @@ def check_inputs(
     """Check that these are rows of a sampler; with `leading` [B, K + 1, …], rows of drafts."""
     name, given, weight = inputs.name, inputs.given, settings.weight
     width = len(settings.shard) if inputs.are_logits else weight.shape[1]
+    axes = 2 if leading is None else 3
     if weight.shape[1] == 0 and not inputs.are_logits:
         raise ValueError(
             "hidden_states: this sampler has no weight, lm_head_weight is "
@@ -264,8 +265,14 @@ def check_inputs(
     if inputs.are_logits:
         rows = given if leading is None else given.flatten(0, 1)
         _check_local_logits(rows, weight, settings.shard)
-    else:
-        _check_hidden_states(rows, weight, axes=2 if leading is None else 3)
+    elif (
+        not isinstance(rows, Tensor)
+        or rows.ndim != axes
+        or rows.shape[-1] != width
+        or rows.dtype != weight.dtype
+        or rows.device != weight.device
+    ):
+        _refuse_hidden_states(rows, weight, axes)
     if rows.shape[-1] > 1 and rows.stride(-1) != 1:
         raise ValueError(
             f"{name}: expected a contiguous last axis, got strides {rows.stride()}; call "
@@ -273,7 +280,7 @@ def check_inputs(
         )
 
 
-def _check_hidden_states(rows: Tensor, weight: Tensor, axes: int) -> None:
+def _refuse_hidden_states(rows: Tensor, weight: Tensor, axes: int) -> NoReturn:
     if not isinstance(rows, Tensor) or rows.ndim != axes:
         way_out = {
             1: "; one row is hidden_states.unsqueeze(0)",
@@ -294,11 +301,10 @@ def _check_hidden_states(rows: Tensor, weight: Tensor, axes: int) -> None:
             f"hidden_states: expected D = {weight.shape[1]} columns as lm_head_weight has, "
             f"got {describe(rows)}{way_out}"
         )
-    if rows.dtype != weight.dtype or rows.device != weight.device:
-        raise ValueError(
-            f"hidden_states: expected {weight.dtype} on {weight.device} like lm_head_weight, "
-            f"got {describe(rows)}; convert with .to(lm_head_weight)"
-        )
+    raise ValueError(
+        f"hidden_states: expected {weight.dtype} on {weight.device} like lm_head_weight, "
+        f"got {describe(rows)}; convert with .to(lm_head_weight)"
+    )
 
 
 def _check_local_logits(rows: Tensor, weight: Tensor, shard: VocabShard) -> None:

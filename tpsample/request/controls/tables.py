@@ -62,13 +62,14 @@ class ControlTables(HasViews):
         keeps_digests: whether `append` keeps it up to date: on a CPU, where ranks compare it.
         has_penalties, has_bias, has_masks: whether a row ever needed them. Kernels are compiled
             and the state is allocated for these.
+        looks_at_output: whether a row ever needed its tokens so far, which `append` then counts.
     """
 
     @ordinary_tensors
     def __init__(self, requests: int, vocab_size: int, device: torch.device) -> None:
         self.device, self.vocab_size = device, vocab_size
         self.slots = slots = requests + 1
-        self.has_penalties = self.has_bias = self.has_masks = False
+        self.has_penalties = self.has_bias = self.has_masks = self.looks_at_output = False
         # In one piece, because the three change together when a request comes.
         width = slots + -slots % ALIGNED
         self._numbers = torch.zeros(3, width, dtype=torch.int32, device=device)
@@ -100,11 +101,6 @@ class ControlTables(HasViews):
         tables = self.stop_ids, self.bad_words, self.recent
         return (*flags, *(tuple(table.shape) for table in tables))
 
-    @property
-    def looks_at_output(self) -> bool:
-        """Whether a row ever needed its tokens so far, which `append` then counts."""
-        return self.has_penalties or self.has_masks
-
     def load(self, slots: Sequence[int], requests: Sequence[Entry]) -> None:
         """Start the state of some slots anew, with one write per table for all of them."""
         params = [each.params for each in requests]
@@ -113,6 +109,7 @@ class ControlTables(HasViews):
         self.has_penalties |= any(each.penalised for each in params)
         self.has_bias |= any(each.logit_bias for each in params)
         self.has_masks |= any(each.masked for each in params)
+        self.looks_at_output = self.has_penalties or self.has_masks
         places, digests = tensors_of(slots, map(_digest, requests), device=None)
         index, send = self._scratch.send("slots", places), self._scratch.send
         wants = [PENALISED * each.penalised + BIASED * bool(each.logit_bias) for each in params]
