@@ -179,8 +179,7 @@ class StepAgreement:
         try:
             call = check(*arguments)
             if swap is not None:
-                parts = self._parts(call, swap.ranks.roll.step)
-                digest = digest_text(str({name: _digest(part) for name, part in parts.items()}))
+                digest = _digest(self._parts(call, swap.ranks.roll.step))
         except Exception as wrong:  # of whatever kind: the other ranks must hear of it
             error = wrong
         if swap is not None:
@@ -190,7 +189,7 @@ class StepAgreement:
             # `PeerLost.step` counts steps and verifications.
             roll.step += call is None or call.name.startswith(("step", "verify"))
             swap.bring(digest)
-            unseeded = call and isinstance(call.batch, StepBatch) and call.batch.unseeded
+            unseeded = call and isinstance(call.batch, StepBatch) and call.batch._table.unseeded
             if call is None or not call.rows or unseeded or not words_follow:
                 swap.publish(0, 0)
                 self.compare()
@@ -268,11 +267,14 @@ class StepAgreement:
             self._left = self._ranks.shared.left = text
 
 
-def _digest(part: Any) -> object:
-    """Return what `str` tells apart. It reads tensors, so they must be on a CPU."""
-    if isinstance(part, Tensor):
-        return digest_bits(part)
-    return part.digest if isinstance(part, BatchPlan) else part
+def _digest(parts: dict[str, Any]) -> int:
+    """Return a digest of parts that `str` tells apart. Tensors are read, so they are on a CPU."""
+    for name, part in parts.items():
+        if isinstance(part, Tensor):
+            parts[name] = digest_bits(part)
+        elif isinstance(part, BatchPlan):
+            parts[name] = part.digest
+    return digest_text(str(parts))
 
 
 FIRST_STEPS = 3

@@ -74,7 +74,7 @@ class StepChecks:
         ranks = self._settings.ranks
         if not isinstance(batch, StepBatch) or (ranks.world_size > 1 and ranks.roll is None):
             return _NOBODYS
-        return batch._thread
+        return batch._table.thread
 
     def ready(self) -> None:
         """Raise if the sampler was closed, or its device is not the current one."""

@@ -420,7 +420,7 @@ class SamplingBatch(StepBatch):
         Raises:
             TypeError, ValueError: another shape, dtype or device, or another kind of `out`.
         """
-        with self._thread:
+        with self._table.thread:
             if not self._selects:
                 self._ready_to_select()
             return Selection.of(self, slots, out, host)
@@ -504,7 +504,7 @@ class SamplingBatch(StepBatch):
     def _load(self, rows: list[int], entries: list[Entry]) -> None:
         """Replace the requests of some rows, and nothing of the others."""
         if rows:
-            with self._thread:
+            with self._table.thread:
                 self._table.load(rows, entries)
                 self._changed()
 
@@ -515,7 +515,7 @@ class SamplingBatch(StepBatch):
                 f"params: {len(order)} rows exceed max_rows={self.max_rows}; drop rows, or build "
                 "the batch with a larger max_rows"
             )
-        with self._thread:
+        with self._table.thread:
             self._table.arrange(order, joining)
             self._changed()
 

@@ -56,7 +56,6 @@ class StepBatch(Sealed, ABC):
         self._options = options  # kept_cap and fixed_rounds of `BatchPlan`
         self._assigned: dict[str, Mask] = {}
         self._moving = MovingOn() if moving is None else moving
-        self._thread = table.thread  # one at a time, in the batch and its selections
 
     def __copy__(self) -> StepBatch:
         """Return a copy with tensors of its own: two batches over the same ones would differ from
@@ -183,7 +182,7 @@ class StepBatch(Sealed, ABC):
             )
         shape = "Bn" if getattr(token_ids, "ndim", 1) == 2 else "B"
         check_tensor("token_ids", token_ids, (torch.int64,), shape, self.device, ", or [B, n]")
-        with self._thread:
+        with self._table.thread:  # one at a time, in the batch and its selections
             self._note_append(token_ids.shape[0])
             controls, moving = self._table.controls, self._moving
             if moving.needy is not None:
@@ -212,7 +211,9 @@ class StepBatch(Sealed, ABC):
         self._moving.num_samples = num_samples
         if not now:
             return
-        of, masks = b"" if self._index is None else bytes_of(self._index), self._binding()
+        of, masks = b"", self._assigned
+        if self._index is not None:
+            of, masks = bytes_of(self._index), self._binding()
         now, table = of + now, self._table
         written = 0 if of else table.temperature._version + table.numbers._version
         if not masks and self._moving.has_moved(now, id(by), table.version, written):
