@@ -92,25 +92,56 @@ class StepChecks:
 
         Args:
             leading: B and K + 1, of a verification.
-            samples: draws per row, of a step.
+            samples: draws per row, of a step; 0 where rows are not drawn, and not limited either.
         """
-        if not inputs.are_logits:
+        settings, name, given, are_logits = self._settings, inputs.name, *inputs[:2]
+        weight, axes = settings.weight, 2 if leading is None else 3
+        if not are_logits:
             self._caller.follow()
-            copy = self._local.copy
+            copy = self._local.copy if samples else None
             if copy is not None and not copy.is_current():
                 raise ValueError(
                     "lm_head_weight: changed after the sampler had made its 8-bit copy of it, so "
                     "screened tokens could be wrong; call sampler.refresh() on every rank"
                 )
-        check_inputs(inputs, self._settings, leading)
-        if inputs.are_logits:
+        width = len(settings.shard) if are_logits else weight.shape[1]
+        if weight.shape[1] == 0 and not are_logits:
+            raise ValueError(
+                "hidden_states: this sampler has no weight, lm_head_weight is "
+                f"{list(weight.shape)}; call sample_logits, or build it over the LM head"
+            )
+        require_plain(name, given)
+        if leading is not None and (not isinstance(given, Tensor) or given.shape[:-1] != leading):
+            raise ValueError(
+                f"{name}: expected {[*leading, width]}, those of the token before the drafts and "
+                f"of each draft, for draft_token_ids {[leading[0], leading[1] - 1]}; "
+                f"got {describe(given)}"
+            )
+        rows = given
+        if are_logits:
+            rows = given if leading is None else given.flatten(0, 1)
+            _check_local_logits(rows, weight, settings.shard)
+        elif (
+            not isinstance(given, Tensor)
+            or given.ndim != axes
+            or given.shape[-1] != width
+            or given.dtype != weight.dtype
+            or given.device != weight.device
+        ):
+            _refuse_hidden_states(given, weight, axes)
+        if rows.shape[-1] > 1 and rows.stride(-1) != 1:
+            raise ValueError(
+                f"{name}: expected a contiguous last axis, got strides {rows.stride()}; call "
+                ".contiguous()"
+            )
+        if are_logits:
             self.ready_made.check(inputs)
-        rows, times = leading or (inputs.given.shape[0], samples)
-        if rows * times > self._settings.max_rows:
+        num_rows, times = leading or (given.shape[0], samples)
+        if num_rows * times > settings.max_rows:
             of_each = "samples" if leading is None else "positions"
             raise ValueError(
-                f"{inputs.name}: {rows} rows × {times} {of_each} exceed max_rows="
-                f"{self._settings.max_rows}; build the sampler with a larger max_rows"
+                f"{name}: {num_rows} rows × {times} {of_each} exceed max_rows="
+                f"{settings.max_rows}; build the sampler with a larger max_rows"
             )
 
     def step(
@@ -156,8 +187,9 @@ class StepChecks:
         self.ready()
         if isinstance(batch, StepBatch):
             batch = batch._for_rows(rows, rows if masked_rows is None else masked_rows)
-            if (controls := batch._table.controls) is not None:
-                controls.state(self._settings.shard)
+            controls, shard = batch._table.controls, self._settings.shard
+            if controls is not None and shard not in controls.states:
+                controls.state(shard)
         else:
             batch = batch._view_of(rows)
         now = read_positions(positions, padded=batch._undrawn_rows is not None)
@@ -168,9 +200,8 @@ class StepChecks:
     def prompt(self, hidden_states: Tensor, next_token_ids: Tensor, top: int) -> Call:
         """Return what `LMHeadSampler.prompt_logprobs` asks for. It reads the ids, so it waits."""
         self.ready()
-        self._caller.follow()
         weight, vocab_size = self._settings.weight, self._settings.vocab_size
-        check_inputs(Inputs(hidden_states), self._settings)
+        self.inputs(Inputs(hidden_states), samples=0)
         rows = hidden_states.shape[0]
         ids, came = next_token_ids, ", the token that came after each position"
         check_tensor("next_token_ids", ids, (torch.int64,), (rows,), weight.device, came)
@@ -240,44 +271,6 @@ def check_out(out: SampleOutput, rows: int, num_samples: int | None, device: tor
                 f"out.{name}: expected a contiguous {dtype} tensor {wanted} on {device}, "
                 f"got {describe(tensor)}"
             )
-
-
-def check_inputs(
-    inputs: Inputs, settings: Settings, leading: tuple[int, int] | None = None
-) -> None:
-    """Check that these are rows of a sampler; with `leading` [B, K + 1, …], rows of drafts."""
-    name, given, weight = inputs.name, inputs.given, settings.weight
-    width = len(settings.shard) if inputs.are_logits else weight.shape[1]
-    axes = 2 if leading is None else 3
-    if weight.shape[1] == 0 and not inputs.are_logits:
-        raise ValueError(
-            "hidden_states: this sampler has no weight, lm_head_weight is "
-            f"{list(weight.shape)}; call sample_logits, or build it over the LM head"
-        )
-    require_plain(name, given)
-    if leading is not None and (not isinstance(given, Tensor) or given.shape[:-1] != leading):
-        raise ValueError(
-            f"{name}: expected {[*leading, width]}, those of the token before the drafts and "
-            f"of each draft, for draft_token_ids {[leading[0], leading[1] - 1]}; "
-            f"got {describe(given)}"
-        )
-    rows = given
-    if inputs.are_logits:
-        rows = given if leading is None else given.flatten(0, 1)
-        _check_local_logits(rows, weight, settings.shard)
-    elif (
-        not isinstance(rows, Tensor)
-        or rows.ndim != axes
-        or rows.shape[-1] != width
-        or rows.dtype != weight.dtype
-        or rows.device != weight.device
-    ):
-        _refuse_hidden_states(rows, weight, axes)
-    if rows.shape[-1] > 1 and rows.stride(-1) != 1:
-        raise ValueError(
-            f"{name}: expected a contiguous last axis, got strides {rows.stride()}; call "
-            ".contiguous()"
-        )
 
 
 def _refuse_hidden_states(rows: Tensor, weight: Tensor, axes: int) -> NoReturn:

@@ -265,7 +265,7 @@ class Selection(HasViews, StepBatch):
                 "token_ids: select(out=) took other slots since the step that these are of; append "
                 "each step's tokens before the next select"
             )
-        self._has_stepped = False
+        vars(self)["_has_stepped"] = False
 
     def _binding(self) -> dict[str, Mask]:
         return self._batch._assigned | self._assigned
