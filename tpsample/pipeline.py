@@ -80,7 +80,7 @@ class Pipeline:
         arguments = inputs, batch, positions, num_samples, out
         call = self.agreement.settle(self.checks.step, *arguments, words_follow=True)
         assert call.batch is not None and call.positions is not None
-        if self.agreement.must_compare_states(call):
+        if self.agreement.unseen and self.agreement.must_compare_states(call):
             states = call.drawn_states()
             assert states is not None
             self.desync.compare_states(states, self.exchange.check)

@@ -51,7 +51,6 @@ from tpsample.ranks.ranks import Ranks
 ROUNDS = 7
 KINDS = ("plain", "penalties and a bias", "top_k 50", "top_p 0.9", "logprobs 5")
 PACKAGE = str(Path(tpsample.__file__).parent)
-KERNEL_FILES = (f"{PACKAGE}/kernels/", f"{PACKAGE}/native/")
 
 
 def host_us(step: Callable[[], object], steps: int) -> float:
@@ -66,14 +65,18 @@ def host_us(step: Callable[[], object], steps: int) -> float:
     return min(rounds)
 
 
+def is_walked(file: str) -> bool:
+    """Return whether a file is of the package and of the host: kernels lie in folders of theirs."""
+    return file.startswith(PACKAGE) and "/kernels/" not in file.removeprefix(PACKAGE)
+
+
 def walk(step: Callable[[], object]) -> dict[str, int]:
     """Return how many functions of the package a call runs, in how many files, kernels aside."""
     seen: list[str] = []
 
     def hook(frame: FrameType, event: str, _: Any) -> None:
-        name = frame.f_code.co_filename
-        if event == "call" and name.startswith(PACKAGE) and not name.startswith(KERNEL_FILES):
-            seen.append(name)
+        if event == "call" and is_walked(frame.f_code.co_filename):
+            seen.append(frame.f_code.co_filename)
 
     step()
     sys.setprofile(hook)

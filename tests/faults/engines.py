@@ -13,7 +13,7 @@ tpsample/agreement/caller_tensors.py
     + if moved:
     > test_another_weight_is_noticed_after_an_interrupt
     nothing is said of a Parameter that its module no longer has
-    - if _references(held) == _ONE_OWNER and isinstance(held[0], nn.Parameter):
+    - if sys.getrefcount(held[0]) == _ONE_OWNER and isinstance(held[0], nn.Parameter):
     + if False:
     > test_a_parameter_that_its_module_no_longer_has_is_said_once
     a DTensor's rows begin at 0 on every rank

@@ -236,11 +236,11 @@ tpsample/agreement/step.py
     + "call": "",
     > test_another_call_on_one_rank_raises_the_same_on_every_rank
     the first steps do not compare their hidden states
-    - states = call.drawn_states() if self._unseen else None
+    - states = call.drawn_states() if self.unseen else None
     + states = None
     > test_hidden_states_that_differ_are_told_in_the_first_steps
     every step compares its hidden states
-    - self._unseen -= 1
+    - self.unseen -= 1
     + pass
     > test_later_steps_look_at_no_hidden_states[2-counts0]
     rows that are not drawn are compared

@@ -473,8 +473,8 @@ tpsample/agreement/step_checks.py
     + if False:
     > test_the_next_step_reads_the_new_weight_or_raises
     seeds are drawn before the ranks agree
-    -             batch.prepare(self._settings.shard)
-    +             batch.prepare(self._settings.shard)
-    +             batch._draw_seeds(self._settings.seeds)
+    - controls, shard = batch._table.controls, self._settings.shard
+    + batch._draw_seeds(self._settings.seeds)
+    +             controls, shard = batch._table.controls, self._settings.shard
     > test_a_refused_call_draws_no_seeds
 """)

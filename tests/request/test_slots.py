@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -20,6 +21,8 @@ from tpsample import (
     verify,
 )
 from tpsample.filters import sample as filters
+from tpsample.request.plan import BatchPlan
+from tpsample.request.selection import MOST_PLANS
 
 SLOTS = 9
 
@@ -205,6 +208,24 @@ def test_a_cpu_searches_no_row_that_is_decided(monkeypatch):
     monkeypatch.setattr("tpsample.core.tensors.READ_ON", ())
     assert torch.equal(sampler(hidden, batch.select(slots), 0).token_ids, read)
     assert searched == [1, 4]
+
+
+def test_equal_slots_have_one_plan_until_a_request_changes():
+    """A new selection of these slots makes nothing anew, and few plans are kept."""
+    batch = SamplingBatch.of_slots(6, vocab_size=V)
+    batch.put(range(6), [SamplingParams(seed=i, top_p=0.9) for i in range(6)])
+
+    def plan(*slots: int) -> BatchPlan:
+        return batch.select(torch.tensor(slots))._view_of(len(slots)).plan
+
+    first = plan(2, 0)
+    assert plan(2, 0) is first and plan(0, 2) is not first
+    for other in itertools.permutations(range(6), 2):
+        plan(*other)
+    assert len(batch._table.plans) <= MOST_PLANS
+    before = plan(2, 0)
+    batch.put(0, SamplingParams(seed=9, top_k=3))
+    assert plan(2, 0).requests != before.requests
 
 
 def test_slots_that_a_host_reads_have_the_plan_of_their_requests():

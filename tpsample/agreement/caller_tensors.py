@@ -35,13 +35,9 @@ from tpsample.settings import Settings
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
-def _references(held: tuple[object, ...]) -> int:
-    """Return how often the first object of a tuple is referred to."""
-    return sys.getrefcount(held[0])
-
-
-_ONE_OWNER = _references((object(),))
-"""The count of `_references` where nothing but the tuple refers to the object."""
+_held = (object(),)
+_ONE_OWNER = sys.getrefcount(_held[0])
+"""The count where nothing but a tuple refers to an object."""
 
 
 class CallerTensors:
@@ -91,8 +87,10 @@ class CallerTensors:
         """
         if self._module is not None:
             self._look_up(self._module)
-        elif self.warns:
-            self._warn_of_orphans()
+        # First of all, because a name for a tensor would be another reference.
+        for name, held in self._given.items() if self.warns else ():
+            if sys.getrefcount(held[0]) == _ONE_OWNER and isinstance(held[0], nn.Parameter):
+                self._warn_of_orphan(name)
         for name, (given, alias) in self._given.items():
             its = given if type(given) in _PLAIN else _local(given)
             moved = its.data_ptr() != alias.data_ptr() or its.stride() != alias.stride()
@@ -123,20 +121,18 @@ class CallerTensors:
             if its is not (None if known is None else known[0]):
                 self._replace(name, its)
 
-    def _warn_of_orphans(self) -> None:
-        """Warn once if no module or optimizer has a Parameter any more that steps read.
+    def _warn_of_orphan(self, name: str) -> None:
+        """Warn once that no module or optimizer has a Parameter any more that steps read.
 
         Assigning `module.weight`, or loading a state with assign=True, leaves the old one behind.
         """
-        for name, held in self._given.items():
-            if _references(held) == _ONE_OWNER and isinstance(held[0], nn.Parameter):
-                self.warns = False
-                warnings.warn(
-                    f"{name}: nothing but this sampler has the Parameter that it reads, as after "
-                    f"module.{ATTRIBUTES[name]} = … or load_state_dict(assign=True); pass the "
-                    f"module in its place, or call sampler.refresh({name}=…) on every rank",
-                    stacklevel=8,
-                )
+        self.warns = False
+        warnings.warn(
+            f"{name}: nothing but this sampler has the Parameter that it reads, as after "
+            f"module.{ATTRIBUTES[name]} = … or load_state_dict(assign=True); pass the "
+            f"module in its place, or call sampler.refresh({name}=…) on every rank",
+            stacklevel=8,
+        )
 
     def _replace(self, name: str, tensor: object) -> None:
         if not isinstance(tensor, Tensor):

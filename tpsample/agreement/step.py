@@ -106,6 +106,9 @@ class StepAgreement:
         ranks: of the sampler.
         exchange: brings the digest of a call to the other ranks, if it is a swap.
         seeds: where rows without a seed get theirs, once a call is settled.
+
+    Attributes:
+        unseen: how many steps are still to compare their hidden states.
     """
 
     def __init__(self, ranks: Ranks, exchange: Exchange, seeds: SeedSource) -> None:
@@ -176,8 +179,7 @@ class StepAgreement:
         try:
             call = check(*arguments)
             if swap is not None:
-                parts = self._parts(call, swap.ranks.roll.step)
-                digest = digest_text(str({name: _digest(part) for name, part in parts.items()}))
+                digest = _digest(self._parts(call, swap.ranks.roll.step))
         except Exception as wrong:  # of whatever kind: the other ranks must hear of it
             error = wrong
         if swap is not None:
@@ -187,7 +189,7 @@ class StepAgreement:
             # `PeerLost.step` counts steps and verifications.
             roll.step += call is None or call.name.startswith(("step", "verify"))
             swap.bring(digest)
-            unseeded = call and isinstance(call.batch, StepBatch) and call.batch.unseeded
+            unseeded = call and isinstance(call.batch, StepBatch) and call.batch._table.unseeded
             if call is None or not call.rows or unseeded or not words_follow:
                 swap.publish(0, 0)
                 self.compare()
@@ -198,8 +200,8 @@ class StepAgreement:
                 raise RankMismatch(text) from error
             raise error
         assert call is not None
-        if isinstance(call.batch, StepBatch):
-            call.batch._draw_seeds(self._seeds)
+        if isinstance(call.batch, StepBatch) and call.batch._table.unseeded:
+            call.batch._table.draw_seeds(self._seeds)
         return call
 
     def refreshed(self) -> None:
@@ -210,18 +212,18 @@ class StepAgreement:
     def watch_states(self) -> None:
         """Let the next steps compare their hidden states, because a model may give ranks others."""
         several = self._ranks.world_size > 1 and self._ranks.roll is not None
-        self._unseen = several * (FIRST_STEPS if self._swap is not None else 1)
+        self.unseen = several * (FIRST_STEPS if self._swap is not None else 1)
 
     def must_compare_states(self, call: Call) -> bool:
         """Return whether the ranks must gather digests of the hidden states of this call.
 
         They do so once, where no message of the call itself brings a digest to the other ranks.
         """
-        if self._swap is not None or not self._unseen or call.hidden_states is None:
+        if self._swap is not None or call.hidden_states is None:
             return False
         if capturing(call.hidden_states.device):  # the host may not wait
             return False
-        self._unseen = 0
+        self.unseen = 0
         return True
 
     def compare(self) -> None:
@@ -236,8 +238,8 @@ class StepAgreement:
             return
         (call, error, step_before), self._open = self._open, None
         if self._swap.agrees() and error is None:
-            if self._unseen and call is not None and call.hidden_states is not None:
-                self._unseen -= 1
+            if self.unseen and call is not None and call.hidden_states is not None:
+                self.unseen -= 1
             return
         try:
             parts = {} if call is None else self._parts(call, step_before)
@@ -251,7 +253,7 @@ class StepAgreement:
         """Return what decides the result of a call that follows a step."""
         assert self._swap is not None and step is not None
         found = call.parts(self._swap.ranks.roll.number, step, self._seeds.drawn)
-        states = call.drawn_states() if self._unseen else None
+        states = call.drawn_states() if self.unseen else None
         if states is not None:
             found["refreshes"] = self._refreshed
             found["hidden_states"] = f"{digest_bits(states) & (2**64 - 1):016x}"
@@ -265,11 +267,14 @@ class StepAgreement:
             self._left = self._ranks.shared.left = text
 
 
-def _digest(part: Any) -> object:
-    """Return what `str` tells apart. It reads tensors, so they must be on a CPU."""
-    if isinstance(part, Tensor):
-        return digest_bits(part)
-    return part.digest if isinstance(part, BatchPlan) else part
+def _digest(parts: dict[str, Any]) -> int:
+    """Return a digest of parts that `str` tells apart. Tensors are read, so they are on a CPU."""
+    for name, part in parts.items():
+        if isinstance(part, Tensor):
+            parts[name] = digest_bits(part)
+        elif isinstance(part, BatchPlan):
+            parts[name] = part.digest
+    return digest_text(str(parts))
 
 
 FIRST_STEPS = 3

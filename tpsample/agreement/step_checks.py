@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -74,7 +74,7 @@ class StepChecks:
         ranks = self._settings.ranks
         if not isinstance(batch, StepBatch) or (ranks.world_size > 1 and ranks.roll is None):
             return _NOBODYS
-        return batch._thread
+        return batch._table.thread
 
     def ready(self) -> None:
         """Raise if the sampler was closed, or its device is not the current one."""
@@ -92,25 +92,56 @@ class StepChecks:
 
         Args:
             leading: B and K + 1, of a verification.
-            samples: draws per row, of a step.
+            samples: draws per row, of a step; 0 where rows are not drawn, and not limited either.
         """
-        if not inputs.are_logits:
+        settings, name, given, are_logits = self._settings, inputs.name, *inputs[:2]
+        weight, axes = settings.weight, 2 if leading is None else 3
+        if not are_logits:
             self._caller.follow()
-            copy = self._local.copy
+            copy = self._local.copy if samples else None
             if copy is not None and not copy.is_current():
                 raise ValueError(
                     "lm_head_weight: changed after the sampler had made its 8-bit copy of it, so "
                     "screened tokens could be wrong; call sampler.refresh() on every rank"
                 )
-        check_inputs(inputs, self._settings, leading)
-        if inputs.are_logits:
+        width = len(settings.shard) if are_logits else weight.shape[1]
+        if weight.shape[1] == 0 and not are_logits:
+            raise ValueError(
+                "hidden_states: this sampler has no weight, lm_head_weight is "
+                f"{list(weight.shape)}; call sample_logits, or build it over the LM head"
+            )
+        require_plain(name, given)
+        if leading is not None and (not isinstance(given, Tensor) or given.shape[:-1] != leading):
+            raise ValueError(
+                f"{name}: expected {[*leading, width]}, those of the token before the drafts and "
+                f"of each draft, for draft_token_ids {[leading[0], leading[1] - 1]}; "
+                f"got {describe(given)}"
+            )
+        rows = given
+        if are_logits:
+            rows = given if leading is None else given.flatten(0, 1)
+            _check_local_logits(rows, weight, settings.shard)
+        elif (
+            not isinstance(given, Tensor)
+            or given.ndim != axes
+            or given.shape[-1] != width
+            or given.dtype != weight.dtype
+            or given.device != weight.device
+        ):
+            _refuse_hidden_states(given, weight, axes)
+        if rows.shape[-1] > 1 and rows.stride(-1) != 1:
+            raise ValueError(
+                f"{name}: expected a contiguous last axis, got strides {rows.stride()}; call "
+                ".contiguous()"
+            )
+        if are_logits:
             self.ready_made.check(inputs)
-        rows, times = leading or (inputs.given.shape[0], samples)
-        if rows * times > self._settings.max_rows:
+        num_rows, times = leading or (given.shape[0], samples)
+        if num_rows * times > settings.max_rows:
             of_each = "samples" if leading is None else "positions"
             raise ValueError(
-                f"{inputs.name}: {rows} rows × {times} {of_each} exceed max_rows="
-                f"{self._settings.max_rows}; build the sampler with a larger max_rows"
+                f"{name}: {num_rows} rows × {times} {of_each} exceed max_rows="
+                f"{settings.max_rows}; build the sampler with a larger max_rows"
             )
 
     def step(
@@ -155,22 +186,22 @@ class StepChecks:
         """
         self.ready()
         if isinstance(batch, StepBatch):
-            batch = batch._for_rows(rows)
-            batch._check_masks(rows if masked_rows is None else masked_rows)
-            batch.prepare(self._settings.shard)
+            batch = batch._for_rows(rows, rows if masked_rows is None else masked_rows)
+            controls, shard = batch._table.controls, self._settings.shard
+            if controls is not None and shard not in controls.states:
+                controls.state(shard)
         else:
             batch = batch._view_of(rows)
         now = read_positions(positions, padded=batch._undrawn_rows is not None)
-        if batch._stores_logits:
+        if self._settings.ranks.world_size > 1 and batch._stores_logits:
             self._settings.ranks.require_group()
         return Call(name, rows, batch, positions, num_samples, token_ids, hidden_states, now)
 
     def prompt(self, hidden_states: Tensor, next_token_ids: Tensor, top: int) -> Call:
         """Return what `LMHeadSampler.prompt_logprobs` asks for. It reads the ids, so it waits."""
         self.ready()
-        self._caller.follow()
         weight, vocab_size = self._settings.weight, self._settings.vocab_size
-        check_inputs(Inputs(hidden_states), self._settings)
+        self.inputs(Inputs(hidden_states), samples=0)
         rows = hidden_states.shape[0]
         ids, came = next_token_ids, ", the token that came after each position"
         check_tensor("next_token_ids", ids, (torch.int64,), (rows,), weight.device, came)
@@ -242,38 +273,7 @@ def check_out(out: SampleOutput, rows: int, num_samples: int | None, device: tor
             )
 
 
-def check_inputs(
-    inputs: Inputs, settings: Settings, leading: tuple[int, int] | None = None
-) -> None:
-    """Check that these are rows of a sampler; with `leading` [B, K + 1, …], rows of drafts."""
-    name, given, weight = inputs.name, inputs.given, settings.weight
-    width = len(settings.shard) if inputs.are_logits else weight.shape[1]
-    if weight.shape[1] == 0 and not inputs.are_logits:
-        raise ValueError(
-            "hidden_states: this sampler has no weight, lm_head_weight is "
-            f"{list(weight.shape)}; call sample_logits, or build it over the LM head"
-        )
-    require_plain(name, given)
-    if leading is not None and (not isinstance(given, Tensor) or given.shape[:-1] != leading):
-        raise ValueError(
-            f"{name}: expected {[*leading, width]}, those of the token before the drafts and "
-            f"of each draft, for draft_token_ids {[leading[0], leading[1] - 1]}; "
-            f"got {describe(given)}"
-        )
-    rows = given
-    if inputs.are_logits:
-        rows = given if leading is None else given.flatten(0, 1)
-        _check_local_logits(rows, weight, settings.shard)
-    else:
-        _check_hidden_states(rows, weight, axes=2 if leading is None else 3)
-    if rows.shape[-1] > 1 and rows.stride(-1) != 1:
-        raise ValueError(
-            f"{name}: expected a contiguous last axis, got strides {rows.stride()}; call "
-            ".contiguous()"
-        )
-
-
-def _check_hidden_states(rows: Tensor, weight: Tensor, axes: int) -> None:
+def _refuse_hidden_states(rows: Tensor, weight: Tensor, axes: int) -> NoReturn:
     if not isinstance(rows, Tensor) or rows.ndim != axes:
         way_out = {
             1: "; one row is hidden_states.unsqueeze(0)",
@@ -294,11 +294,10 @@ def _check_hidden_states(rows: Tensor, weight: Tensor, axes: int) -> None:
             f"hidden_states: expected D = {weight.shape[1]} columns as lm_head_weight has, "
             f"got {describe(rows)}{way_out}"
         )
-    if rows.dtype != weight.dtype or rows.device != weight.device:
-        raise ValueError(
-            f"hidden_states: expected {weight.dtype} on {weight.device} like lm_head_weight, "
-            f"got {describe(rows)}; convert with .to(lm_head_weight)"
-        )
+    raise ValueError(
+        f"hidden_states: expected {weight.dtype} on {weight.device} like lm_head_weight, "
+        f"got {describe(rows)}; convert with .to(lm_head_weight)"
+    )
 
 
 def _check_local_logits(rows: Tensor, weight: Tensor, shard: VocabShard) -> None:

@@ -44,25 +44,19 @@ def require_plain(name: str, value: object) -> None:
         what = "the whole of it, the same on every rank" if whole else "its part on this rank"
         call = "full_tensor" if whole else "to_local"
         raise TypeError(f"{name}: got a DTensor; pass {what}, {name}.{call}()")
-    if (by := _without_numbers(value)) is not None:
+    by = "FakeTensorMode" if type(value).__name__ == "FakeTensor" else None
+    if peek_interpreter_stack() is not None:
+        by = "a transform of torch.func, such as vmap"
+    elif torch._C._get_tracing_state() is not None:
+        by = "torch.jit.trace"
+    elif torch._C._len_torch_dispatch_stack():
+        modes = {type(mode).__name__ for mode in _get_current_dispatch_mode_stack()}
+        by = next((told for mode, told in _RECORDERS.items() if mode in modes), by)
+    if by is not None:
         raise RuntimeError(
             f"{name}: has no numbers of its own inside {by}, and a token is drawn of numbers; call "
             "the sampler outside of it, or inside torch.compile or torch.export"
         )
-
-
-def _without_numbers(value: object) -> str | None:
-    """Return what records or maps the tensors of this call; None if nothing does."""
-    if peek_interpreter_stack() is not None:
-        return "a transform of torch.func, such as vmap"
-    if torch._C._get_tracing_state() is not None:
-        return "torch.jit.trace"
-    if torch._C._len_torch_dispatch_stack():
-        modes = {type(mode).__name__ for mode in _get_current_dispatch_mode_stack()}
-        for mode, by in _RECORDERS.items():
-            if mode in modes:
-                return by
-    return "FakeTensorMode" if type(value).__name__ == "FakeTensor" else None
 
 
 _RECORDERS = {"FakeTensorMode": "FakeTensorMode", "ProxyTorchDispatchMode": "make_fx"}

@@ -204,10 +204,8 @@ class ProcessRanks(Ranks):
         if self.world_size == 1:
             return None
         sent = own.repeat(self.world_size - 1)
-        rooms, lengths = (
-            [0 if rank == self.rank else each for rank in range(self.world_size)]
-            for each in (messages.shape[1], len(own))
-        )
+        rooms, lengths = [messages.shape[1]] * self.world_size, [len(own)] * self.world_size
+        rooms[self.rank] = lengths[self.rank] = 0
         return self._start_all_to_all(messages[1:].view(-1), sent, rooms, lengths)
 
     def _start_all_to_all(

@@ -73,11 +73,10 @@ class SamplingBatch(StepBatch):
                 f"SamplingBatch: is not built by its name, got {describe(table)}; call "
                 "SamplingBatch.from_params(params, vocab_size=…), from_tensors or of_slots"
             )
-        self._options = options  # kept_cap and fixed_rounds
         self._selects = False
         self._plans: dict[int, BatchPlan] = {}  # by how often each row stands in a row
         self._handle = 0  # of the rows as they are, for `tpsample.compiled`
-        super().__init__(table)
+        super().__init__(table, options)
         self.max_rows = table.slots
         self._dropped, self._drop_told = (-1, 0), False  # the version after it, and its first row
         if table.entries:
@@ -421,18 +420,10 @@ class SamplingBatch(StepBatch):
         Raises:
             TypeError, ValueError: another shape, dtype or device, or another kind of `out`.
         """
-        with self._thread:
+        with self._table.thread:
             if not self._selects:
                 self._ready_to_select()
             return Selection.of(self, slots, out, host)
-
-    @property
-    def _kept_cap(self) -> Any:
-        return self._options["kept_cap"]
-
-    @property
-    def _never_waits(self) -> bool:
-        return bool(self._options["fixed_rounds"])
 
     @property
     def capture_key(self) -> tuple[object, ...]:
@@ -445,22 +436,19 @@ class SamplingBatch(StepBatch):
         """
         return self._table.launches
 
-    def _for_rows(self, num_rows: int) -> SamplingBatch:
-        """Return this batch.
-
-        Raises:
-            ValueError: it has another number of rows, or empty slots.
-        """
+    def _for_rows(self, num_rows: int, masked_rows: int | None = None) -> SamplingBatch:
         if self._table.empty:
             raise ValueError(
                 f"batch: slots {self._table.empty} have no request; name the slots of the step by "
                 "batch.select, or drop these"
             )
-        if num_rows != self.rows:
+        if num_rows != (rows := self._table.row_seed.shape[0]):
             raise ValueError(
                 f"batch: expected {num_rows} rows, as hidden_states or logits have, got "
-                f"{self.rows}; pass one SamplingParams per row"
+                f"{rows}; pass one SamplingParams per row"
             )
+        if self._assigned and masked_rows is not None:
+            self._check_masks(masked_rows)
         return self
 
     def _misread(self) -> Iterator[tuple[str, str]]:
@@ -477,24 +465,18 @@ class SamplingBatch(StepBatch):
                 )
 
     @property
-    def _lacks_output(self) -> bool:
-        entries = () if self._moving.needy is None else self._table.entries
-        return len(entries) > 0 and not any(entry.output for entry in entries)
-
-    @property
     def _reads_tables(self) -> bool:
         """Whether a step reads more of the rows than seeds and temperatures."""
         tables = self._table.controls
         controlled = tables is not None and (tables.looks_at_output or tables.has_bias)
         return self._stores_logits or controlled or bool(self._assigned)
 
-    def _append(self, num_rows: int, token_ids: Tensor) -> None:
+    def _note_append(self, num_rows: int) -> None:
         if num_rows != self.rows:
             raise ValueError(
                 f"token_ids: expected the tokens of {self.rows} rows, as the batch has, got "
                 f"{num_rows} rows"
             )
-        super()._append(num_rows, token_ids)
 
     def _read(self, times: int = 1) -> BatchView:
         temperature, seed = self._table.row_temperature, self._table.row_seed
@@ -522,7 +504,7 @@ class SamplingBatch(StepBatch):
     def _load(self, rows: list[int], entries: list[Entry]) -> None:
         """Replace the requests of some rows, and nothing of the others."""
         if rows:
-            with self._thread:
+            with self._table.thread:
                 self._table.load(rows, entries)
                 self._changed()
 
@@ -533,7 +515,7 @@ class SamplingBatch(StepBatch):
                 f"params: {len(order)} rows exceed max_rows={self.max_rows}; drop rows, or build "
                 "the batch with a larger max_rows"
             )
-        with self._thread:
+        with self._table.thread:
             self._table.arrange(order, joining)
             self._changed()
 
@@ -541,6 +523,7 @@ class SamplingBatch(StepBatch):
     def _changed(self) -> None:
         needy = self._table.flagged(NEEDS_APPEND) if readable(self.device) else []
         self._moving.needy = tensors_of(needy, device=None)[0] if needy else None
+        self._lacks_output = bool(needy) and not any(each.output for each in self._table.entries)
         self._plans, self._handle = {}, handle_of(self, self._handle)
         if not self._selects:
             _ = self.plan  # now, because a step that is captured can send nothing to the device

@@ -23,8 +23,8 @@ class GraphRows(StepBatch):
     def __init__(
         self, batch: SamplingBatch, temperature: Tensor, seed: Tensor, masks: dict[str, Tensor]
     ) -> None:
-        super().__init__(batch._table)
-        self._batch, self._moving, self.rows = batch, batch._moving, batch.rows
+        super().__init__(batch._table, batch._options, batch._moving)
+        self._batch, self.rows = batch, batch.rows
         self._numbers = temperature, seed
         version = batch._table.version
         self._assigned = {name: Mask(mask, version) for name, mask in masks.items()}
@@ -45,8 +45,10 @@ class GraphRows(StepBatch):
         plan = self._batch.plan
         return plan if readable(self.device) else plan.in_fixed_rounds
 
-    def _for_rows(self, num_rows: int) -> GraphRows:
+    def _for_rows(self, num_rows: int, masked_rows: int | None = None) -> GraphRows:
         self._batch._for_rows(num_rows)
+        if masked_rows is not None:
+            self._check_masks(masked_rows)
         return self
 
     def _read(self, times: int = 1) -> BatchView:

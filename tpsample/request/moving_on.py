@@ -151,9 +151,9 @@ class MovingOn:
             self.forget()
         return [text for name, text in self._mistakes(rows, now) if self._is_new(name)]
 
-    def append(self, token_ids: Tensor, vocab_size: int, of: bytes) -> None:
-        """Note tokens [B] or [B, n] of a CPU, of a step's rows `of`."""
-        if of or (self._positions is not None and len(token_ids) != len(self._positions)):
+    def append(self, token_ids: Tensor, vocab_size: int, *, of_slots: bool) -> None:
+        """Note tokens [B] or [B, n] of a CPU, where rows are needy; of slots if of a selection."""
+        if of_slots or (self._positions is not None and len(token_ids) != len(self._positions)):
             self._positions = self._appended = None  # rows joined or left since the step
         elif self._positions is not None:
             there = (token_ids >= 0) & (token_ids < vocab_size)

@@ -35,13 +35,11 @@ from tpsample.core.tensors import (
     ALIGNED,
     HasViews,
     Scratch,
-    bytes_of,
     capturing,
     ordinary_tensors,
     readable,
 )
-from tpsample.request.controls.apply import ControlRows
-from tpsample.request.entries import ASKS, STATE, TOP, Entry
+from tpsample.request.entries import ASKS, STATE, TOP
 from tpsample.request.filters import LogprobRows, RowFilters
 from tpsample.request.moving_on import Mask
 from tpsample.request.plan import BatchPlan, BatchView, Undrawn
@@ -51,6 +49,9 @@ from tpsample.request.table import RequestTable
 
 PADDING = -1
 """The slot of a row that nobody wants."""
+
+MOST_PLANS = 16
+"""Plans that are kept of the slots that steps named since a request came, left or changed."""
 
 
 class Selection(HasViews, StepBatch):
@@ -65,22 +66,24 @@ class Selection(HasViews, StepBatch):
         num_rows: B.
     """
 
+    _index: Tensor
+    _undrawn_rows: Undrawn
+    _version: int  # of the table that it was taken of
+    _known: list[int] | None = None  # the slots that rows read, where the host knows them
+    _has_stepped = _taken_again = False
+
     @ordinary_tensors
     def __init__(self, batch: StepBatch, table: RequestTable, num_rows: int) -> None:
-        super().__init__(table)
-        self._batch, self.rows, self._version = batch, num_rows, table.version
-        self._moving = batch._moving
-        self._has_stepped = self._taken_again = False
-        self._scratch = Scratch(self.device)
-        self._numbers = torch.arange(num_rows, device=self.device)
-        self._stored_numbers = self._numbers.to(torch.int32)
-        # Where the host knows the slots: those that rows read, the last plan, its requests.
-        self._known: list[int] | None = None
-        self._planned: tuple[tuple[int, list[Entry]], BatchPlan] | None = None
+        super().__init__(table, batch._options, batch._moving)
+        self._batch, self.rows, self._scratch = batch, num_rows, Scratch(self.device)
+        numbers = self._numbers = torch.arange(num_rows, device=self.device)
+        self._stored_numbers = numbers.to(torch.int32)
         # The slot that each row reads, S if it is not drawn.
-        self._padded = self._numbers.new_zeros(num_rows + -num_rows % ALIGNED)
-        none = torch.zeros_like(self._numbers, dtype=torch.bool)
-        self._undrawn = Undrawn(none, none.clone())
+        self._padded = numbers.new_zeros(num_rows + -num_rows % ALIGNED)
+        self._first, self._seed = torch.empty_like(table.gate), torch.empty_like(numbers)
+        self._temperature = torch.empty_like(numbers, dtype=torch.float32)
+        none = torch.zeros_like(numbers, dtype=torch.bool)
+        self._undrawn_rows = Undrawn(none, none.clone())
         self._view()
 
     def _view(self) -> None:
@@ -125,16 +128,19 @@ class Selection(HasViews, StepBatch):
             slots    3  -1   0   3  99     gates of S = 5 slots: 0 and 3 are open
             index    3   5   0   5   5
         """
-        self._version = self._table.version
-        self._known = None if known is None else self._table.read_by(known)
-        self._taken_again, self._has_stepped = self._has_stepped, False
+        vars(self).update(  # at once, because each assignment checks its name
+            _version=self._table.version,
+            _known=None if known is None else self._table.read_by(known),
+            _taken_again=self._has_stepped,
+            _has_stepped=False,
+        )
         self._assigned.clear()
-        gate, scratch, (undrawn, bad) = self._table.gate, self._scratch, self._undrawn
-        none = gate.shape[0] - 1
+        none, (undrawn, bad) = self._table.slots, self._undrawn_rows
         index = self._index.copy_(slots).clamp_(PADDING, none).remainder_(none + 1)
-        first = scratch.take("first", torch.int64, none + 1).copy_(gate)
+        first = self._first.copy_(self._table.gate)
         first.scatter_reduce_(0, index, self._numbers, "amin")
-        torch.ne(scratch.pick("winner", first, index), self._numbers, out=undrawn)
+        winner = torch.index_select(first, 0, index, out=self._seed)  # which is read later
+        torch.ne(winner, self._numbers, out=undrawn)
         torch.ne(slots, PADDING, out=bad).logical_and_(undrawn)
         index.masked_fill_(undrawn, none)
         return self
@@ -143,16 +149,12 @@ class Selection(HasViews, StepBatch):
     def _repeated(self, times: int) -> Selection:
         """Return the rows with each standing `times` times in a row."""
         found = Selection(self._batch, self._table, self.rows * times)
-        its, others = ((rows._index, *rows._undrawn) for rows in (found, self))
+        its, others = ((rows._index, *rows._undrawn_rows) for rows in (found, self))
         for each, other in zip(its, others, strict=True):
             each.copy_(other.repeat_interleave(times))
         if self._known is not None:
             found._known = [slot for slot in self._known for _ in range(times)]
         return found
-
-    def _pick(self, name: str, table: Tensor) -> Tensor:
-        """Return what a table [S + 1, …] holds for each row."""
-        return self._scratch.pick(name, table, self._index)
 
     def _pick_any(self, name: str, table: Tensor) -> Tensor:
         """Return what a table [n, …] holds for each row; the last slot's if a row is not drawn.
@@ -170,27 +172,19 @@ class Selection(HasViews, StepBatch):
     @property
     def temperature(self) -> Tensor:
         """fp32 [B], read of the batch. To change one, write to the batch."""
-        return self._pick("temperature", self._table.temperature)
+        return torch.index_select(self._table.temperature, 0, self._index, out=self._temperature)
 
     @property
     def seed(self) -> Tensor:
         """int64 [B], 64 bits, read of the batch as `temperature` is."""
-        return self._pick("seed", self._table.seed)
+        return torch.index_select(self._table.seed, 0, self._index, out=self._seed)
 
     @property
     def plan(self) -> BatchPlan:
         """The plan of the batch."""
         return self._batch.plan
 
-    @property
-    def _undrawn_rows(self) -> Undrawn:
-        return self._undrawn
-
-    @property
-    def _kept_cap(self) -> int | None:
-        return self._batch._kept_cap
-
-    def _for_rows(self, num_rows: int) -> Selection:
+    def _for_rows(self, num_rows: int, masked_rows: int | None = None) -> Selection:
         if num_rows != self.rows:
             raise ValueError(
                 f"batch: expected {num_rows} rows, as hidden_states or logits have, got a "
@@ -201,16 +195,16 @@ class Selection(HasViews, StepBatch):
                 "batch: requests joined, left, moved or changed since this selection was made; "
                 "call batch.select again"
             )
+        if masked_rows is not None and (self._assigned or self._batch._assigned):
+            self._check_masks(masked_rows)
         return self
 
     def _read(self, times: int = 1) -> BatchView:
-        self._has_stepped, self._taken_again = True, False
+        vars(self).update(_has_stepped=True, _taken_again=False)
         rows = self if times == 1 else self._repeated(times)
-        return rows._read_of(self._controls())
-
-    def _read_of(self, controls: ControlRows | None) -> BatchView:
-        plan = self._plan_that_stores() if self._stores_logits else self._plain_plan
-        return BatchView(self.temperature, self.seed, plan, controls, self._undrawn)
+        plan = rows._plan_that_stores() if rows._stores_logits else rows._plain_plan
+        numbers = rows.temperature, rows.seed
+        return BatchView(*numbers, plan, self._controls(), rows._undrawn_rows)
 
     @cached_property
     def _plain_plan(self) -> BatchPlan:
@@ -219,67 +213,62 @@ class Selection(HasViews, StepBatch):
 
     def _plan_that_stores(self) -> BatchPlan:
         """Return the plan of rows that may have filters or logprobs."""
-        table = self._table
-        if (slots := self._on_the_host()) is not None:
-            entries = table.entries_of(slots)
-            if self._planned is None or self._planned[0] != (table.version, entries):
-                fixed = self._batch._never_waits and not readable(self.device)
-                plan = table.plan(slots, entries, kept_cap=self._kept_cap, fixed_rounds=fixed)
-                self._planned = (table.version, entries), plan
-            return self._planned[1]
+        table, kept_cap = self._table, self._options["kept_cap"]
+        reads = readable(self.device)
+        slots = self._index.tolist() if reads else None if capturing(self.device) else self._known
+        if slots is not None:
+            fixed = self._options["fixed_rounds"] and not reads
+            key, plans = (fixed, *slots), table.plans
+            if key not in plans:
+                if len(plans) == MOST_PLANS:
+                    plans.clear()
+                of_slots = slots, table.entries_of(slots)
+                plans[key] = table.plan(*of_slots, kept_cap=kept_cap, fixed_rounds=fixed)
+            return plans[key]
         return BatchPlan(
             self.rows,
             self.vocab_size,
             self.device,
             *self._filtered(),
-            kept_cap=self._kept_cap,
+            kept_cap=kept_cap,
             fixed_rounds=True,
             stores_all=True,
             numbers=(self._numbers, self._stored_numbers),
         )
-
-    def _on_the_host(self) -> list[int] | None:
-        """Return the slot that each row reads; None where the host does not know it."""
-        if readable(self.device):
-            return self._index.tolist()
-        return None if capturing(self.device) else self._known
 
     def _filtered(self) -> tuple[RowFilters | None, LogprobRows | None]:
         """Return the filters and logprobs of all rows, None where no slot has some."""
         table, filters, rows = self._table, None, self._numbers
         (asked, top, in_processed_mode), every = table.asked, list(range(self.rows))
         numbers = self._scratch.pick("numbers", table.numbers, self._padded, dim=1)
-        if asked or self._kept_cap is not None:
+        if asked or self._options["kept_cap"] is not None:
             kinds = [keeps_all(self.vocab_size), *asked]
             filters = RowFilters(rows, every, numbers, kinds, known=False)
         if top < 0:
             return filters, None
         bits = self._scratch.take("bits", torch.bool, TOP - ASKS, self.rows)
         asks, processed, as_logits = torch.ne(numbers[ASKS:TOP, : self.rows], 0, out=bits)
-        chosen, tops = self._pick("chosen", table.chosen), numbers[TOP, : self.rows]
+        chosen = self._scratch.pick("chosen", table.chosen, self._index)
+        tops = numbers[TOP, : self.rows]
         modes = [in_processed_mode] * self.rows
         return filters, LogprobRows(
             every, rows, top, tops, chosen, modes, processed, as_logits, asks
         )
 
     def _state_slots(self) -> Tensor:
-        return self._pick("state slots", self._table.numbers[STATE])
+        return self._scratch.pick("state slots", self._table.numbers[STATE], self._index)
 
-    def _append(self, num_rows: int, token_ids: Tensor) -> None:
+    def _note_append(self, num_rows: int) -> None:
         self._for_rows(num_rows)
         if self._taken_again and self._table.controls is not None:
             raise ValueError(
                 "token_ids: select(out=) took other slots since the step that these are of; append "
                 "each step's tokens before the next select"
             )
-        self._has_stepped = False
-        super()._append(num_rows, token_ids)
+        vars(self)["_has_stepped"] = False
 
     def _binding(self) -> dict[str, Mask]:
         return self._batch._assigned | self._assigned
-
-    def _slots_read(self) -> bytes:
-        return bytes_of(self._index)
 
     def _by_slot(self) -> dict[str, Tensor]:
         """Return the masks of the batch, a row per slot, that no mask of these rows replaces. One
@@ -289,6 +278,8 @@ class Selection(HasViews, StepBatch):
         return {name: mask for name, mask in masks.items() if len(mask)}
 
     def _masks(self) -> dict[str, Tensor]:
+        if not self._assigned and not self._batch._assigned:
+            return {}
         by_slot, own = self._by_slot(), super()._masks()
         return own | {name: self._pick_any(name, mask) for name, mask in by_slot.items()}
 
@@ -304,7 +295,7 @@ class Selection(HasViews, StepBatch):
         super()._check_masks(num_rows)
 
     def _state(self) -> dict[str, object]:
-        undrawn, bad = self._undrawn
+        undrawn, bad = self._undrawn_rows
         # Of rows that are not drawn only the status counts.
         return {"slots": self._index.where(~undrawn, -1 - bad.long()), **super()._state()}
 

@@ -6,7 +6,7 @@ import copy
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch import Tensor
 from tpsample.core.checks import check_tensor, describe
 from tpsample.core.row_noise import SeedSource
 from tpsample.core.sealed import Sealed
-from tpsample.core.tensors import readable
+from tpsample.core.tensors import bytes_of
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.output import SampleOutput, VerifyOutput
 from tpsample.request.controls.apply import ControlRows
@@ -44,11 +44,18 @@ class StepBatch(Sealed, ABC):
         "seed": "it stays in its place; write batch.seed[:] = values",
     }
 
-    def __init__(self, table: RequestTable) -> None:
+    # Of a selection: int64 [B], the slots that the rows read; and the rows that are not drawn.
+    _index: Tensor | None = None
+    _undrawn_rows: Undrawn | None = None
+    _lacks_output = False  # whether rows look at their output, on a CPU, and came without any
+
+    def __init__(
+        self, table: RequestTable, options: dict[str, Any], moving: MovingOn | None = None
+    ) -> None:
         self.vocab_size, self.device, self._table = table.vocab_size, table.device, table
+        self._options = options  # kept_cap and fixed_rounds of `BatchPlan`
         self._assigned: dict[str, Mask] = {}
-        self._moving = MovingOn()
-        self._thread = table.thread  # one at a time, in the batch and its selections
+        self._moving = MovingOn() if moving is None else moving
 
     def __copy__(self) -> StepBatch:
         """Return a copy with tensors of its own: two batches over the same ones would differ from
@@ -78,26 +85,18 @@ class StepBatch(Sealed, ABC):
     @property
     def _stores_logits(self) -> bool:
         """Whether a step keeps logits of some of these rows on their ranks."""
-        return self._table.stores_logits or self._kept_cap is not None
-
-    @property
-    def _kept_cap(self) -> int | None:
-        """Most tokens of a kept set that a step reports; None reports none."""
-        return None
-
-    @property
-    def _never_waits(self) -> bool:
-        """Whether the requests alone decide what a step launches; see `BatchPlan.fixed_rounds`."""
-        return False
-
-    @property
-    def _undrawn_rows(self) -> Undrawn | None:
-        """The rows that are not drawn; None if all are."""
-        return None
+        return self._table.stores_logits or self._options["kept_cap"] is not None
 
     @abstractmethod
-    def _for_rows(self, num_rows: int) -> StepBatch:
-        """Return the batch of so many rows; a ValueError if this one has another number."""
+    def _for_rows(self, num_rows: int, masked_rows: int | None = None) -> StepBatch:
+        """Return the batch of so many rows.
+
+        Args:
+            masked_rows: rows that masks must have. Default: they are not looked at.
+
+        Raises:
+            ValueError: this one has other rows, or masks of other rows than it has now.
+        """
 
     def prepare(self, shard: VocabShard) -> None:
         """Make the state of a shard, for a sampler that comes after tokens have been appended.
@@ -138,9 +137,7 @@ class StepBatch(Sealed, ABC):
             ValueError: the batch has other rows, or a grammar bitmask or forced ids are not of
                 the rows it has now.
         """
-        batch = self._for_rows(num_rows)
-        batch._check_masks(num_rows)
-        return batch._read()
+        return self._for_rows(num_rows, num_rows)._read()
 
     def _with_drafts(self, draft_token_ids: Tensor) -> BatchView:
         """Return what a verification reads: row b · (K + 1) + i is row b after i of its K drafts.
@@ -156,10 +153,8 @@ class StepBatch(Sealed, ABC):
         check_tensor("draft_token_ids", draft_token_ids, (torch.int64,), shape, self.device)
         if self.unseeded:
             raise ValueError("batch: rows without a seed; draw them first, see draw_seeds")
-        batch = self._for_rows(self.rows)
         times = draft_token_ids.shape[1] + 1
-        batch._check_masks(times * self.rows)
-        view = batch._read(times)
+        view = self._for_rows(self.rows, times * self.rows)._read(times)
         if view.controls is None:
             return view
         controls = view.controls.after_drafts(draft_token_ids.to(torch.int32))
@@ -187,18 +182,19 @@ class StepBatch(Sealed, ABC):
             )
         shape = "Bn" if getattr(token_ids, "ndim", 1) == 2 else "B"
         check_tensor("token_ids", token_ids, (torch.int64,), shape, self.device, ", or [B, n]")
-        with self._thread:
-            self._append(token_ids.shape[0], token_ids)
+        with self._table.thread:  # one at a time, in the batch and its selections
+            self._note_append(token_ids.shape[0])
+            controls, moving = self._table.controls, self._moving
+            if moving.needy is not None:
+                moving.append(token_ids, self.vocab_size, of_slots=self._index is not None)
+            if controls is not None and controls.looks_at_output:
+                columns = token_ids.unsqueeze(1) if token_ids.ndim == 1 else token_ids
+                slots = self._state_slots()
+                for column in columns.unbind(dim=1):
+                    controls.append(slots, column)
 
-    def _append(self, num_rows: int, token_ids: Tensor) -> None:
-        controls = self._table.controls
-        if readable(self.device):
-            self._moving.append(token_ids, self.vocab_size, self._slots_read())
-        if controls is not None and controls.looks_at_output:
-            columns = token_ids.unsqueeze(1) if token_ids.ndim == 1 else token_ids
-            slots = self._state_slots()
-            for column in columns.unbind(dim=1):
-                controls.append(slots, column)
+    def _note_append(self, num_rows: int) -> None:
+        """Note that tokens of so many rows are appended; a ValueError if they are of others."""
 
     def _note_step(
         self, by: object, given: Tensor, positions: Tensor, now: bytes, num_samples: int
@@ -215,10 +211,12 @@ class StepBatch(Sealed, ABC):
         self._moving.num_samples = num_samples
         if not now:
             return
-        of, masks = self._slots_read(), self._binding()
+        of, masks = b"", self._assigned
+        if self._index is not None:
+            of, masks = bytes_of(self._index), self._binding()
         now, table = of + now, self._table
         written = 0 if of else table.temperature._version + table.numbers._version
-        if not masks and not of and self._moving.has_moved(now, id(by), table.version, written):
+        if not masks and self._moving.has_moved(now, id(by), table.version, written):
             return
         rows = SteppedRows(id(by), given, positions, of, self, masks, written)
         for text in self._moving.step(rows, now, self._table.version):
@@ -235,15 +233,6 @@ class StepBatch(Sealed, ABC):
                 )
 
     @property
-    def _lacks_output(self) -> bool:
-        """Whether rows look at their output, on a CPU, and came without any."""
-        return False
-
-    def _slots_read(self) -> bytes:
-        """Return which slots of a CPU the rows read, where rows are not all of them."""
-        return b""
-
-    @property
     def grammar_bitmask(self) -> Tensor | None:
         """int32 [B, ceil(V / 32)]: bit v % 32 of word v // 32 allows id v. None: no grammar.
 
@@ -254,7 +243,7 @@ class StepBatch(Sealed, ABC):
         anew before the next step. For `verify` it has a row for each of the B · (K + 1) positions.
         Without one, a row of a selection has the bits that the mask of its batch has for its slot.
         """
-        return self._masks_assigned().get("grammar_bitmask")
+        return self._own_mask("grammar_bitmask")
 
     @grammar_bitmask.setter
     def grammar_bitmask(self, bitmask: Tensor | None) -> None:
@@ -267,7 +256,7 @@ class StepBatch(Sealed, ABC):
         A forced id overrides every other mask; one from V on leaves no id (EMPTY). The tensor is
         kept by reference, with rows as those of `grammar_bitmask`, and is assigned as that is.
         """
-        return self._masks_assigned().get("forced_token_ids")
+        return self._own_mask("forced_token_ids")
 
     @forced_token_ids.setter
     def forced_token_ids(self, forced: Tensor | None) -> None:
@@ -304,12 +293,12 @@ class StepBatch(Sealed, ABC):
         """Return the masks that bind the rows, as they were assigned."""
         return self._assigned
 
-    def _masks_assigned(self) -> dict[str, Tensor]:
-        return {name: mask.tensor for name, mask in self._assigned.items()}
+    def _own_mask(self, name: str) -> Tensor | None:
+        return self._assigned[name].tensor if name in self._assigned else None
 
     def _masks(self) -> dict[str, Tensor]:
         """Return the masks that bind the rows, by name."""
-        return self._masks_assigned()
+        return {name: mask.tensor for name, mask in self._assigned.items()}
 
     def _controls(self) -> ControlRows | None:
         """Return penalties and constraints of the rows, None if no row ever had some."""

@@ -75,6 +75,7 @@ class RequestTable(HasViews):
         row_temperature, row_seed: of the slots in use.
         chosen: int64 [S + 1, C], the ids whose logprobs a slot wants, then -1.
         controls: penalties and constraints; None until a request or a mask needs them.
+        plans: of selections, by `BatchPlan.fixed_rounds` and the slots that rows read.
     """
 
     version = 0
@@ -89,7 +90,7 @@ class RequestTable(HasViews):
         self._states, self._scratch = list(range(slots)), Scratch(self.device)
         self._moves = 0
         self.thread = OneThread("batch", "give each thread a batch of its own")
-        empty = Entry.of(NO_REQUEST, vocab_size)
+        empty = self._none = Entry.of(NO_REQUEST, vocab_size)
         width = slots + 1 + -(slots + 1) % ALIGNED
         column = columns_of(empty.packed + bytes(8), STATE + 1, device=self.device)[:, :1]
         self.numbers = column.repeat(1, width)
@@ -135,6 +136,7 @@ class RequestTable(HasViews):
     def _note(self) -> None:
         """Note what follows from the entries."""
         self._flags, self._found = bytes(map(_FLAGS, self.entries)), None
+        self.plans: dict[tuple[int, ...], BatchPlan] = {}
         self.unseeded, self.empty = self.flagged(UNSEEDED), self.flagged(EMPTY)
         self.stores_logits = 1 in self._flags.translate(_HAS[FILTERED | ASKS_LOGPROBS])
         self._view()
@@ -215,9 +217,8 @@ class RequestTable(HasViews):
 
     def entries_of(self, slots: Sequence[int]) -> list[Entry]:
         """Return the entries of slots; that of S, which is no slot, has no request."""
-        none = Entry.of(NO_REQUEST, self.vocab_size)
-        known = self.entries + [none] * (self.slots + 1 - len(self.entries))
-        return [known[slot] for slot in slots]
+        known = self.entries + [self._none] * (self.slots + 1 - len(self.entries))
+        return list(map(known.__getitem__, slots))
 
     def read_by(self, named: Sequence[int]) -> list[int]:
         """Return the slot that each row reads if rows name these, S where a row is not drawn."""

@@ -62,13 +62,15 @@ class ControlTables(HasViews):
         keeps_digests: whether `append` keeps it up to date: on a CPU, where ranks compare it.
         has_penalties, has_bias, has_masks: whether a row ever needed them. Kernels are compiled
             and the state is allocated for these.
+        states: by shard, those that `state` has made.
+        looks_at_output: whether a row ever needed its tokens so far, which `append` then counts.
     """
 
     @ordinary_tensors
     def __init__(self, requests: int, vocab_size: int, device: torch.device) -> None:
         self.device, self.vocab_size = device, vocab_size
         self.slots = slots = requests + 1
-        self.has_penalties = self.has_bias = self.has_masks = False
+        self.has_penalties = self.has_bias = self.has_masks = self.looks_at_output = False
         # In one piece, because the three change together when a request comes.
         width = slots + -slots % ALIGNED
         self._numbers = torch.zeros(3, width, dtype=torch.int32, device=device)
@@ -86,7 +88,7 @@ class ControlTables(HasViews):
         self._one = torch.ones(1, dtype=torch.int32, device=device)
         self._scratch = Scratch(device)
         self._requests: dict[int, tuple[Entry, int]] = {}  # and the appends before it
-        self._states: dict[VocabShard, TokenState] = {}
+        self.states: dict[VocabShard, TokenState] = {}
         self._appends = 0
 
     def _view(self) -> None:
@@ -100,11 +102,6 @@ class ControlTables(HasViews):
         tables = self.stop_ids, self.bad_words, self.recent
         return (*flags, *(tuple(table.shape) for table in tables))
 
-    @property
-    def looks_at_output(self) -> bool:
-        """Whether a row ever needed its tokens so far, which `append` then counts."""
-        return self.has_penalties or self.has_masks
-
     def load(self, slots: Sequence[int], requests: Sequence[Entry]) -> None:
         """Start the state of some slots anew, with one write per table for all of them."""
         params = [each.params for each in requests]
@@ -113,6 +110,7 @@ class ControlTables(HasViews):
         self.has_penalties |= any(each.penalised for each in params)
         self.has_bias |= any(each.logit_bias for each in params)
         self.has_masks |= any(each.masked for each in params)
+        self.looks_at_output = self.has_penalties or self.has_masks
         places, digests = tensors_of(slots, map(_digest, requests), device=None)
         index, send = self._scratch.send("slots", places), self._scratch.send
         wants = [PENALISED * each.penalised + BIASED * bool(each.logit_bias) for each in params]
@@ -131,7 +129,7 @@ class ControlTables(HasViews):
         if self.has_masks:
             self._load_words(index, requests)
             self._load_allowed(index, params)
-        for state in self._states.values():
+        for state in self.states.values():
             state.load(slots, requests, history=self.has_penalties, bias=self.has_bias)
 
     def _load_words(self, index: Tensor, requests: Sequence[Entry]) -> None:
@@ -191,7 +189,7 @@ class ControlTables(HasViews):
         if self.keeps_digests:
             digest = self.token_digest[slots]
             self.token_digest[slots] = torch.where(digest != 0, mix(digest + ids), digest)
-        for state in self._states.values():
+        for state in self.states.values():
             state.append(slots, ids)
 
     def state(self, shard: VocabShard) -> TokenState:
@@ -201,7 +199,7 @@ class ControlTables(HasViews):
             ValueError: tokens have been appended since a penalised row came; its counts on this
                 shard are not known.
         """
-        state = self._states.get(shard)
+        state = self.states.get(shard)
         if state is None:
             for request, appends in self._requests.values():
                 if request.params.penalised and appends < self._appends:
@@ -214,7 +212,7 @@ class ControlTables(HasViews):
             requests = [request for request, _ in self._requests.values()]
             needs = {"history": self.has_penalties, "bias": self.has_bias}
             state.load(list(self._requests), requests, **needs)
-            self._states[shard] = state
+            self.states[shard] = state
         return state
 
     def _ids(self, *shape: int) -> Tensor:
