@@ -324,6 +324,13 @@ def test_an_empty_shard_has_no_group_that_nobody_writes(first):
     assert torch.equal(twins.triton.first_words(COUNT), twins.plain.first_words(COUNT))
 
 
+def _is_some_of(words: torch.Tensor, every: torch.Tensor) -> None:
+    """Rows [F, n] list n of the words that stand behind their number in another list, or all."""
+    assert ((words > 0).sum(dim=1) == every[:, 0].clamp(max=words.shape[1])).all()
+    for its, of in zip(words.tolist(), every[:, 1:].tolist(), strict=True):
+        assert set(its) <= {0, *of}
+
+
 @pytest.mark.parametrize("mass", [False, True])
 def test_bins_and_their_words(twins, mass):
     """Histograms by their twins, and the words of some bins, cut short where they are too many."""
@@ -332,20 +339,15 @@ def test_bins_and_their_words(twins, mass):
     if not mass:
         unmasked = (plain.logits > -torch.inf).sum(dim=1)
         assert torch.equal(bins.sum(dim=1)[numbers], unmasked[numbers])
+    assert all(_equal(rows.bins(mass=mass)[numbers], bins[numbers]) for rows in twins.kernels)
     fullest = plain.bins(mass=False).argmax(dim=1)
     for wanted in (fullest, torch.zeros_like(fullest), torch.full_like(fullest, BINS - 1)):
         every = plain.words_of_bin(wanted, max(1, plain.logits.shape[1]))
-        for rows in twins.kernels:
-            assert _equal(rows.bins(mass=mass)[numbers], bins[numbers])
-            found = rows.words_of_bin(wanted, every.shape[1] - 1)
-            assert torch.equal(found.sort(dim=1).values[numbers], every.sort(dim=1).values[numbers])
-            few = rows.words_of_bin(wanted, 3)[numbers]
-            assert torch.equal(few[:, 0], every[numbers, 0])
-            assert ((few[:, 1:] > 0).sum(dim=1) == few[:, 0].clamp(max=3)).all()
-            assert all(
-                set(its) <= {0, *of}
-                for its, of in zip(few[:, 1:].tolist(), every[numbers].tolist(), strict=True)
-            )
+        found = twins.native.words_of_bin(wanted, every.shape[1] - 1)
+        assert torch.equal(found.sort(dim=1).values[numbers], every.sort(dim=1).values[numbers])
+        few = twins.native.words_of_bin(wanted, 3)[numbers]
+        assert torch.equal(few[:, 0], every[numbers, 0])
+        _is_some_of(few[:, 1:], every[numbers])
 
 
 @pytest.mark.parametrize("mass", [False, True])
@@ -461,15 +463,23 @@ def test_the_cut_in_a_bin(twins, mass):
         cut, left = plain.cut_of(search, listed, ties, mass=mass)
         assert not left.any()
         for rows in twins.kernels:
-            both = rows.bin_of(bins, limit, share)
-            for name in ("prefix", "reached", "limit"):
-                assert _equal(getattr(both, name)[numbers], getattr(search, name)[numbers]), name
+            its, own = rows.search_bins(bins, limit, words.shape[1] - 1, share)
+            for name in ("reached", "limit"):
+                assert _equal(getattr(its, name)[numbers], getattr(search, name)[numbers]), name
+            assert torch.equal(own.sort(dim=1).values[numbers], words.sort(dim=1).values[numbers])
+            few = rows.search_bins(bins, limit, 3, share)[1][numbers]
+            assert torch.equal(few[:, 0], words[numbers, 0])
+            _is_some_of(few[:, 1:], words[numbers])
             for room in (1, listed.shape[2] - 1):
                 its = listed[:, :, : 1 + room], ties
                 found, expected = (each.cut_of(search, *its, mass=mass) for each in (rows, plain))
                 assert _equal(found[0][numbers], expected[0][numbers])
                 assert _equal(found[1], expected[1])
             assert _equal(found[0][numbers], cut[numbers])
+            for of_greedy in (None, plain.first_words(1)[:, 0]):
+                how = {"mass": mass, "least": twins.cut, "of_greedy": of_greedy}
+                last, _ = rows.cut_of(search, listed, ties, **how)
+                assert _equal(last, plain.last_cut(twins.cut.maximum(cut), of_greedy=of_greedy))
         first = plain.first_words(3)
         gathered = torch.stack([first, first[:, [1, 0, 2]], torch.zeros_like(first)])
         words, top = plain.top_of(gathered)

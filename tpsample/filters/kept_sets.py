@@ -87,31 +87,46 @@ def find_cut(
         return Cut(rows, rows.last_cut(cut, of_greedy=of_greedy), first, held[None])
     assert rows.top is not None
     its = thresholds_of(rows, filters, ranks) if thresholds is None else thresholds
-    total_cut = its.least_of_total
-    top_k_cut: Tensor | None = None
-    top_p_cut: Tensor | None = None
+    if not may_read:
+        cuts = _by_rounds(rows, filters, its, total, ranks)
+        return Cut(rows, rows.last_cut(its.least, **cuts, of_greedy=of_greedy))
+    least, total_cut = its.least, its.least_of_total
     if filters.demand.counts:
-        if may_read:
-            bins = ranks.sum_integers(rows.bins(mass=False))
-            top_k_cut = _in_a_bin(
-                rows, rows.bin_of(bins, its.most), its.keep_ties, ranks, mass=False
-            )
-        else:
-            top_k_cut = _by_digits(rows, its.most, its.keep_ties, ranks, mass=False)
-        before_top_p = top_k_cut.masked_fill(filters.column(behind(TOP_K.name)), 0)
+        bins = ranks.sum_integers(rows.bins(mass=False))
+        last = (None, None) if filters.demand.masses else (least, of_greedy)
+        cut = _in_a_bin(rows, bins, its.most, its.keep_ties, ranks, *last, mass=False)
+        if not filters.demand.masses:
+            return Cut(rows, cut)
+        before_top_p = cut.masked_fill(filters.column(behind(TOP_K.name)), 0)
+        least, total_cut = least.maximum(cut), total_cut.maximum(before_top_p)
+    if not filters.demand.masses:
+        return Cut(rows, rows.last_cut(least, of_greedy=of_greedy))
+    whole = not (filters.demand.counts or filters.demand.ends)
+    total, bins = _masses_of(rows, ranks, total, None if whole else total_cut)
+    last = least, of_greedy
+    cut = _in_a_bin(rows, bins, total, its.keep_ties, ranks, *last, share=its.share, mass=True)
+    return Cut(rows, cut)
+
+
+def _by_rounds(
+    rows: ShardLogits,
+    filters: RowFilters,
+    its: Thresholds,
+    total: Tensor | None,
+    ranks: Ranks,
+) -> dict[str, Tensor | None]:
+    """Return the cuts of top_k and top_p by name, as `ShardLogits.last_cut` takes them."""
+    by_number = by_mass = None
+    total_cut = its.least_of_total
+    if filters.demand.counts:
+        by_number = _by_digits(rows, its.most, its.keep_ties, ranks, mass=False)
+        before_top_p = by_number.masked_fill(filters.column(behind(TOP_K.name)), 0)
         total_cut = total_cut.maximum(before_top_p)
     if filters.demand.masses:
-        if may_read:
-            whole = not (filters.demand.counts or filters.demand.ends)
-            total, bins = _masses_of(rows, ranks, total, None if whole else total_cut)
-            search = rows.bin_of(bins, total, its.share)
-            top_p_cut = _in_a_bin(rows, search, its.keep_ties, ranks, mass=True)
-        else:
-            if total is None:
-                total = ranks.sum_integers(rows.mass_from(total_cut)[:, 0])
-            top_p_cut = _by_digits(rows, total, its.keep_ties, ranks, share=its.share, mass=True)
-    ends = {"by_number": top_k_cut, "by_mass": top_p_cut, "share": its.share}
-    return Cut(rows, rows.last_cut(its.least, **ends, of_greedy=of_greedy))
+        if total is None:
+            total = ranks.sum_integers(rows.mass_from(total_cut)[:, 0])
+        by_mass = _by_digits(rows, total, its.keep_ties, ranks, share=its.share, mass=True)
+    return {"by_number": by_number, "by_mass": by_mass, "share": its.share}
 
 
 def _masses_of(
@@ -132,7 +147,16 @@ def _masses_of(
 
 
 def _in_a_bin(
-    rows: ShardLogits, search: Search, keep_ties: Tensor, ranks: Ranks, *, mass: bool
+    rows: ShardLogits,
+    bins: Tensor,
+    limit: Tensor,
+    keep_ties: Tensor,
+    ranks: Ranks,
+    least: Tensor | None,
+    of_greedy: Tensor | None,
+    *,
+    share: Tensor | None = None,
+    mass: bool,
 ) -> Tensor:
     """Return the word, int64 [F], at which the weight of descending words of all ranks reaches a
     limit; with ties="keep" the last word of the same logit.
@@ -141,17 +165,23 @@ def _in_a_bin(
     than a rank lists goes on by digits: one with ties, or with most of its ids below y = -32.
 
     Args:
-        search: of `ShardLogits.bin_of`, the bins and limits.
+        bins, limit, share: as in `ShardLogits.bin_of`.
+        least, of_greedy: as in `ShardLogits.cut_of`.
         mass: whether a token's weight is its mass, or one.
     """
     room = 2 * LISTED // (1 + ranks.world_size)
-    listed = ranks.gather_integers(rows.words_of_bin(search.prefix, room))
-    cut, left = rows.cut_of(search, listed, keep_ties, mass=mass)
+    search, own = rows.search_bins(bins, limit, room, share)
+    listed = ranks.gather_integers(own)
+    cut, left = rows.cut_of(search, listed, keep_ties, mass=mass, least=least, of_greedy=of_greedy)
     undecided = [row for row, open_ in enumerate(left.tolist()) if open_]
     if undecided:
         places = index_of(undecided, cut.device)
-        its = rows.select(places), search.limit[places], keep_ties[places]
-        cut[places] = _by_digits(*its, ranks, mass=mass)
+        some = rows.select(places)
+        found = _by_digits(some, search.limit[places], keep_ties[places], ranks, mass=mass)
+        if least is not None:
+            kept = None if of_greedy is None else of_greedy[places]
+            found = some.last_cut(least[places].maximum(found), of_greedy=kept)
+        cut[places] = found
     return cut
 
 

@@ -26,7 +26,7 @@ LEADING, FIRST_KEPT = (
     ["before", "first_kept", "write_tokens"],
 )
 FIRST_WORDS = ["group_first", "largest", "group_words", "largest"]
-LISTED, DIGITS = ["bin_of", "words", "largest", "cut"], ["digit", "next_digit"] * 6
+LISTED, DIGITS = ["words", "cut"], ["digit", "next_digit"] * 6
 SEARCHES = ["bin", *LISTED, *DIGITS, "bin", "mass", *LISTED, *DIGITS]
 TOP_WORDS = [*FIRST_WORDS, "top_words", "write_tokens"]
 LOGPROBS = [*FIRST_WORDS, "own_words", "listed_words", "mass", "told_logprobs"]

@@ -635,16 +635,35 @@ class ShardLogits:
         place = (BINS - 1 - found.prefix).where(limit < bins.sum(dim=1), BINS)
         return replace(found, prefix=place)
 
+    def search_bins(
+        self, bins: Tensor, limit: Tensor, count: int, share: Tensor | None = None
+    ) -> tuple[Search, Tensor]:
+        """Return the search in `bin_of` each row, and the `words_of_bin` of this rank.
+
+        Args:
+            count: how many words are listed.
+        """
+        search = self.bin_of(bins, limit, share)
+        return search, self.words_of_bin(search.prefix, count)
+
     def cut_of(
-        self, search: Search, listed: Tensor, keep_ties: Tensor, *, mass: bool
+        self,
+        search: Search,
+        listed: Tensor,
+        keep_ties: Tensor,
+        *,
+        mass: bool,
+        least: Tensor | None = None,
+        of_greedy: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return where the sum over the words of a bin reaches its limit.
 
         Args:
-            search: of `bin_of`.
+            search: of `search_bins`; its prefix may mean nothing.
             listed: int64 [W, F, 1 + n], the `words_of_bin` of all ranks.
             keep_ties: int64 [F], whether the last word of the same logit is meant.
             mass: whether a token's weight is its mass, or one.
+            least, of_greedy: as in `last_cut`, if that is wanted of these words.
 
         Returns:
             int64 [F], that word, or the least one in a row without words, and bool [F], whether
@@ -653,7 +672,10 @@ class ShardLogits:
         words = listed[:, :, 1:].transpose(0, 1).flatten(1).sort(dim=1, descending=True).values
         cut = self.reached_at(search, words, mass=mass).clamp(min=word.LOWEST_DRAWABLE)
         left = (listed[:, :, 0] >= listed.shape[2]).any(dim=0) & (self.largest > -torch.inf)
-        return last_tied(cut, keep_ties), left
+        cut = last_tied(cut, keep_ties)
+        if least is not None:
+            cut = self.last_cut(least.maximum(cut), of_greedy=of_greedy)
+        return cut, left
 
     def reached_at(self, search: Search, words: Tensor, *, mass: bool) -> Tensor:
         """Return int64 [F], the first of descending words [F, n] at which a sum reaches its limit.

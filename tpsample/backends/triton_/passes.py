@@ -27,7 +27,6 @@ from tpsample.backends.triton_.kernels.best_scores import (
 )
 from tpsample.backends.triton_.kernels.cuts import (
     bin_kernel,
-    bin_of_kernel,
     cut_kernel,
     digit_kernel,
     last_cut_kernel,
@@ -305,65 +304,71 @@ class TritonShardLogits(ShardLogits):
         )
         return bins
 
-    def words_of_bin(self, bins: Tensor, count: int) -> Tensor:
-        return self._listed(count, bin_ptr=bins, cut_ptr=None)
-
     def words_from(self, cut: Tensor, count: int) -> Tensor:
-        return in_order(self._listed(count, bin_ptr=None, cut_ptr=cut)[:, 1:])
+        return in_order(self._listed(count, cut_ptr=cut)[:, 1:])
 
-    def _listed(self, count: int, **which: Tensor | None) -> Tensor:
-        """Return what `words_of_bin` does, of a bin or of what reaches a cut."""
-        words = self.logits.new_zeros(self.logits.shape[0], 1 + count, dtype=torch.int64)
-        self.launch(
-            words_kernel,
-            temperature_ptr=self.temperature,
-            top_ptr=self.top,
-            **which,
-            words_ptr=words,
-            count=count,
-        )
-        return words
-
-    def bin_of(self, bins: Tensor, limit: Tensor, share: Tensor | None = None) -> Search:
-        found = _search(bins.shape[0], limit)
-        bin_of_kernel[(bins.shape[0],)](
+    def search_bins(
+        self, bins: Tensor, limit: Tensor, count: int, share: Tensor | None = None
+    ) -> tuple[Search, Tensor]:
+        if not self.logits.shape[1]:
+            return super().search_bins(bins, limit, count, share)
+        search = _search(bins.shape[0], limit)
+        words = self._listed(
+            count,
             bins_ptr=bins,
             stride_bins=bins.stride(0),
             limit_ptr=limit,
             stride_limit=limit.stride(0),
             share_ptr=share,
-            bin_ptr=found.prefix,
-            reached_ptr=found.reached,
-            next_limit_ptr=found.limit,
-            BINS=BINS,
-            enable_fp_fusion=False,
+            reached_ptr=search.reached,
+            next_limit_ptr=search.limit,
         )
-        return found
+        return search, words
+
+    def _listed(self, count: int, **which: Any) -> Tensor:
+        """Return how many words reach a cut or lie in a bin, and then as many as there is room."""
+        words = self.logits.new_zeros(self.logits.shape[0], 1 + count, dtype=torch.int64)
+        self.launch(
+            words_kernel,
+            temperature_ptr=self.temperature,
+            top_ptr=self.top,
+            **(_NO_BIN | which),
+            words_ptr=words,
+            count=count,
+            BINS=BINS,
+        )
+        return words
 
     def cut_of(
-        self, search: Search, listed: Tensor, keep_ties: Tensor, *, mass: bool
+        self,
+        search: Search,
+        listed: Tensor,
+        keep_ties: Tensor,
+        *,
+        mass: bool,
+        least: Tensor | None = None,
+        of_greedy: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         sources, rows, width = listed.shape
-        words = in_order(listed[:, :, 1:].transpose(0, 1).flatten(1))
-        cut = words.new_empty(rows)
+        cut = listed.new_empty(rows)
         left = cut.new_empty(rows, dtype=torch.bool)
         cut_kernel[(rows,)](
-            words_ptr=words.contiguous(),  # a sort keeps the strides of what it sorts
             listed_ptr=listed.contiguous(),
             temperature_ptr=self.temperature,
             top_ptr=self.largest,
             keep_ties_ptr=keep_ties,
             reached_ptr=search.reached,
             limit_ptr=search.limit,
+            least_ptr=least,
+            of_greedy_ptr=of_greedy,
             cut_ptr=cut,
             left_ptr=left,
-            num_words=words.shape[1],
             room=width - 1,
             num_rows=rows,
             num_sources=sources,
             MASS=mass,
             SOURCES=triton.next_power_of_2(sources),
-            BLOCK=triton.next_power_of_2(words.shape[1]),
+            BLOCK=triton.next_power_of_2(sources * (width - 1)),
             enable_fp_fusion=False,
         )
         return cut, left
@@ -564,6 +569,15 @@ class TritonShardLogits(ShardLogits):
             "COUNT": count,
             "WORDS": triton.next_power_of_2(sources * count),
         }
+
+
+_NO_BIN: dict[str, Any] = {
+    **dict.fromkeys(("cut_ptr", "bins_ptr", "limit_ptr", "share_ptr")),
+    **dict.fromkeys(("reached_ptr", "next_limit_ptr")),
+    "stride_bins": 0,
+    "stride_limit": 0,
+}
+"""Arguments of a list that neither ends at a cut nor has a bin."""
 
 
 def _search(rows: int, like: Tensor) -> Search:

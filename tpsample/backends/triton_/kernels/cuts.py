@@ -74,24 +74,10 @@ def bin_kernel(
     tl.atomic_add(bins, weight, mask=mask & (logits != float("-inf")), sem="relaxed")
 
 
-@triton.jit(
-    do_not_specialize=["stride_bins", "stride_limit"], do_not_specialize_on_alignment=ROW_POINTERS
-)
-def bin_of_kernel(
-    # inputs
-    bins_ptr,  # [F, BINS] int64 or int32, over all ranks
-    stride_bins,
-    limit_ptr,  # [F] int64, or where there are shares, whole masses
-    stride_limit,
-    share_ptr,  # [F] fp64, or None
-    # outputs
-    bin_ptr,  # [F] int64, BINS where the limit is the whole weight or more
-    reached_ptr,  # [F] int64, the weight of the bins before it
-    next_limit_ptr,  # [F] int64, at most the whole weight
-    # sizes
-    BINS: tl.constexpr,
-):
-    """The bin of each row in which the sum over bins reaches its limit. Grid: (F,)."""
+@triton.jit
+def bin_of(bins_ptr, stride_bins, limit_ptr, stride_limit, share_ptr, BINS: tl.constexpr):
+    """The bin of this program's row in which the sum over bins reaches its limit, BINS where that
+    is the whole weight or more; the weight of the bins before it; and the limit, at most that."""
     row, offs = tl.program_id(0), tl.arange(0, BINS)
     bins = tl.load(bins_ptr + row * stride_bins + offs).to(tl.int64)
     limit = tl.load(limit_ptr + row * stride_limit)
@@ -99,41 +85,57 @@ def bin_of_kernel(
         limit = mass_limit(limit, tl.load(share_ptr + row))
     total = tl.sum(bins, axis=0)
     found = tl.sum((tl.cumsum(bins, axis=0) < tl.minimum(limit, total)).to(tl.int32), axis=0)
-    tl.store(bin_ptr + row, tl.where(limit < total, found, BINS).to(tl.int64))
-    tl.store(reached_ptr + row, tl.sum(tl.where(offs < found, bins, 0), axis=0))
-    tl.store(next_limit_ptr + row, tl.minimum(limit, total))
+    reached = tl.sum(tl.where(offs < found, bins, 0), axis=0)
+    return tl.where(limit < total, found, BINS), reached, tl.minimum(limit, total)
 
 
-@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=ROW_POINTERS)
+@triton.jit(
+    do_not_specialize=["stride_bins", "stride_limit", "count"],
+    do_not_specialize_on_alignment=ROW_POINTERS,
+)
 def words_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
     stride_logits,
     temperature_ptr,  # [F] fp32
     top_ptr,  # [F] fp32
-    bin_ptr,  # [F] int64, or None
-    cut_ptr,  # [F] int64, where there are no bins
+    cut_ptr,  # [F] int64, or None for the words of a bin
+    bins_ptr,  # [F, BINS] int64 or int32, over all ranks
+    stride_bins,
+    limit_ptr,  # [F] int64, or where there are shares, whole masses
+    stride_limit,
+    share_ptr,  # [F] fp64, or None
     # outputs
     words_ptr,  # [F, 1 + count] int64, zero before: how many, then words in any order
+    reached_ptr,  # [F] int64, the weight of the bins before that of the words
+    next_limit_ptr,  # [F] int64, at most the whole weight
     # sizes
     count,
     vocab_start,
     lead,
     width,
+    BINS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Order words in one bin of each row, or down to a cut, as many as there is room for.
+    """Order words down to a cut, or in the bin in which the sum over bins reaches a limit, as many
+    as there is room for.
 
     Grid: (F, blocks).
     """
     row = tl.program_id(0)
     logits, ids, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)
     orders = order_words(logits, ids, mask)
-    if bin_ptr is None:
+    if cut_ptr is not None:
         inside = mask & (orders >= tl.load(cut_ptr + row))
     else:
+        wanted, reached, limit = bin_of(
+            bins_ptr, stride_bins, limit_ptr, stride_limit, share_ptr, BINS
+        )
+        if tl.program_id(1) == 0:
+            tl.store(reached_ptr + row, reached)
+            tl.store(next_limit_ptr + row, limit)
         bins = bins_of(logits, tl.load(top_ptr + row), tl.load(temperature_ptr + row))
-        inside = mask & (logits != float("-inf")) & (bins == tl.load(bin_ptr + row))
+        inside = mask & (logits != float("-inf")) & (bins == wanted)
     number = tl.sum(inside.to(tl.int64), axis=0)
     if number > 0:
         words = words_ptr + row.to(tl.int64) * (count + 1)
@@ -141,46 +143,70 @@ def words_kernel(
         tl.store(words + place, orders, mask=inside & (place <= count))
 
 
+@triton.jit
+def cut_of_row(cut, of_greedy_ptr, temperature_ptr, top):
+    """Where a row's kept set ends: at a cut of its own if it is greedy, above all words if none of
+    its logits is a number."""
+    row, of_greedy = tl.program_id(0), tl.full((), LOWEST_DRAWABLE, tl.int64)
+    if of_greedy_ptr is not None:
+        of_greedy = tl.load(of_greedy_ptr + row)
+    cut = tl.where(tl.load(temperature_ptr + row) >= GREEDY_BELOW, cut, of_greedy)
+    return tl.where(top > float("-inf"), cut, ABOVE_ALL)
+
+
 @triton.jit(
-    do_not_specialize=["num_words", "room", "num_rows", "num_sources"],
+    do_not_specialize=["room", "num_rows", "num_sources"],
     do_not_specialize_on_alignment=ROW_POINTERS,
 )
 def cut_kernel(
     # inputs
-    words_ptr,  # [F, num_words] int64, descending
-    listed_ptr,  # [W, F, 1 + room] int64, first how many words there are on each rank
+    listed_ptr,  # [num_sources, F, 1 + room] int64: how many words, then words in any order, or 0
     temperature_ptr,  # [F] fp32
     top_ptr,  # [F] fp32
     keep_ties_ptr,  # [F] int64
     reached_ptr,  # [F] int64
     limit_ptr,  # [F] int64
+    least_ptr,  # [F] int64, the largest cut of other rules; None leaves them, and what follows, out
+    of_greedy_ptr,  # [F] int64, or None
     # outputs
     cut_ptr,  # [F] int64
     left_ptr,  # [F] bool
     # sizes
-    num_words,
     room,
     num_rows,
     num_sources,
     MASS: tl.constexpr,
     SOURCES: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,  # >= num_sources · room
 ):
-    """The first word at which a sum of weights reaches its limit, or the last, and whether a rank
-    has more words than it lists. Grid: (F,)."""
-    row, offs, source = tl.program_id(0), tl.arange(0, BLOCK), tl.arange(0, SOURCES)
-    words = tl.load(words_ptr + row * num_words + offs, mask=offs < num_words, other=0)
+    """The largest word down to which weights reach a limit, or the least, and whether a rank has
+    more words than it lists. Grid: (F,).
+
+    Halving finds it, so that the words need no order.
+    """
+    row, offs, source = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK), tl.arange(0, SOURCES)
+    own = listed_ptr + (offs // room * num_rows + row) * (room + 1) + 1 + offs % room
+    words = tl.load(own, mask=offs < num_sources * room, other=0)
     top, weight = tl.load(top_ptr + row), (words > 0).to(tl.int64)
     if MASS:
         its = mass_row(top, tl.load(temperature_ptr + row))
         weight = tl.where(words > 0, masses(value_of(words), its), 0)
-    upto = tl.load(reached_ptr + row) + tl.cumsum(weight, axis=0)
-    before = (upto < tl.load(limit_ptr + row)) & (offs < num_words)
-    place = tl.minimum(tl.sum(before.to(tl.int32), axis=0), num_words - 1)
-    cut = tl.max(tl.where(offs == place, words, 0), axis=0)
-    cut = tl.maximum(cut, LOWEST_DRAWABLE)
+    reached, limit = tl.load(reached_ptr + row), tl.load(limit_ptr + row)
+    cut, above = tl.min(tl.where(words > 0, words, ABOVE_ALL), axis=0), tl.max(words, axis=0) + 1
+    # Down to `cut` they reach the limit, if they do at all, and down to `above` they do not.
+    while above - cut > 1:
+        middle = cut + ((above - cut) >> 1)
+        if reached + tl.sum(tl.where(words >= middle, weight, 0), axis=0) < limit:
+            above = middle
+        else:
+            cut = middle
+    cut = tl.where(cut < ABOVE_ALL, tl.maximum(cut, LOWEST_DRAWABLE), LOWEST_DRAWABLE)
     ties = tl.load(keep_ties_ptr + row) > 0
-    tl.store(cut_ptr + row, tl.where(ties, cut & ~TOKEN_MASK, cut))
+    cut = tl.where(ties, cut & ~TOKEN_MASK, cut)
+    if least_ptr is not None:
+        cut = tl.maximum(cut, tl.load(least_ptr + row))
+        cut = cut_of_row(cut, of_greedy_ptr, temperature_ptr, top)
+    tl.store(cut_ptr + row, cut)
     counts = listed_ptr + (source * num_rows + row) * (room + 1)
     most = tl.max(tl.load(counts, mask=source < num_sources, other=0), axis=0)
     tl.store(left_ptr + row, (most > room) & (top > float("-inf")))
@@ -317,11 +343,8 @@ def last_cut_kernel(
         cut = tl.maximum(cut, tl.load(by_number_ptr + row))
         by_mass = tl.maximum(cut, tl.load(by_mass_ptr + row))
         cut = tl.where(tl.load(share_ptr + row) < 1, by_mass, cut)
-    of_greedy = tl.full((), LOWEST_DRAWABLE, tl.int64)
-    if of_greedy_ptr is not None:
-        of_greedy = tl.load(of_greedy_ptr + row)
-    cut = tl.where(tl.load(temperature_ptr + row) >= GREEDY_BELOW, cut, of_greedy)
-    tl.store(cut_ptr + row, tl.where(tl.load(top_ptr + row) > float("-inf"), cut, ABOVE_ALL))
+    top = tl.load(top_ptr + row)
+    tl.store(cut_ptr + row, cut_of_row(cut, of_greedy_ptr, temperature_ptr, top))
 
 
 @triton.jit(
