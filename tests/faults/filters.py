@@ -373,6 +373,10 @@ tpsample/backends/triton_/kernels/cuts.py
     - tl.where(words >= middle, weight, 0), axis=0) < limit:
     + tl.where(words >= middle, weight, 0), axis=0) <= limit:
     > test_the_cut_in_a_bin
+    kernel: a greedy row that keeps what its mask left ends at any word
+    - of_greedy = tl.where(keeps_greedy != 0, LOWEST_DRAWABLE, of_greedy)
+    + of_greedy = tl.where(keeps_greedy != 1, LOWEST_DRAWABLE, of_greedy)
+    > test_the_cut_in_a_bin[5-777-True]
     a kernel's search forgets the bins before its own
     - reached = tl.sum(tl.where(offs < found, bins, 0), axis=0)
     + reached = tl.sum(tl.where(offs < found, 0, 0), axis=0).to(tl.int64)

@@ -359,8 +359,11 @@ class TritonShardLogits(ShardLogits):
             keep_ties_ptr=keep_ties,
             reached_ptr=search.reached,
             limit_ptr=search.limit,
-            least_ptr=least,
-            of_greedy_ptr=of_greedy,
+            # Where there is none, any other is not read, so that all of these are one kernel.
+            least_ptr=search.limit if least is None else least,
+            is_last=int(least is not None),
+            of_greedy_ptr=search.limit if of_greedy is None else of_greedy,
+            keeps_greedy=int(of_greedy is None),
             cut_ptr=cut,
             left_ptr=left,
             room=width - 1,

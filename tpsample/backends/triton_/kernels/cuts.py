@@ -144,18 +144,15 @@ def words_kernel(
 
 
 @triton.jit
-def cut_of_row(cut, of_greedy_ptr, temperature_ptr, top):
+def cut_of_row(cut, of_greedy, temperature_ptr, top):
     """Where a row's kept set ends: at a cut of its own if it is greedy, above all words if none of
     its logits is a number."""
-    row, of_greedy = tl.program_id(0), tl.full((), LOWEST_DRAWABLE, tl.int64)
-    if of_greedy_ptr is not None:
-        of_greedy = tl.load(of_greedy_ptr + row)
-    cut = tl.where(tl.load(temperature_ptr + row) >= GREEDY_BELOW, cut, of_greedy)
+    cut = tl.where(tl.load(temperature_ptr + tl.program_id(0)) >= GREEDY_BELOW, cut, of_greedy)
     return tl.where(top > float("-inf"), cut, ABOVE_ALL)
 
 
 @triton.jit(
-    do_not_specialize=["room", "num_rows", "num_sources"],
+    do_not_specialize=["is_last", "keeps_greedy", "room", "num_rows", "num_sources"],
     do_not_specialize_on_alignment=ROW_POINTERS,
 )
 def cut_kernel(
@@ -166,8 +163,10 @@ def cut_kernel(
     keep_ties_ptr,  # [F] int64
     reached_ptr,  # [F] int64
     limit_ptr,  # [F] int64
-    least_ptr,  # [F] int64, the largest cut of other rules; None leaves them, and what follows, out
-    of_greedy_ptr,  # [F] int64, or None
+    least_ptr,  # [F] int64, the largest cut of other rules, with is_last
+    is_last,  # whether the set ends at the largest of the cuts
+    of_greedy_ptr,  # [F] int64, with is_last, but for keeps_greedy
+    keeps_greedy,  # whether greedy rows keep what a mask leaves
     # outputs
     cut_ptr,  # [F] int64
     left_ptr,  # [F] bool
@@ -203,9 +202,11 @@ def cut_kernel(
     cut = tl.where(cut < ABOVE_ALL, tl.maximum(cut, LOWEST_DRAWABLE), LOWEST_DRAWABLE)
     ties = tl.load(keep_ties_ptr + row) > 0
     cut = tl.where(ties, cut & ~TOKEN_MASK, cut)
-    if least_ptr is not None:
+    if is_last != 0:
+        of_greedy = tl.load(of_greedy_ptr + row)
+        of_greedy = tl.where(keeps_greedy != 0, LOWEST_DRAWABLE, of_greedy)
         cut = tl.maximum(cut, tl.load(least_ptr + row))
-        cut = cut_of_row(cut, of_greedy_ptr, temperature_ptr, top)
+        cut = cut_of_row(cut, of_greedy, temperature_ptr, top)
     tl.store(cut_ptr + row, cut)
     counts = listed_ptr + (source * num_rows + row) * (room + 1)
     most = tl.max(tl.load(counts, mask=source < num_sources, other=0), axis=0)
@@ -343,8 +344,10 @@ def last_cut_kernel(
         cut = tl.maximum(cut, tl.load(by_number_ptr + row))
         by_mass = tl.maximum(cut, tl.load(by_mass_ptr + row))
         cut = tl.where(tl.load(share_ptr + row) < 1, by_mass, cut)
-    top = tl.load(top_ptr + row)
-    tl.store(cut_ptr + row, cut_of_row(cut, of_greedy_ptr, temperature_ptr, top))
+    of_greedy = tl.full((), LOWEST_DRAWABLE, tl.int64)
+    if of_greedy_ptr is not None:
+        of_greedy = tl.load(of_greedy_ptr + row)
+    tl.store(cut_ptr + row, cut_of_row(cut, of_greedy, temperature_ptr, tl.load(top_ptr + row)))
 
 
 @triton.jit(
