@@ -131,9 +131,8 @@ def words_kernel(
         wanted, reached, limit = bin_of(
             bins_ptr, stride_bins, limit_ptr, stride_limit, share_ptr, BINS
         )
-        if tl.program_id(1) == 0:
-            tl.store(reached_ptr + row, reached)
-            tl.store(next_limit_ptr + row, limit)
+        tl.store(reached_ptr + row, reached)  # the same in all programs of the row
+        tl.store(next_limit_ptr + row, limit)
         bins = bins_of(logits, tl.load(top_ptr + row), tl.load(temperature_ptr + row))
         inside = mask & (logits != float("-inf")) & (bins == wanted)
     number = tl.sum(inside.to(tl.int64), axis=0)
