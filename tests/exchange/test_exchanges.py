@@ -106,13 +106,16 @@ MESSAGES = {
     "top_k of many rows": ({"top_k": 256}, 65, 2),
     "top_p": ({"top_p": 0.9}, 6, 2),
     "logprobs": ({"logprobs": 3, "logprob_token_ids": [7, 299]}, 6, 2),
+    "logprobs of samples": ({"logprobs": 3}, 6, 2),
     "logprobs of greedy rows": ({"logprobs": 0, "temperature": 0.0}, 6, 2),
     "logprobs of top_k": ({"logprobs": 3, "top_k": 50}, 6, 3),
 }
 """Requests, how many rows ask them, and messages to every peer."""
 
 
-def _messages(params: list[SamplingParams], exchange: str) -> tuple[int, bool]:
+def _messages(
+    params: list[SamplingParams], exchange: str, num_samples: int | None
+) -> tuple[int, bool]:
     """How often a step waits for the other ranks, two one-way latencies each; is it right?"""
     generator = torch.Generator().manual_seed(4)
     weights = [torch.rand(100, 2, generator=generator) for _ in range(dist.get_world_size())]
@@ -123,8 +126,8 @@ def _messages(params: list[SamplingParams], exchange: str) -> tuple[int, bool]:
     hidden_states = torch.ones(len(params), 2)
     sampler(hidden_states, batch, 0)
     with mock.patch.object(RollCall, "wait", autospec=True, side_effect=RollCall.wait) as waits:
-        out = sampler(hidden_states, batch, 1)
-    its, right = alone(hidden_states, batch, 1), True
+        out = sampler(hidden_states, batch, 1, num_samples=num_samples)
+    its, right = alone(hidden_states, batch, 1, num_samples=num_samples), True
     if its.logprobs is not None:
         fields = "token_ids", "values", "ranks", "entropies"
         right = all(getattr(out.logprobs, f).equal(getattr(its.logprobs, f)) for f in fields)
@@ -136,7 +139,8 @@ def test_a_step_is_one_message_to_every_peer_and_with_top_p_two(kind):
     changes, rows, expected = MESSAGES[kind]
     params = [SamplingParams(seed=seed, **changes) for seed in range(rows)]
     for exchange in ("collective", "p2p"):
-        assert run_ranks(3, _messages, params, exchange) == [(expected, True)] * 3
+        samples = 3 if kind == "logprobs of samples" else None
+        assert run_ranks(3, _messages, params, exchange, samples) == [(expected, True)] * 3
 
 
 def _left_alone(case: Case, rank_1_at: int) -> bool:

@@ -337,6 +337,11 @@ tpsample/sampler.py
     - {"bytes_sent": words + self.ranks.bytes_sent}
     + {"bytes_sent": self.ranks.bytes_sent}
     > test_ranks_count_bytes_and_how_long_they_waited
+tpsample/filters/finish.py
+    own best words are taken row by row, and not sample by sample
+    - words.view(-1, step.batch.rows).T
+    + words.view(step.batch.rows, -1)
+    > test_a_step_is_one_message_to_every_peer_and_with_top_p_two
 tpsample/filters/logprobs.py
     the best token of another rank stands for the drawn one
     - best *= word.token_of(best) == sampled

@@ -217,7 +217,8 @@ class StepAgreement:
     def must_compare_states(self, call: Call) -> bool:
         """Return whether the ranks must gather digests of the hidden states of this call.
 
-        They do so once, where no message of the call itself brings a digest to the other ranks.
+        It is asked while steps are `unseen`. They do so once, where no message of the call itself
+        brings a digest to the other ranks.
         """
         if self._swap is not None or call.hidden_states is None:
             return False

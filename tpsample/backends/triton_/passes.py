@@ -574,12 +574,8 @@ class TritonShardLogits(ShardLogits):
         }
 
 
-_NO_BIN: dict[str, Any] = {
-    **dict.fromkeys(("cut_ptr", "bins_ptr", "limit_ptr", "share_ptr")),
-    **dict.fromkeys(("reached_ptr", "next_limit_ptr")),
-    "stride_bins": 0,
-    "stride_limit": 0,
-}
+_POINTERS = "cut_ptr", "bins_ptr", "limit_ptr", "share_ptr", "reached_ptr", "next_limit_ptr"
+_NO_BIN: dict[str, Any] = {**dict.fromkeys(_POINTERS), "stride_bins": 0, "stride_limit": 0}
 """Arguments of a list that neither ends at a cut nor has a bin."""
 
 

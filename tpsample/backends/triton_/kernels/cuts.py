@@ -76,8 +76,10 @@ def bin_kernel(
 
 @triton.jit
 def bin_of(bins_ptr, stride_bins, limit_ptr, stride_limit, share_ptr, BINS: tl.constexpr):
-    """The bin of this program's row in which the sum over bins reaches its limit, BINS where that
-    is the whole weight or more; the weight of the bins before it; and the limit, at most that."""
+    """The bin in which a row's sum over bins reaches its limit, and the weight before that bin.
+
+    The limit comes third, at most the row's whole weight. Where it is that, the bin is BINS.
+    """
     row, offs = tl.program_id(0), tl.arange(0, BINS)
     bins = tl.load(bins_ptr + row * stride_bins + offs).to(tl.int64)
     limit = tl.load(limit_ptr + row * stride_limit)
