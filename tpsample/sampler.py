@@ -79,13 +79,13 @@ class LMHeadSampler(Sealed):
             Numba is installed, the extra `cpu`; threads: `torch.get_num_threads()`), "torch" (the
             definition in plain PyTorch, slow) or "auto"; must match. On a CPU a product is the
             exact dot product, rounded once to fp32, with both of the last.
-        screening: None, or "int8": steps of up to 64 rows × samples first read an 8-bit copy of the
-            weights, then the weights of the few tokens that a bound cannot rule out: the same
-            tokens for about half the bytes (`backends.screening`). A step on a GPU with filters
-            or logprobs in any row reads all weights; on a CPU steps of three rows or more do,
-            which is faster there. The copy takes D + 12 bytes per row of the shard; on a GPU D is
-            rounded up to 128, and 17 bytes more are working memory. It does not follow weights
-            that change: see `refresh`. It may differ between ranks.
+        screening: None, or "int8": a step first reads an 8-bit copy of the weights, then the
+            weights of the few tokens that a bound cannot rule out, and draws the same tokens
+            (`backends.screening`). On a GPU steps of up to 64 rows × samples do so, if no row has
+            filters or logprobs. On a CPU rows without them do; a CPU that lacks AVX512_VNNI
+            reads the copy for one or two rows alone. The copy takes D + 12 bytes per row of the
+            shard; on a GPU D is rounded up to 128, and 17 bytes more are working memory. It does
+            not follow weights that change: see `refresh`. It may differ between ranks.
         on_failed: the token of a row whose status is not OK, such as the id of the end of a text,
             for engines in which -1 means something else. Must match. Default: -1, no token.
 

@@ -439,6 +439,36 @@ tpsample/backends/screening/int8_copy.py
     - return torch.equal(sum_rows(self._weight[some], self._key), self._sums[some])
     + return True
     > test_a_change_of_one_row_is_found_within_a_round
+    a copy in blocks begins at the first lane
+    - rows = slice(ids.start + lane, ids.start + lane + len(exact))
+    + rows = slice(ids.start, ids.start + len(exact))
+    > test_a_copy_in_blocks_has_the_numbers_of_the_rows
+tpsample/backends/numba_/kernels/byte_dots.py
+    native: high bytes count as much as low ones
+    - more = builder.shl(builder.load(of_high[r][i]), eight)
+    + more = builder.load(of_high[r][i])
+    > test_products_of_bytes_are_those_of_whole_numbers
+    native: bytes of weights have a sign
+    - [255] * 2 * IDS)
+    + [127] * 2 * IDS)
+    > test_processors_without_products_of_bytes_have_the_same
+tpsample/backends/numba_/kernels/int8.py
+    native: no column of hidden states has 16 bits
+    - np.empty(num_groups // WIDE, I64)
+    + np.empty(num_groups // 2**30, I64)
+    > test_columns_far_above_the_others_leave_few_candidates
+    native: what hidden states lose is left out of the bound
+    - F32((lost + DEFINITION_ERROR
+    + F32((0.0 * lost + DEFINITION_ERROR
+    > test_products_are_within_the_bound
+    native: the residual of the copy is left out of the bound
+    - (of_norm * norm[j] + of_residual * residual[j] + rest)
+    + (of_norm * norm[j] + rest)
+    > test_products_are_within_the_bound
+    native: what makes weights unsigned stays in their products
+    - I32(sums[j] - surplus)
+    + I32(sums[j])
+    > test_products_are_within_the_bound
 tpsample/backends/screening/bound.py
     norms are rounded to nearest
     - return (values * (1.0 + 4 * UNIT) + TINY).float()

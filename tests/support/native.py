@@ -8,8 +8,9 @@ import torch
 from tests.support.screening import Problem, backends
 from tpsample import SamplingBatch, VocabShard
 from tpsample.backends.numba_.kernels import first_logits, int8, products
-from tpsample.backends.numba_.kernels.compiling import F32, jit
-from tpsample.backends.numba_.kernels.head import end_logits, upper_ends
+from tpsample.backends.numba_.kernels.byte_dots import HAS_VNNI, dots_of_row, dots_of_rows
+from tpsample.backends.numba_.kernels.compiling import F32, I32, jit
+from tpsample.backends.numba_.kernels.head import end_logits
 from tpsample.backends.numba_.kernels.inputs import BLOCK, block_at, blocks_of, take_rows, weight_of
 from tpsample.backends.numba_.kernels.noise import (
     draws_of,
@@ -19,6 +20,7 @@ from tpsample.backends.numba_.kernels.noise import (
     upper_scores,
 )
 from tpsample.backends.numba_.launch import copy_of
+from tpsample.backends.screening.int8_copy import GROUP
 
 
 @jit(entry=True)
@@ -40,12 +42,23 @@ def number_near_largest(ends, count):
     return first_logits.near_largest(ends, count, np.full(2**first_logits.KEY_BITS, 7))
 
 
+@jit()
+def first_product(copy, quantised, found, block, i, j):
+    """Return what was multiplied of a lane of a block, before its error is added."""
+    if copy is None:
+        return found.values[i, j]
+    scale = copy.scale[block.base - copy.base + j]
+    whole = I32(quantised.sums[i, j] - quantised.surplus[i])
+    return F32(whole) * (quantised.factors[i, 0] * scale)
+
+
 @jit(entry=True)
-def bounded(weight, copy, hidden, index, draws, head, product, error, upper):
+def bounded(weight, copy, hidden, index, draws, head, product, error, end, upper):
     """Find what `draw` finds of blocks of 64 ids.
 
     Args:
-        product, error: fp32 [R, V], out.
+        product, error, end: fp32 [R, V], out: products, how far those of fp32 are off at most, and
+            upper ends.
         upper: fp32 [R, V], out: upper ends of the scores of the first sample.
     """
     rows, noise = take_rows(hidden, index), noise_of(draws, index)
@@ -56,13 +69,15 @@ def bounded(weight, copy, hidden, index, draws, head, product, error, upper):
         block = block_at(weight, n)
         int8.first_products(copy, quantised, weight, block, rows, found)
         for i in range(len(index)):
-            upper_ends(found.values[i], found.errors[i], logits)
+            int8.first_ends(copy, quantised, block, found, i, logits)
+            for j in range(block.count):
+                v = block.local + j
+                product[i, v] = first_product(copy, quantised, found, block, i, block.lane + j)
+                error[i, v], end[i, v] = found.errors[i], logits[block.lane + j]
             end_logits(logits, block, index[i], head, 1)
             upper_scores(logits, block, stream_of(noise, i, 0), scores)
             for j in range(block.count):
-                v = block.local + j
-                product[i, v], error[i, v] = found.values[i, j], found.errors[i]
-                upper[i, v] = scores[j]
+                upper[i, block.local + j] = scores[block.lane + j]
 
 
 class Bounds:
@@ -70,20 +85,43 @@ class Bounds:
 
     Attributes:
         definition: the backend that has the exact scores of the same step.
-        product, error, upper: fp32 [B, V].
+        product, end, upper: fp32 [B, V].
+        error: fp32 [B, V], of the pass in fp32.
     """
 
     def __init__(self, case: Problem, batch: SamplingBatch, which: str) -> None:
         b, v = len(case.hidden_states), len(case.weight)
         self.definition, native = backends(case, VocabShard(0, v), which)
         self.step = native.prepare(case.hidden_states, batch._view_of(b), torch.arange(b), 1)
-        self.product, self.error, self.upper = found = torch.zeros(3, b, v)
+        self.product, self.error, self.end, self.upper = found = torch.zeros(4, b, v)
         bounded(
             weight_of(case.weight, 0, 0, v),
-            None if native.copy is None else copy_of(native.copy),
+            None if native.copy is None else copy_of(native.copy, 0),
             case.hidden_states.float().numpy(),
             np.arange(b),
             draws_of(self.step.noise),
             native._head_of(self.step.controls, given=False),
             *(each.numpy() for each in found),
         )
+
+
+@jit(entry=True)
+def byte_products(numbers, low, high, places, out):
+    """Multiply the second block of two by five rows."""
+    dots_of_rows(numbers, len(numbers) // 2, low, high, places, 1, out)
+    dots_of_row(numbers, len(numbers) // 2, low, high, places, 0, out)
+
+
+def multiply_bytes() -> bool:
+    """Hold products of bytes against NumPy's, and return whether this processor has them."""
+
+    pick = np.random.default_rng(0)
+    block = pick.integers(0, 256, (7, BLOCK, GROUP))
+    low, high = (pick.integers(-128, 128, (5, columns)) for columns in (7 * GROUP, 2 * GROUP))
+    places, out = np.array([5, 2]), np.zeros((5, BLOCK), np.int32)
+    whole = low.copy().reshape(5, 7, GROUP)
+    whole[:, places] += 256 * high.reshape(5, 2, GROUP)
+    numbers = np.concatenate([block * 0 + 7, block]).astype(np.uint8).ravel()
+    byte_products(numbers, low.astype(np.int8), high.astype(np.int8), places, out)
+    assert (out == np.einsum("glc,rgc->rl", block, whole)).all()
+    return HAS_VNNI

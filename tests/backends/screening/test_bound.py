@@ -5,20 +5,24 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import sys
 from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
+from numba.core.codegen import get_host_cpu_features
 
-from tests.support.native import Bounds, noise_of_ids, noise_of_rows
+from tests.support.commands import run_command
+from tests.support.native import Bounds, multiply_bytes, noise_of_ids, noise_of_rows
 from tests.support.screening import HEADS, PASSES, Problem, controlled, problem, requests
 from tpsample import SamplingBatch, noise
+from tpsample.backends.numba_.kernels.int8 import WIDE
 from tpsample.backends.numba_.kernels.noise import BITS_SCALE, NOISE_TOP, draws_of
 from tpsample.backends.numba_.kernels.vectors import LANES
 from tpsample.backends.screening import bound
-from tpsample.backends.screening.int8_copy import Int8Copy, limbs
+from tpsample.backends.screening.int8_copy import BLOCK, GROUP, OFFSET, Int8Copy, limbs
 from tpsample.core.exact_sum import exact_products
 from tpsample.core.row_noise import RowNoise
 from tpsample.core.score import Head, logits_tile, score_tile
@@ -36,18 +40,36 @@ def exact(case: Problem) -> torch.Tensor:
     return exact_products(case.hidden_states.double(), case.weight.double()).double()
 
 
+def whole_numbers(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return hidden states in whole numbers, [B, D], and their units, [B, 1], as a CPU has them."""
+    size, norm = hidden.abs(), hidden.norm(dim=1, keepdim=True)
+    share = torch.nn.functional.pad((size / norm).nan_to_num(0.0), (0, -size.shape[1] % GROUP))
+    share = share.view(len(size), -1, GROUP).amax(dim=(0, 2))
+    is_wide = torch.zeros(len(share), dtype=torch.bool)
+    is_wide[share.topk(len(share) // WIDE).indices] = True
+    others = size.masked_fill(is_wide.repeat_interleave(GROUP)[: size.shape[1]], 0.0)
+    most, total = others.amax(dim=1, keepdim=True) / 127, size.sum(dim=1, keepdim=True) / 2**23
+    unit = most.maximum(size.amax(dim=1, keepdim=True) / (127 * 256)).maximum(total).float()
+    unit = unit.where(unit >= bound.TINY, 1.0).double()
+    return (hidden / unit).round(), unit
+
+
 def twin(case: Problem) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the products of the 8-bit pass and their bounds, by the formulas of `int8_copy`."""
     copy, hidden = Int8Copy(case.weight), case.hidden_states.double()
-    (high, low, unit), norm = limbs(hidden), hidden.norm(dim=1, keepdim=True)
-    whole = 256.0 * high.double() + low.double()
+    (whole, unit), norm = whole_numbers(hidden), hidden.norm(dim=1, keepdim=True)
     product = (whole @ copy.quantised.double().T * unit * copy.scale.double()).float()
     lost = (hidden - unit * whole).norm(dim=1, keepdim=True)
     lost += bound.ROUNDING * (norm + lost)
-    flushed = bound.TINY * hidden.shape[1] * (3 + norm + copy.norm.double().amax())
     of_norm = (lost + bound.DEFINITION_ERROR * norm) * copy.norm.double()
-    error = (norm + lost) * copy.residual_norm.double() + of_norm + flushed
+    error = (norm + lost) * copy.residual_norm.double() + of_norm + flushed(case)
     return product, bound.round_up(error)
+
+
+def flushed(case: Problem) -> float:
+    """Return how much of a product may be lost where numbers are subnormal."""
+    norms = [each.double().norm(dim=1).amax().item() for each in (case.weight, case.hidden_states)]
+    return bound.TINY * case.weight.shape[1] * (3 + sum(norms))
 
 
 def excess(case: Problem) -> torch.Tensor:
@@ -66,9 +88,13 @@ def test_products_are_within_the_bound(name, dtype):
         assert (excess(case) <= 1).all()
         for which in PASSES:
             found = bounds_of(case, which)
-            assert ((found.product.double() - exact(case)).abs() <= found.error).all()
+            assert (exact(case) <= found.end).all()
+            assert (exact(case) >= 2 * found.product.double() - found.end.double()).all()
             if which == "int8":  # nothing but the order of float64 sums differs
-                assert torch.allclose(found.product, twin(case)[0], rtol=1e-6, atol=1e-37)
+                product, error = twin(case)
+                assert torch.allclose(found.product, product, rtol=1e-6, atol=1e-37)
+                off = (found.end - (product + error)).abs()
+                assert (off <= 4e-6 * (product.abs() + error) + flushed(case)).all()
 
 
 @pytest.mark.parametrize("which", PASSES)
@@ -117,7 +143,8 @@ def test_the_8_bit_bound_is_tight():
     worst = excess(case).max()
     assert 0.96 < worst <= 1
     found = bounds_of(case, "int8")
-    assert ((found.product.double() - exact(case)).abs() > 0.95 * found.error).any()
+    error = found.end.double() - found.product
+    assert ((found.product.double() - exact(case)).abs() > 0.95 * error).any()
 
 
 def test_the_limbs_are_exact_integers():
@@ -150,6 +177,36 @@ def test_the_memory_of_a_copy_is_what_it_says():
     copy = Int8Copy(torch.randn(50, 21))
     tensors = (copy.quantised, copy.scale, copy.norm, copy.residual_norm)
     assert copy.num_bytes == sum(each.nbytes for each in tensors) == 50 * (21 + 12)
+
+
+@pytest.mark.parametrize(("ids", "columns", "lane"), [(1, 1, 0), (200, 21, 63), (3000, 640, 5)])
+def test_a_copy_in_blocks_has_the_numbers_of_the_rows(ids, columns, lane):
+    weight = torch.randn(ids, columns)
+    rows, copy = Int8Copy(weight), Int8Copy(weight, lane=lane)
+    lanes = copy.quantised.transpose(1, 2).flatten(2).flatten(0, 1).int() - OFFSET
+    inside = slice(lane, lane + ids)
+    assert torch.equal(lanes[inside, :columns], rows.quantised.int())
+    assert len(lanes) % BLOCK == 0 and lanes.shape[1] == -(-columns // GROUP) * GROUP
+    lanes[inside, :columns] = 0
+    assert not lanes.any()
+    for name, outside in (("scale", 1), ("norm", 0), ("residual_norm", 0)):
+        found = getattr(copy, name).clone()
+        assert torch.equal(found[inside], getattr(rows, name))
+        found[inside] = outside
+        assert (found == outside).all()
+
+
+def test_products_of_bytes_are_those_of_whole_numbers():
+    multiply_bytes()
+
+
+@pytest.mark.parametrize("without", ["avx512vnni", "avx512"])
+def test_processors_without_products_of_bytes_have_the_same(without):
+    features = get_host_cpu_features().split(",")
+    less = [f"-{each[1:]}" if each[1:].startswith(without) else each for each in features]
+    code = "from tests.support.native import *; assert not multiply_bytes()"
+    done = run_command(sys.executable, "-c", code, env={"NUMBA_CPU_FEATURES": ",".join(less)})
+    assert done.returncode == 0, done.stderr
 
 
 # -- the formulas ------------------------------------------------------------------------------

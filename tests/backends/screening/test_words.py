@@ -57,6 +57,15 @@ def test_most_ids_are_never_computed():
     assert 32 <= counted.candidates.sum() < 12 * 32
 
 
+def test_columns_far_above_the_others_leave_few_candidates():
+    """As models have them: in 8 bits of one unit nothing would be left of the other columns."""
+    case = problem("normal", 5000, 32, 256)
+    case.hidden_states[:, ::80] *= 20
+    counted = compare(case, which="int8")
+    assert not counted.whole.any()
+    assert 32 <= counted.candidates.sum() < 25 * 32
+
+
 @pytest.mark.parametrize("start", [0, 1, 2, 3])
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 63, 64, 65, 128, 131])
 def test_words_of_odd_shards_are_those_of_the_definition(size, start):

@@ -23,6 +23,7 @@ from torch import Tensor
 from tpsample.backends.backend import Backend
 from tpsample.backends.numba_.kernels import head as native
 from tpsample.backends.numba_.kernels.arrays import array_of
+from tpsample.backends.numba_.kernels.byte_dots import HAS_VNNI
 from tpsample.backends.numba_.kernels.compiled_ahead import load_all
 from tpsample.backends.numba_.kernels.draw import draw, draw_given
 from tpsample.backends.numba_.kernels.first_logits import store_first
@@ -31,7 +32,7 @@ from tpsample.backends.numba_.kernels.int8 import Copy
 from tpsample.backends.numba_.kernels.noise import draws_of
 from tpsample.backends.numba_.kernels.store import PAIR, list_kept, store, store_given
 from tpsample.backends.numba_.kernels.threads import in_ranges, threads_for
-from tpsample.backends.screening.int8_copy import Int8Copy
+from tpsample.backends.screening.int8_copy import BLOCK, GROUP, Int8Copy
 from tpsample.core.row_noise import safe_temperature
 from tpsample.core.word import KEY_MINUS_INF, TOKEN_BITS, TOKEN_MASK
 from tpsample.request.controls.apply import StepControls
@@ -40,8 +41,9 @@ from tpsample.request.row_filter import BEST_SCORES
 from tpsample.request.step import Found, Push, Step, halves
 from tpsample.settings import Settings
 
-COPY_ROWS = 2
-"""Most rows of a step for which reading the 8-bit copy first is faster than reading the weights."""
+FEW_ROWS = 2
+"""Most rows that wait for memory on every processor, so that an 8-bit copy of the weight is read
+first. A processor with 8-bit products (`byte_dots`) does so with any number of rows."""
 HEAPED = 64
 """Largest top_k whose tokens are kept in a heap while the weights are read."""
 NO_CUT = np.empty(0, np.int64)
@@ -53,7 +55,7 @@ class NativeBackend(Backend):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         if settings.screening is not None:
-            self.copy = Int8Copy(self._weight[: self._num_ids])
+            self.copy = Int8Copy(self._weight[: self._num_ids], lane=self._shard.start % BLOCK)
         self._numbers: Weight | None = None
         self._address = 0
 
@@ -160,7 +162,9 @@ class NativeBackend(Backend):
         found = np.full((threads, num_rows, samples, 1), empty)
         if sources is None:
             nothing = np.empty((threads, 0, 1), np.int64), np.empty((threads, 0), np.float32)
-            copy = None if self.copy is None or num_rows > COPY_ROWS else copy_of(self.copy)
+            copy = None
+            if self.copy is not None and (HAS_VNNI or num_rows <= FEW_ROWS):
+                copy = copy_of(self.copy, self._shard.start)
             memory = Memory(np.arange(num_rows))
             self._run_draw(step, source, index, head, memory, (found, *nothing), copy)
         else:
@@ -280,7 +284,9 @@ def hidden_of(step: Step) -> np.ndarray:
     return array_of(step.hidden_states.contiguous())
 
 
-def copy_of(copy: Int8Copy) -> Copy:
-    """Return what kernels take of an 8-bit copy."""
-    tensors = copy.quantised.view(-1), copy.scale, copy.norm, copy.residual_norm
-    return Copy(*map(array_of, tensors))
+def copy_of(copy: Int8Copy, first_id: int) -> Copy:
+    """Return what kernels take of an 8-bit copy in blocks, of a shard that starts at an id."""
+    assert copy.lane is not None
+    numbers, width = array_of(copy.quantised.view(-1)), copy.quantised.shape[1] * GROUP
+    scale, norm, residual = map(array_of, (copy.scale, copy.norm, copy.residual_norm))
+    return Copy(numbers, scale, norm, residual, first_id - copy.lane, width)

@@ -4,12 +4,13 @@
 
     residual_v >= ‖w_v − ŵ_v‖      norm_v >= ‖w_v‖
 
-The hidden states of a row become two 8-bit limbs, ĥ = t (256 hi + lo):
+The hidden states of a row become whole numbers of a unit, ĥ = t z, in two 8-bit limbs:
 
-    t  = max|h| / (127 · 256),  z = rint(h / t),  hi = floor((z + 128) / 256),  lo = z − 256 hi
+    z = rint(h / t) = 256 hi + lo,   hi = floor((z + 128) / 256) of -127 … 127,   lo of -128 … 127
 
-so hi is in -127 … 127 and lo in -128 … 127, and with n = 256 (q · hi) + q · lo, an integer that is
-exact in any order (the int32 sums are exact for D <= 131072),
+On a GPU t = max|h| / (127 · 256); on a CPU it is larger, and hi is 0 in most columns
+(`backends.numba_.kernels.int8`). With n = 256 (q · hi) + q · lo, an integer that is exact in any
+order (on a GPU its int32 sums are exact for D <= 131072, on a CPU because of the unit),
 
     product_vb = s_v t_b n
     |product − definition's product| <= residual_v ‖h_b‖ + (norm_v + residual_v) lost_b
@@ -53,6 +54,9 @@ NUMBERS = 4 * (1 + 1 + 1)
 """Bytes of a row beside its integers: the scale, and the norms of residual and row."""
 LOOKED_AT = 8
 """Rows that a step compares with their sums."""
+BLOCK, GROUP, OFFSET = 64, 4, 128
+"""A CPU reads the numbers in blocks of so many ids, so many columns at a time, and so much larger,
+which makes them unsigned: one instruction multiplies unsigned numbers by signed ones."""
 CHUNK_ELEMENTS, GPU_CHUNK_ELEMENTS = 2**18, 2**24
 """Weights converted at a time: 2 MB of float64 stay in a CPU's cache. A GPU launches some 25 small
 kernels per chunk, so it takes 128 MB."""
@@ -65,20 +69,29 @@ class Int8Copy:
 
     Args:
         width: columns of `quantised`, zero behind D; default D.
+        lane: that of the first id in its block, for numbers in blocks, as a CPU reads them. There
+            the rows are the lanes of all blocks, and lanes outside of the shard are zeros.
 
     Attributes:
-        quantised: int8 [V_local, width].
-        scale: fp32 [V_local].
-        residual_norm, norm: fp32 [V_local], rounded up.
+        quantised: int8 [V_local, width], or uint8 [blocks, width / GROUP, BLOCK, GROUP], of
+            numbers that are larger by OFFSET; `width` is then a multiple of GROUP.
+        scale: fp32 [rows].
+        residual_norm, norm: fp32 [rows], rounded up.
     """
 
-    def __init__(self, weight: Tensor, width: int | None = None) -> None:
+    def __init__(self, weight: Tensor, width: int | None = None, lane: int | None = None) -> None:
         num_ids, hidden_size = weight.shape
-        width = hidden_size if width is None else width
-        self.quantised = torch.zeros(num_ids, width, dtype=torch.int8, device=weight.device)
-        self.scale = torch.ones(num_ids, dtype=torch.float32, device=weight.device)
-        self.norm = torch.zeros(num_ids, dtype=torch.float32, device=weight.device)
-        self.residual_norm = torch.zeros(num_ids, dtype=torch.float32, device=weight.device)
+        width, device = width or hidden_size, weight.device
+        self.lane, rows = lane, num_ids
+        if lane is None:
+            self.quantised = torch.zeros(rows, width, dtype=torch.int8, device=device)
+        else:
+            rows = whole(lane + num_ids, BLOCK)
+            shape = rows // BLOCK, whole(width, GROUP) // GROUP, BLOCK, GROUP
+            self.quantised = torch.empty(shape, dtype=torch.uint8, device=device)
+        self.scale = torch.ones(rows, dtype=torch.float32, device=device)
+        self.norm = torch.zeros(rows, dtype=torch.float32, device=device)
+        self.residual_norm = torch.zeros(rows, dtype=torch.float32, device=device)
         self._weight, self._turn = weight, 0
         self._key: Tensor | None = None  # factors of the columns in the sums of rows
         if weight.is_cpu and weight.numel():
@@ -96,9 +109,9 @@ class Int8Copy:
         weight = self._weight
         self._source = self._memory()
         elements = GPU_CHUNK_ELEMENTS if weight.is_cuda else CHUNK_ELEMENTS
-        step = max(1, elements // max(1, weight.shape[1]))
-        for start in range(0, weight.shape[0], step):
-            self._fill(weight, slice(start, start + step))
+        step = whole(elements // max(1, weight.shape[1]) + 1, BLOCK)
+        for start in range(0, len(self.norm), step):
+            self._fill(weight, start, start + step)
 
     def follow(self, weight: Tensor) -> None:
         """Be of this weight, of the same shape and dtype, from the next `refresh` on."""
@@ -120,7 +133,10 @@ class Int8Copy:
         weight = self._weight
         return weight.data_ptr(), None if weight.is_inference() else weight._version
 
-    def _fill(self, weight: Tensor, ids: slice) -> None:
+    def _fill(self, weight: Tensor, start: int, stop: int) -> None:
+        """Fill some rows of the copy."""
+        lane = self.lane or 0
+        ids = slice(max(start - lane, 0), max(stop - lane, 0))
         if self._key is not None:
             self._sums[ids] = sum_rows(weight[ids], self._key)
         exact = weight[ids].double()
@@ -132,10 +148,22 @@ class Int8Copy:
         scale = scale.where(scale >= TINY, 1.0)
         quantised = (exact / scale.double().unsqueeze(1)).round_().clamp_(-127, 127)
         lost = exact - quantised * scale.double().unsqueeze(1)
-        self.quantised[ids, : quantised.shape[1]] = quantised.to(torch.int8)
-        self.scale[ids] = scale
-        self.residual_norm[ids] = round_up(lost.norm(dim=1)).where(finite, torch.inf)
-        self.norm[ids] = round_up(exact.norm(dim=1)).where(finite, torch.inf)
+        rows = slice(ids.start + lane, ids.start + lane + len(exact))
+        self.scale[rows] = scale
+        self.residual_norm[rows] = round_up(lost.norm(dim=1)).where(finite, torch.inf)
+        self.norm[rows] = round_up(exact.norm(dim=1)).where(finite, torch.inf)
+        if self.lane is None:
+            self.quantised[rows, : quantised.shape[1]] = quantised.to(torch.int8)
+            return
+        blocks = self.quantised[start // BLOCK : stop // BLOCK]
+        lanes = quantised.new_full((len(blocks) * BLOCK, blocks.shape[1] * GROUP), OFFSET)
+        lanes[rows.start - start : rows.stop - start, : quantised.shape[1]] += quantised
+        blocks.copy_(lanes.to(torch.uint8).view(len(blocks), BLOCK, -1, GROUP).transpose(1, 2))
+
+
+def whole(number: int, part: int) -> int:
+    """Return the least multiple of a part that is not below a number."""
+    return -(-number // part) * part
 
 
 def limbs(hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -145,6 +173,6 @@ def limbs(hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     unit = (hidden.abs().amax(dim=1, keepdim=True) / (127 * 256)).float()
     unit = unit.where((unit >= TINY) & unit.isfinite(), 1.0).double()
-    whole = (hidden / unit).round().nan_to_num(0.0, 0.0, 0.0)
-    high = torch.floor((whole + 128) / 256)
-    return high.to(torch.int8), (whole - 256 * high).to(torch.int8), unit
+    number = (hidden / unit).round().nan_to_num(0.0, 0.0, 0.0)
+    high = torch.floor((number + 128) / 256)
+    return high.to(torch.int8), (number - 256 * high).to(torch.int8), unit

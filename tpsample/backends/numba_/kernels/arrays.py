@@ -18,7 +18,7 @@ _KINDS: dict[torch.dtype, Any] = {
     torch.float16: np.int16,
     torch.float32: np.float32,
     torch.float64: np.float64,
-    torch.int8: np.int8,
+    torch.uint8: np.uint8,
     torch.int32: np.int32,
     torch.int64: np.int64,
     torch.bool: np.bool_,

@@ -20,7 +20,7 @@ from tpsample.backends.numba_.kernels.kernel_cache import KernelCache
 
 log = logging.getLogger(__name__)
 
-F32, F64, I16, I32, I64 = np.float32, np.float64, np.int16, np.int32, np.int64
+F32, F64, I8, I32, I64 = np.float32, np.float64, np.int8, np.int32, np.int64
 U16, U32, U64 = np.uint16, np.uint32, np.uint64
 
 SUMS = {"reassoc", "contract", "nsz"}

@@ -18,7 +18,6 @@ from tpsample.backends.numba_.kernels.head import (
     is_plain,
     lower_ends,
     slack_of,
-    upper_ends,
 )
 from tpsample.backends.numba_.kernels.heap import push
 from tpsample.backends.numba_.kernels.inputs import (
@@ -30,7 +29,7 @@ from tpsample.backends.numba_.kernels.inputs import (
     put,
     take_rows,
 )
-from tpsample.backends.numba_.kernels.int8 import first_products, quantise
+from tpsample.backends.numba_.kernels.int8 import first_ends, first_products, quantise
 from tpsample.backends.numba_.kernels.noise import exact_score, noise_of, stream_of, upper_scores
 from tpsample.backends.numba_.kernels.numbers import (
     as_fp32,
@@ -152,7 +151,7 @@ def draw_blocks(its, memory, best, first, slack, computed):
         first_products(copy, quantised, weight, block, rows, products)
         for i in range(len(index)):
             place = memory.places[i]
-            upper_ends(products.values[i], products.errors[i], logits)
+            first_ends(copy, quantised, block, products, i, logits)
             if not plain:
                 end_logits(logits, block, index[i], head, F32(1))
             if len(memory.raw):

@@ -47,7 +47,8 @@ class Block(NamedTuple):
     """Up to BLOCK neighbouring ids of a shard.
 
     Attributes:
-        base: global id of lane 0, a multiple of four, because four ids share a call of Philox.
+        base: global id of lane 0: a multiple of BLOCK where an 8-bit copy may be read, and of four
+            everywhere, because four ids share a call of Philox.
         lane, count: the ids are those of `count` lanes from `lane` on.
         local: column of the shard of the first of them.
     """
@@ -113,14 +114,14 @@ def blocks_of(weight):
     begin, end = weight.first_id + weight.start, weight.first_id + weight.stop
     if end <= begin:
         return 0
-    return -(-(end - (begin & ~3)) // BLOCK)
+    return -(-(end - (begin & ~(BLOCK - 1))) // BLOCK)
 
 
 @jit()
 def block_at(weight, n):
     """Return the n-th block of a range."""
     begin, end = weight.first_id + weight.start, weight.first_id + weight.stop
-    base = (begin & ~3) + n * BLOCK
+    base = (begin & ~(BLOCK - 1)) + n * BLOCK
     first = larger(base, begin)
     return Block(base, first - base, smaller(base + BLOCK, end) - first, first - weight.first_id)
 

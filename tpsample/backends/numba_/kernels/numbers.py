@@ -79,11 +79,14 @@ def two_to(exponent):
 
 @jit()
 def ordered(value):
-    """Map fp32 to int32, keeping the order; a NaN is the largest, -0.0 is 0."""
+    """Map fp32 to int32, keeping the order; a NaN is the largest, -0.0 is 0.
+
+    A branch for the NaN would keep loops from being vector code.
+    """
     bits = bits_as(F32(value + F32(0)), I32)
-    if value != value:
-        return I32(0x7FFFFFFF)
-    return I32(bits ^ ((bits >> I32(31)) & I32(0x7FFFFFFF)))
+    is_nan = I32(I32(0x7F800000) - (bits & I32(0x7FFFFFFF))) >> I32(31)  # 0, or −1: all bits
+    order = bits ^ ((bits >> I32(31)) & I32(0x7FFFFFFF))
+    return I32((order | is_nan) & ~(is_nan & I32(-(2**31))))
 
 
 @jit()

@@ -19,10 +19,10 @@ from numba.core import cgutils, config
 from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic
 
-_FEATURES = get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
-HAS_BF16 = "+avx512bf16" in _FEATURES
+FEATURES = get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
+HAS_BF16 = "+avx512bf16" in FEATURES
 """Whether bf16 numbers are multiplied as they are."""
-VECTOR_BYTES, IDS = (64, 4) if "+avx512f" in _FEATURES else (32, 2)
+VECTOR_BYTES, IDS = (64, 4) if "+avx512f" in FEATURES else (32, 2)
 """IDS are multiplied at once: AVX-512 has 32 vector registers, AVX2 has 16."""
 LANES = VECTOR_BYTES // 4
 """fp32 sums of a vector."""
