@@ -8,6 +8,14 @@ tpsample/request/controls/tables.py
     - dtype=torch.bool, device="cpu")
     + dtype=torch.bool)
     > test_random_steps_of_one_rank_are_the_oracles[controls]
+    tokens are counted for ever once a request looked at them
+    - if not (self._looking or (self.looks_at_output and self.device.type == "cuda")):
+    + if not self.looks_at_output:
+    > test_tokens_are_counted_while_a_request_looks_at_them
+    a request that comes in place of one without penalties is not counted
+    - (self._looking.add if looks else self._looking.discard)(slot)
+    + self._looking.discard(slot)
+    > test_tokens_are_counted_while_a_request_looks_at_them
     appended ids outside the vocabulary count
     - there = torch.eq(ids, token_ids,
     + there = torch.le(ids, token_ids,

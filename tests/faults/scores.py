@@ -155,6 +155,22 @@ tpsample/backends/numba_/launch.py
     - if self._numbers is None or self._address != self._weight.data_ptr():
     + if self._numbers is None:
     > test_the_next_step_reads_the_new_weight_or_raises
+tpsample/backends/numba_/kernels/head.py
+    native: every row of a batch with tables has controls
+    - return len(head.slots) == 0 or (len(head.mask) == 0 and head.wants[head.slots[row]] == 0)
+    + return len(head.slots) == 0
+    > test_a_request_with_penalties_leaves_the_other_rows_plain
+    native: a row with penalties alone is plain
+    - head.wants[head.slots[row]] == 0)
+    + head.wants[head.slots[row]] != 2)
+    > test_a_request_with_penalties_leaves_the_other_rows_plain
+tpsample/backends/numba_/kernels/store.py
+    native: a plain row beside others stores no processed logits
+    -             if len(memory.processed):
+    -                 memory.processed[place, v] = logit
+    -             push(first
+    +             push(first
+    > test_random_steps_of_one_rank_are_the_oracles[controls]
 tpsample/backends/numba_/kernels/threads.py
     native: a thread takes one part
     -         builder.branch(loop)

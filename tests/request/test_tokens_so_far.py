@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.lab.allocations import Operators
 from tests.support.small_heads import V
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference
 
@@ -97,3 +98,18 @@ def test_a_step_that_cannot_see_the_last_token_is_warned_of_once():
             out = sampler(hidden_states, batch, torch.tensor([position, position + 1]))
         batch.update(1, SamplingParams(presence_penalty=2.0), output_token_ids=[5])
         sampler(hidden_states, batch, 9)
+
+
+def test_tokens_are_counted_while_a_request_looks_at_them():
+    """A request that has left costs the steps of later ones nothing."""
+    plain, penalised = SamplingParams(temperature=0), SamplingParams(frequency_penalty=1.0)
+    batch = SamplingBatch.from_params([plain, penalised], vocab_size=V)
+    batch.prepare(VocabShard(0, V))
+    for rows, counts in (([0, 1], True), ([0], False)):
+        batch.arrange(rows)
+        with Operators() as used:
+            batch.append(torch.arange(len(rows)))
+        assert ("aten.clamp.out" in used.called) == counts
+    batch.arrange([0, 1], [penalised], output_token_ids=[[7]])
+    batch.append(torch.tensor([7, 7]))
+    assert reference.processed_logits(torch.zeros(2, V), batch)[:, 7].tolist() == [0.0, -2.0]

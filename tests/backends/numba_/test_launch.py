@@ -21,9 +21,10 @@ from tests.support.screening import (
     requests,
     words,
 )
-from tpsample import SamplingBatch, VocabShard
+from tpsample import SamplingBatch, SamplingParams, VocabShard
 from tpsample.backends.numba_.kernels import threads
 from tpsample.backends.numba_.kernels.compiling import jit
+from tpsample.backends.numba_.kernels.head import plain_rows
 from tpsample.backends.numba_.kernels.threads import share
 
 SIZES = ((300, 5, 24), (1000, 2, 40), (130, 9, 7))
@@ -183,3 +184,25 @@ def test_a_forked_child_takes_all_parts_itself(two_threads):
     finally:
         child.kill()
         child.join()
+
+
+@jit(entry=True)
+def rows_without_controls(head, index):
+    """Find the rows whose logits are their products."""
+    return plain_rows(head, index)
+
+
+def test_a_request_with_penalties_leaves_the_other_rows_plain():
+    """Tables that one request needs made steps of all rows twice as long."""
+    case, plain = problem("normal", 300, 3, 24), SamplingParams()
+    for changes, expected in (
+        ({"frequency_penalty": 1.0}, [True, False, True]),
+        ({"logit_bias": {5: 1.0}}, [True, False, True]),
+        ({"bad_words": [[5]]}, [False] * 3),  # a mask has bits of every row
+    ):
+        params = [plain, SamplingParams(**changes), plain]
+        batch = SamplingBatch.from_params(params, vocab_size=300)
+        _, native = backends(case, VocabShard(0, 300))
+        step = native.prepare(case.hidden_states, batch._view_of(3), torch.arange(3), 1)
+        head = native._head_of(step.controls, given=False)
+        assert rows_without_controls(head, np.arange(3)).tolist() == expected

@@ -268,6 +268,7 @@ class NativeBackend(Backend):
             fields["first_column"] = self._shard.start - state.first_id
             tensors = {
                 "slots": rows.slots,
+                "wants": rows.tables.wants,
                 "mask": controls.mask,
                 "token_bias": state.bias if rows.tables.has_bias else None,
                 "history": state.history if rows.tables.has_penalties else None,

@@ -88,6 +88,7 @@ class ControlTables(HasViews):
         self._one = torch.ones(1, dtype=torch.int32, device=device)
         self._scratch = Scratch(device)
         self._requests: dict[int, tuple[Entry, int]] = {}  # and the appends before it
+        self._looking: set[int] = set()  # slots whose requests look at their tokens
         self.states: dict[VocabShard, TokenState] = {}
         self._appends = 0
 
@@ -107,6 +108,8 @@ class ControlTables(HasViews):
         params = [each.params for each in requests]
         for slot, request in zip(slots, requests, strict=True):
             self._requests[slot] = (request, self._appends)
+            looks = request.params.penalised or request.params.masked
+            (self._looking.add if looks else self._looking.discard)(slot)
         self.has_penalties |= any(each.penalised for each in params)
         self.has_bias |= any(each.logit_bias for each in params)
         self.has_masks |= any(each.masked for each in params)
@@ -167,6 +170,7 @@ class ControlTables(HasViews):
         """Forget the requests of slots that have left; `load` starts the state of others there."""
         for slot in slots:
             self._requests.pop(slot, None)
+            self._looking.discard(slot)
 
     def append(self, slots: Tensor, token_ids: Tensor) -> None:
         """Count one new token per slot, int64 [B] each; an id outside [0, V), such as -1, is none.
@@ -174,7 +178,8 @@ class ControlTables(HasViews):
         Of all slots, only the idle one may be named twice. It counts what is none.
         """
         self._appends += 1
-        if not self.looks_at_output:
+        # A GPU may capture the append, and then counts for whoever comes.
+        if not (self._looking or (self.looks_at_output and self.device.type == "cuda")):
             return
         take, rows = self._scratch.take, len(slots)
         ids = torch.clamp(token_ids, 0, self.vocab_size - 1, out=take("ids", torch.int64, rows))

@@ -15,8 +15,8 @@ from tpsample.backends.numba_.kernels.head import (
     control,
     end_logits,
     exact_logits,
-    is_plain,
     lower_ends,
+    plain_rows,
     slack_of,
 )
 from tpsample.backends.numba_.kernels.heap import push
@@ -135,16 +135,16 @@ def draw_range(start, stop, part, arguments):
     rows, noise = take_rows(hidden, index), noise_of(draws, index)
     quantised = quantise(copy, rows, len(index))
     products, lanes = products_of(rows, F32), np.empty((3, BLOCK), F32)
-    its = weight, rows, index, copy, quantised, products, lanes, noise, draws.samples, head
+    plain = plain_rows(head, index)
+    its = weight, rows, index, copy, quantised, products, lanes, noise, draws.samples, head, plain
     draw_blocks(its, memory, best[part], first[part], slack[part], computed[part])
 
 
 @jit()
 def draw_blocks(its, memory, best, first, slack, computed):
     """Do the work of `draw`, in memory that is there."""
-    weight, rows, index, copy, quantised, products, lanes, noise, samples, head = its
+    weight, rows, index, copy, quantised, products, lanes, noise, samples, head, plain = its
     logits, upper, lower = lanes[0], lanes[1], lanes[2]
-    plain = is_plain(head)
     stored = lanes[0, :0]
     for n in range(blocks_of(weight)):
         block = block_at(weight, n)
@@ -152,11 +152,11 @@ def draw_blocks(its, memory, best, first, slack, computed):
         for i in range(len(index)):
             place = memory.places[i]
             first_ends(copy, quantised, block, products, i, logits)
-            if not plain:
+            if not plain[i]:
                 end_logits(logits, block, index[i], head, F32(1))
             if len(memory.raw):
                 lower_ends(products.values[i], products.errors[i], lower)
-                if not plain:
+                if not plain[i]:
                     end_logits(lower, block, index[i], head, F32(-1))
                 slack[place] = larger(slack[place], slack_of(logits, lower, block))
                 stored = (memory.processed if len(memory.processed) else memory.raw)[place]

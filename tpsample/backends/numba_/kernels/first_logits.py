@@ -12,8 +12,8 @@ from tpsample.backends.numba_.kernels.compiling import F32, I32, I64, U32, U64, 
 from tpsample.backends.numba_.kernels.head import (
     end_logits,
     exact_logits,
-    is_plain,
     lower_ends,
+    plain_rows,
     slack_of,
     up,
     upper_ends,
@@ -89,7 +89,7 @@ def store_first_range(start, stop, part, arguments):
     """
     weight, hidden, index, head, memory, top_k, step, computed = arguments
     weight, rows = part_of(weight, start, stop), take_rows(hidden, index)
-    products, plain = products_of(rows, F32), is_plain(head)
+    products, plain = products_of(rows, F32), plain_rows(head, index)
     upper, lower = np.empty(BLOCK, F32), np.empty(BLOCK, F32)
     slack, bins = np.zeros(len(index), F32), np.empty(2**KEY_BITS, I64)
     stored = memory.processed if len(memory.processed) else memory.raw
@@ -99,7 +99,7 @@ def store_first_range(start, stop, part, arguments):
         for i in range(len(index)):
             upper_ends(products.values[i], products.errors[i], upper)
             lower_ends(products.values[i], products.errors[i], lower)
-            if not plain:
+            if not plain[i]:
                 end_logits(upper, block, index[i], head, F32(1))
                 end_logits(lower, block, index[i], head, F32(-1))
             slack[i] = larger(slack[i], slack_of(upper, lower, block))

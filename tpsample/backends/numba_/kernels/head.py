@@ -21,6 +21,7 @@ from tpsample.backends.numba_.kernels.inputs import BLOCK, Block
 from tpsample.backends.numba_.kernels.numbers import exact_product, power_of_2
 from tpsample.backends.numba_.kernels.primitives import bits_as, larger, smaller
 from tpsample.core.score import TANH_SMALL
+from tpsample.request.controls.tables import BIASED, PENALISED
 
 LOG2_E = math.log2(math.e)
 
@@ -36,6 +37,7 @@ class NativeHead(NamedTuple):
         bias: fp32 [V_local].
         first_column: the column of the controls' state that is the shard's first id.
         slots: int64 [B], of the controls' tables; B is the whole batch.
+        wants: int32 [slots], 0 where a request has neither penalties nor biases.
         mask: int32 [B, width / 32].
         token_bias: fp32 [slots, width].
         history: int32 [slots, width].
@@ -48,6 +50,7 @@ class NativeHead(NamedTuple):
     bias: np.ndarray = np.empty(0, F32)
     first_column: int = 0
     slots: np.ndarray = np.empty(0, I64)
+    wants: np.ndarray = np.empty(0, I32)
     mask: np.ndarray = np.empty((0, 1), I32)
     token_bias: np.ndarray = np.empty((0, 1), F32)
     history: np.ndarray = np.empty((0, 1), I32)
@@ -69,10 +72,25 @@ def tanh(x):
 
 
 @jit()
-def is_plain(head):
-    """Return whether every logit is the product. A call with a head costs as much as 64 ids."""
+def is_plain(head, row):
+    """Return whether every logit of a row is the product.
+
+    A batch keeps tables of controls as soon as one request needs them, for all of its rows. A call
+    with a head costs as much as 64 ids; see `plain_rows`.
+    """
     changed = head.logit_scale != F32(1) or head.logit_softcap != F32(0)
-    return not changed and len(head.bias) == 0 and len(head.slots) == 0
+    if changed or len(head.bias):
+        return False
+    return len(head.slots) == 0 or (len(head.mask) == 0 and head.wants[head.slots[row]] == 0)
+
+
+@jit(allocates=True)
+def plain_rows(head, index):
+    """Return bool [R], of rows int64 [R], what `is_plain` does of each."""
+    plain = np.empty(len(index), np.bool_)
+    for i in range(len(index)):
+        plain[i] = is_plain(head, index[i])
+    return plain
 
 
 @jit()
@@ -104,15 +122,16 @@ def control(values, block, row, head):
         return
     lane, count, place = block.lane, block.count, block.local + head.first_column
     slot = head.slots[row]
+    wants = head.wants[slot]
     if len(head.mask):
         for i in range(count):
             allowed = (head.mask[row, (place + i) >> 5] >> I32((place + i) & 31)) & I32(1)
             values[lane + i] = values[lane + i] if allowed else F32(-np.inf)
-    if len(head.token_bias):
+    if len(head.token_bias) and wants & BIASED:
         bias = head.token_bias[slot, place : place + count]
         for i in range(count):
             values[lane + i] = values[lane + i] + bias[i]
-    if len(head.history):
+    if len(head.history) and wants & PENALISED:
         history = head.history[slot, place : place + count].copy()
         if len(head.drafts):
             for k in range(head.num_drafts[row]):
@@ -184,7 +203,7 @@ def exact_logits(weight, local, hidden, row, head):
         hidden: fp32 [D], the row's.
     """
     product = exact_product(weight.numbers, local * weight.stride, hidden)
-    if is_plain(head):
+    if is_plain(head, row):
         return product, product
     return logits_of(product, Block(weight.first_id + local, 0, 1, local), row, head)
 

@@ -9,7 +9,7 @@ from tpsample.backends.numba_.kernels.head import (
     control,
     end_logits,
     exact_logits,
-    is_plain,
+    plain_rows,
     raw_logits,
     up,
     upper_ends,
@@ -54,8 +54,7 @@ WAITING = 512
 def process(block, row, head, memory, i, logits):
     """Process the raw logits of a block, and store them."""
     control(logits, block, row, head)
-    if len(memory.processed):
-        put(logits, block, memory.processed[memory.places[i]])
+    put(logits, block, memory.processed[memory.places[i]])
 
 
 @jit()
@@ -63,16 +62,16 @@ def keep_products(weight, block, rows, products, index, head, plain, memory, log
     """Make the exact logits of a block of `float64_products`, and store them."""
     for i in range(len(index)):
         raw, sums, lane = memory.raw[memory.places[i]], products.values[i], block.lane
-        if plain and products.proved[i]:
+        if plain[i] and products.proved[i] and not len(memory.processed):
             part = raw[block.local : block.local + block.count]
             for k in range(block.count):
                 part[k] = no_overflow(F32(sums[lane + k]))
             continue
         round_products(weight, block, rows, i, products, logits)
-        if not plain:
+        if not plain[i]:
             raw_logits(logits, block, head, F32(0))
         put(logits, block, raw)
-        if not plain:
+        if len(memory.processed):
             process(block, index[i], head, memory, i, logits)
 
 
@@ -88,7 +87,7 @@ def store_range(start, stop, part, arguments):
     weight, hidden, index, head, memory = arguments
     weight = part_of(weight, start, stop)
     rows, logits = take_rows(hidden, index), np.empty(BLOCK, F32)
-    products, plain = products_of(rows, F64), is_plain(head)
+    products, plain = products_of(rows, F64), plain_rows(head, index)
     for n in range(blocks_of(weight)):
         block = block_at(weight, n)
         float64_products(weight, block, rows, products)
@@ -115,7 +114,8 @@ def store_given_range(start, stop, part, arguments):
             for k in range(block.count):
                 inside[k] = as_fp32(part[k])
             put(logits, block, memory.raw[memory.places[i]])
-            process(block, index[i], head, memory, i, logits)
+            if len(memory.processed):
+                process(block, index[i], head, memory, i, logits)
 
 
 @jit()
@@ -172,7 +172,8 @@ def list_range(start, stop, part, arguments):
         for k in range(top_k[i]):
             bounds[i, k] = value_of(first[place, k])
     waiting = bounds, ids, uppers, numbers, np.empty(num_rows, np.bool_)
-    its = weight, rows, index, products, sums, head, memory, upper, logits, tops, reaching
+    plain = plain_rows(head, index)
+    its = weight, rows, index, products, sums, head, memory, upper, logits, tops, reaching, plain
     list_blocks(its, waiting, top_k, step, first, computed)
     for i in range(num_rows):
         threshold = filter_threshold(bounds[i, 0], top_k[i], tops[i], step[i])
@@ -189,6 +190,8 @@ def settle(its, waiting, i, threshold, top_k, first, computed):
             v = ids[i, n]
             logit = exact_product(weight.numbers, v * weight.stride, rows.hidden[i])
             memory.raw[place, v] = logit
+            if len(memory.processed):
+                memory.processed[place, v] = logit
             push(first[place], top_k, pack(logit, weight.first_id + v))
             computed[0, i] += 1
     count[i] = 0
@@ -203,20 +206,20 @@ def list_blocks(its, waiting, top_k, step, first, computed):
             columns and the upper bounds of ids that wait, [R, WAITING]; their number, and whether
             ids of a block wait, [R].
     """
-    weight, rows, index, products, sums, head, memory, upper, logits, tops, reaching = its
+    weight, rows, index, products, sums, head, memory, upper, logits, tops, reaching, plain = its
     bounds, ids, uppers, count, waits = waiting
-    num_rows, plain = len(index), is_plain(head)
+    num_rows = len(index)
     for n in range(blocks_of(weight)):
         block = block_at(weight, n)
         fp32_products(weight, block, rows, products)
         total = 0
         for i in range(num_rows):
             upper_ends(products.values[i], products.errors[i], upper[i])
-            if not plain:
+            if not plain[i]:
                 end_logits(upper[i], block, index[i], head, F32(1))
             threshold = filter_threshold(bounds[i, 0], top_k[i], tops[i], step[i])
             reaching[i] = lanes_reaching(upper[i], threshold, lanes_of(block))
-            waits[i] = plain and top_k[i] > 0 and products.proved[i]
+            waits[i] = plain[i] and top_k[i] > 0 and products.proved[i]
             total += 0 if waits[i] else number_of(reaching[i])
         whole = PAIR * total > block.count * (FEW_ROWS + num_rows)
         if whole:
