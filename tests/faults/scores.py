@@ -170,7 +170,11 @@ tpsample/backends/numba_/kernels/store.py
     -                 memory.processed[place, v] = logit
     -             push(first
     +             push(first
-    > test_random_steps_of_one_rank_are_the_oracles[controls]
+    > test_a_plain_row_stores_its_logits_before_and_after_controls
+    native: a whole plain row beside others stores no processed logits
+    - if plain[i] and products.proved[i] and not len(memory.processed):
+    + if plain[i] and products.proved[i]:
+    > test_a_plain_row_stores_its_logits_before_and_after_controls
 tpsample/backends/numba_/kernels/threads.py
     native: a thread takes one part
     -         builder.branch(loop)

@@ -32,6 +32,7 @@ from tpsample.core.row_noise import RowNoise, safe_temperature
 from tpsample.filters.sample import sample_filtered
 from tpsample.ranks.process import ranks_of
 from tpsample.reference import kept_rows
+from tpsample.request.step import halves
 
 
 def sample_in_fixed_rounds(*arguments: Any) -> Tensor:
@@ -179,6 +180,21 @@ def test_which_rows_need_few_logits(changes, bounded):
         assert (there >= counted.candidates).all()
         assert (there >= (changes.get("top_k", 1) if not changes.get("min_p") else 1)).all()
         assert there.max() < max(300, 8 * changes.get("top_k", 0))
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 5}, {"logprobs": 3}], ids=str)
+def test_a_plain_row_stores_its_logits_before_and_after_controls(filters):
+    """The tables that a neighbour needs have nothing of this row."""
+    case = problem("normal", 500, 2, 16)
+    neighbour = SamplingParams(seed=1, frequency_penalty=1.0, logit_bias={3: 2.0}, **filters)
+    batch = of([SamplingParams(seed=0, **filters), neighbour], 500)
+    _, native = backends(case, VocabShard(0, 500))
+    step = native.prepare(case.hidden_states, batch._view_of(2), torch.arange(2), 1)
+    native.best_words(step, torch.zeros(2, dtype=torch.int64))
+    raw, processed = halves(step.logits, 2)
+    assert (raw[0] > -torch.inf).sum() >= 5
+    assert torch.equal(raw[0], processed[0])
+    assert not torch.equal(raw[1], processed[1])
 
 
 @pytest.mark.parametrize(("changes", "whole"), [({"top_k": 5}, 0), ({"top_p": 0.9}, 500)])
