@@ -27,14 +27,17 @@ from typing import Any
 import torch
 
 from benchmarks.engines.environment import make_environment, make_model, versions
-from benchmarks.engines.rounds import SHOWN, TPSAMPLE, VIEWS, VLLM, notes, rows
+from benchmarks.engines.rounds import PARTS, SHOWN, TPSAMPLE, VIEWS, VLLM, notes, rows
 from benchmarks.engines.server import NAME, Kind, Server, client_variables, say
+from benchmarks.engines.steps import Steps
 from benchmarks.lab import machine
 from benchmarks.lab.page import write_page
 from benchmarks.lab.results import RESULT, Result
 
-WORKERS = {TPSAMPLE: "tpsample.integrations.vllm.Worker", VLLM: None}
-"""Values of --worker-cls; all other options are the same."""
+WORKERS = {TPSAMPLE: "Adapter", VLLM: "Own"}
+"""Of `timed_workers`."""
+OPTION = '{"tpsample": {"screening": "int8"}}'
+"""Of --additional-config, with the adapter; all other options are the same."""
 INPUT_TOKENS, OUTPUT_TOKENS, SPREAD = 64, 32, 0.5
 """Lengths are drawn between 1 - SPREAD and 1 + SPREAD times these."""
 PAUSE_S = 3.0
@@ -50,20 +53,20 @@ class Bench:
     """The rounds of all numbers of ranks.
 
     Attributes:
-        requests: in a round.
-        rates: requests per second of the loads; infinity sends all at once.
-        rounds: of one load and server: ranks, rate, server, and the numbers of vLLM's result.
+        loads: numbers of requests that are sent at once.
+        rounds: of one load and server: ranks, requests, server, the numbers of vLLM's result, and
+            ms of LM head and sampler in a step of all requests.
         texts: by number of ranks, how many greedy texts were compared, all equal.
     """
 
     python: Path
     model: Path
     folder: Path
-    requests: int
-    rates: Sequence[float]
+    loads: Sequence[int]
     rounds: list[dict[str, Any]] = field(default_factory=list)
     texts: dict[int, int] = field(default_factory=dict)
     commands: dict[str, str] = field(default_factory=dict)
+    _steps: dict[str, Steps] = field(default_factory=dict)
 
     def measure(self, ranks: int, most_rounds: int, deadline: float) -> None:
         """Start both servers, compare their texts, and take rounds until the deadline."""
@@ -71,13 +74,13 @@ class Bench:
             servers = {
                 name: stack.enter_context(
                     Server(
-                        Kind(f"{name}, {ranks} rank{'s' * (ranks > 1)}", ranks, worker=worker),
+                        kind_of(name, ranks, max(self.loads)),
                         self.python,
                         self.model,
                         self.folder / f"{name}-{ranks}",
                     )
                 )
-                for name, worker in WORKERS.items()
+                for name in WORKERS
             }
             for server in servers.values():
                 server.wait_ready(deadline)
@@ -85,9 +88,10 @@ class Bench:
             self.commands = {name: shown(server) for name, server in servers.items()}
             # Greedy requests also warm the servers up.
             found = [
-                self._ask(server, "greedy", float("inf"), deadline, greedy=True)
+                self._ask(server, "greedy", self.loads[0], deadline, greedy=True)
                 for server in servers.values()
             ]
+            self._steps = {name: Steps(each.folder, ranks) for name, each in servers.items()}
             self.texts[ranks] = same_texts(*found)
             self._rounds(ranks, servers, most_rounds, deadline)
 
@@ -112,36 +116,49 @@ class Bench:
             say(f"{ranks} ranks: round {number + 1} took {took:.0f} s")
 
     def _round(self, ranks: int, servers: dict[str, Server], number: int, deadline: float) -> None:
-        """Ask the servers in turn at each rate; a round that is not finished does not count."""
+        """Ask the servers in turn with each load; a round that is not finished does not count."""
         done = []
-        for rate in self.rates:
+        for load in self.loads:
             for name, server in servers.items():
                 time.sleep(PAUSE_S)
-                result = self._ask(server, f"{rate:g}-{number}", rate, deadline)
-                measured = {key: result[key] for key in SHOWN}
-                done.append({"ranks": ranks, "rate": rate, "server": name, **measured})
+                result = self._ask(server, f"{load}-{number}", load, deadline)
+                measured = {key: result[key] for key in SHOWN if key != PARTS}
+                measured[PARTS] = self._steps[name].new(load)
+                done.append({"ranks": ranks, "requests": load, "server": name, **measured})
         self.rounds += done
 
     def _ask(
-        self, server: Server, name: str, rate: float, deadline: float, *, greedy: bool = False
+        self, server: Server, name: str, load: int, deadline: float, *, greedy: bool = False
     ) -> dict[str, Any]:
         """Run `vllm bench serve` once, and return its result."""
         out = server.folder / f"bench-{name}.json"
         out.unlink(missing_ok=True)
         with (server.folder / "bench.log").open("ab") as log:
             subprocess.run(
-                bench_command(server, self.model, out, self.requests, rate, greedy=greedy),
+                bench_command(server, self.model, out, load, greedy=greedy),
                 check=True,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 timeout=max(1.0, deadline - time.monotonic()),
                 env=client_variables(),
             )
-        return read(out, self.requests)
+        return read(out, load)
+
+
+def kind_of(name: str, ranks: int, most: int) -> Kind:
+    """Return how the server of a name is started, with room for so many requests at once.
+
+    All prompts fit one step, so that steps of all requests come.
+    """
+    room = "--max-num-seqs", str(most), "--max-num-batched-tokens", str(2 * most * INPUT_TOKENS)
+    option = ("--additional-config", OPTION) if name == TPSAMPLE else ()
+    worker = f"benchmarks.engines.timed_workers.{WORKERS[name]}"
+    title = f"{name}, {ranks} rank{'s' * (ranks > 1)}"
+    return Kind(title, ranks, worker=worker, arguments=(*room, *option))
 
 
 def bench_command(
-    server: Server, model: Path, out: Path, requests: int, rate: float, *, greedy: bool
+    server: Server, model: Path, out: Path, requests: int, *, greedy: bool
 ) -> list[str]:
     """Return the command that asks a server; the prompts are the same in every round."""
     return [
@@ -150,7 +167,7 @@ def bench_command(
         *("--model", str(model), "--served-model-name", NAME, "--seed", "0"),
         *("--dataset-name", "random", "--random-range-ratio", str(SPREAD)),
         *("--random-input-len", str(INPUT_TOKENS), "--random-output-len", str(OUTPUT_TOKENS)),
-        *("--num-prompts", str(requests), "--request-rate", f"{rate:g}", "--ignore-eos"),
+        *("--num-prompts", str(requests), "--request-rate", "inf", "--ignore-eos"),
         *("--temperature", "0" if greedy else "1", "--disable-tqdm"),
         *("--percentile-metrics", "ttft,tpot,itl", "--metric-percentiles", "50,99"),
         *("--save-result", "--result-dir", str(out.parent), "--result-filename", out.name),
@@ -170,7 +187,7 @@ def read(path: Path, requests: int) -> dict[str, Any]:
             f"{path}: expected {requests} answered requests, got {result.get('completed')}, "
             f"{result.get('failed')} failed"
         )
-    if missing := [key for key in SHOWN if key not in result]:
+    if missing := [key for key in SHOWN if key not in (*result, PARTS)]:
         raise Void(f"{path}: it has no {', '.join(missing)}")
     return result
 
@@ -201,28 +218,27 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__.partition("\n")[0])
     parser.add_argument("--cache", type=Path, default=machine.ROOT / ".engines")
     parser.add_argument("--ranks", default="1,2", help="numbers of ranks, one after the other")
-    parser.add_argument("--requests", type=int, default=16, help="in a round")
-    parser.add_argument("--rate", type=float, default=1.0, help="requests per second")
-    parser.add_argument("--rounds", type=int, default=5, help="at most, of each server and load")
-    parser.add_argument("--minutes", type=float, default=20.0, help="for all but the installation")
+    parser.add_argument("--requests", default="16,64", help="numbers of them, sent at once")
+    parser.add_argument("--rounds", type=int, default=8, help="at most, of each server and load")
+    parser.add_argument("--minutes", type=float, default=30.0, help="for all but the installation")
     parser.add_argument("--output", type=Path, help="folder of the page; default in the cache")
     options = parser.parse_args(arguments)
-    cache, counts = options.cache.resolve(), [int(each) for each in options.ranks.split(",")]
+    cache = options.cache.resolve()
+    counts, loads = (list(map(int, each.split(","))) for each in (options.ranks, options.requests))
     result = Result(
         benchmark="vllm_bench",
         question="What does the adapter cost or save a vLLM server? `vllm bench serve` asked two "
-        "servers with the same options in turn, one of them with "
-        "`--worker-cls tpsample.integrations.vllm.Worker`.",
+        "servers with the same options in turn, one of them with the adapter and "
+        f"`--additional-config '{OPTION}'`. Both time their LM head and sampler.",
         machine=machine.describe(torch.device("cpu")),
-        settings={"requests": options.requests, "threads": os.environ.get("OMP_NUM_THREADS", "1")},
+        settings={"threads": os.environ.get("OMP_NUM_THREADS", "1")},
         views=[vars(view) for view in VIEWS],
     )
     cache.mkdir(parents=True, exist_ok=True)
     python = make_environment(cache)
     # A run that is told to stop ends its servers.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
-    rates = (float("inf"), options.rate)
-    bench = Bench(python, make_model(cache), cache / "bench", options.requests, rates)
+    bench = Bench(python, make_model(cache), cache / "bench", loads)
     start = time.monotonic()
     with result.session(machine.command()):
         for number, ranks in enumerate(counts, 1):
@@ -236,8 +252,8 @@ def main(arguments: list[str] | None = None) -> int:
                 result.warnings.append(f"Not measured on {ranks} ranks: {why}")
                 say(result.warnings[-1])
     result.settings |= {"versions": versions(python), **bench.commands}
-    result.rows = rows(bench.rounds, options.requests)
-    result.notes = notes(bench.rounds, bench.texts, options.requests)
+    result.rows = rows(bench.rounds)
+    result.notes = notes(bench.rounds, bench.texts)
     folder = options.output or cache / "bench-page"
     result.save(folder / RESULT)
     say(f"page: {write_page(folder)}")

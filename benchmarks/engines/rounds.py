@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from benchmarks.lab import text
+import math
+import statistics
+from collections.abc import Sequence
+
 from benchmarks.lab.results import Row, View, row, with_ratios
 from benchmarks.lab.timing import Timing
 
 TPSAMPLE, VLLM = "tpsample", "vLLM"
 """The servers: tokens come from the adapter, or are vLLM's own."""
-THROUGHPUT = "output_throughput"
+THROUGHPUT, PARTS = "output_throughput", "parts_ms"
 SHOWN = {
+    PARTS: "LM head and sampler of a step",
     THROUGHPUT: "of the server per token",
     "median_tpot_ms": "per output token, median of requests",
     "p99_tpot_ms": "per output token, p99",
@@ -18,9 +22,9 @@ SHOWN = {
     "median_ttft_ms": "to the first token, median",
     "p99_ttft_ms": "to the first token, p99",
 }
-"""Numbers of vLLM's result, as the page calls them: times, the first from tokens per second."""
-ENOUGH = 3
-"""Rounds from which on ranges that do not overlap are taken for more than chance."""
+"""Numbers of a round, as the page calls them: times, but tokens per second of the server."""
+T_95 = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179)
+"""Student's t for 95 % on both sides, for 1, 2, … degrees of freedom."""
 
 VIEWS = [
     View("", "Tokens per second", x="world_size", y="tokens_per_s"),
@@ -28,25 +32,19 @@ VIEWS = [
 ]
 
 
-def rows(rounds: list[Row], requests: int) -> list[Row]:
-    """Return a row per number of ranks, load, number and server, with the ratio of the times."""
+def rows(rounds: list[Row]) -> list[Row]:
+    """Return a row per number of ranks and requests, number and server, with the ratio of times."""
     found = []
-    for ranks, rate in dict.fromkeys((each["ranks"], each["rate"]) for each in rounds):
-        own = [each for each in rounds if (each["ranks"], each["rate"]) == (ranks, rate)]
+    for ranks, requests in points(rounds):
         for key, name in SHOWN.items():
-            times = {
-                server: [
-                    1e6 / value if key == THROUGHPUT else 1e3 * value
-                    for value in (each[key] for each in own if each["server"] == server)
-                ]
-                for server in (TPSAMPLE, VLLM)
-            }
-            point = {"shape": f"{load_name(rate)}, {name}", "batch": requests, "world_size": ranks}
-            kinds = {TPSAMPLE: "tpsample", VLLM: "baseline"}
-            pair = [row(n, kinds[n], Timing(tuple(us), False), **point) for n, us in times.items()]
-            ours, theirs = times.values()
-            apart = max(ours) < min(theirs) or max(theirs) < min(ours)
-            pair[0]["may_be_chance"] = not apart or len(ours) < ENOUGH
+            ours, theirs = times = [
+                times_of(rounds, ranks, requests, server, key) for server in (TPSAMPLE, VLLM)
+            ]
+            point = {"shape": name, "batch": requests, "world_size": ranks}
+            kinds = zip((TPSAMPLE, VLLM), ("tpsample", "baseline"), times, strict=True)
+            pair = [row(name, kind, Timing(tuple(us), False), **point) for name, kind, us in kinds]
+            low, _, high = interval(ours, theirs)
+            pair[0]["may_be_chance"] = low <= 1 <= high
             if key == THROUGHPUT:
                 for each in pair:
                     each["tokens_per_s"] = 1e6 / each["median_us"]
@@ -54,30 +52,58 @@ def rows(rounds: list[Row], requests: int) -> list[Row]:
     return found
 
 
-def load_name(rate: float) -> str:
-    """Return how requests arrive."""
-    if rate == float("inf"):
-        return "all requests at once"
-    return f"{text.three(rate)} request{'s' * (rate != 1)} per second"
+def points(rounds: list[Row]) -> list[tuple[int, int]]:
+    """Return the numbers of ranks and of requests that were measured."""
+    return list(dict.fromkeys((each["ranks"], each["requests"]) for each in rounds))
 
 
-def notes(rounds: list[Row], texts: dict[int, int], requests: int) -> list[str]:
+def times_of(rounds: list[Row], ranks: int, requests: int, server: str, key: str) -> list[float]:
+    """Return one number of a server's rounds, in µs."""
+    own = (each for each in rounds if (each["ranks"], each["requests"]) == (ranks, requests))
+    values = [each[key] for each in own if each["server"] == server]
+    return [1e6 / value if key == THROUGHPUT else 1e3 * value for value in values]
+
+
+def interval(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
+    """Return the mean ratio of the pairs of rounds, between the ends of its interval of 95 %.
+
+    Logarithms of the ratios are taken for independent and normal.
+    """
+    logs = [math.log(one / other) for one, other in zip(ours, theirs, strict=True)]
+    mean, count = statistics.fmean(logs), len(logs)
+    if count < 2:
+        return 0.0, math.exp(mean), math.inf
+    t = T_95[min(count - 1, len(T_95)) - 1]
+    half = t * statistics.stdev(logs) / math.sqrt(count)
+    return math.exp(mean - half), math.exp(mean), math.exp(mean + half)
+
+
+def notes(rounds: list[Row], texts: dict[int, int]) -> list[str]:
     """Return the notes of the page.
 
     Args:
         texts: by number of ranks, how many greedy texts were compared.
     """
-    loads = len({each["rate"] for each in rounds})
-    counts = {n: sum(each["ranks"] == n for each in rounds) // max(1, 2 * loads) for n in texts}
-    rounds_of = ", ".join(f"{count} on {ranks} ranks" for ranks, count in counts.items())
-    texts_of = ", ".join(f"{count} on {ranks} ranks" for ranks, count in texts.items())
+    told = [
+        "Times are medians of the rounds (first–third quartile). Rounds come in pairs, one of each "
+        "server. A ratio may be chance where the interval of 95 % of its pairs includes 1.",
+    ]
+    for key in (PARTS, THROUGHPUT):
+        for ranks, requests in points(rounds):
+            pair = [times_of(rounds, ranks, requests, each, key) for each in (TPSAMPLE, VLLM)]
+            low, mean, high = interval(*pair)
+            told.append(
+                f"tpsample ÷ vLLM, {SHOWN[key]}, {requests} requests at once, {ranks} "
+                f"rank{'s' * (ranks > 1)}: {mean:.3f} ({low:.3f}–{high:.3f}) of {len(pair[0])} "
+                "pairs."
+            )
+    compared = ", ".join(f"{count} on {ranks} ranks" for ranks, count in texts.items())
     return [
-        "Times are medians of the rounds (first–third quartile). A ratio may be chance where the "
-        f"ranges of both servers overlap, or there were fewer than {ENOUGH} rounds.",
-        f"Rounds of each server and load: {rounds_of or 'none'}; {requests} requests each, "
-        "of random prompts, whose answers end by their length.",
+        *told,
+        "Requests have random prompts, and answers that end by their length. LM head and sampler "
+        "are timed inside the workers, in steps of all requests, on the slower rank.",
         "Greedy texts that were compared before anything was timed, and were the same from both "
-        f"servers: {texts_of or 'none'}.",
+        f"servers: {compared or 'none'}.",
         "Timed requests draw at temperature 1 without seeds: vLLM's own sampler ends its server on "
         "a CPU when a request with a seed is in the middle of its prompt.",
         "Both servers run at once, and the one that is not asked waits idle.",

@@ -52,7 +52,7 @@ class Server:
     def __init__(self, kind: Kind, python: Path, model: Path, folder: Path) -> None:
         self.kind, self.folder = kind, folder
         folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob("rank-*"):
+        for old in (*folder.glob("rank-*"), *folder.glob("steps-*")):
             old.unlink()
         self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}/v1"
