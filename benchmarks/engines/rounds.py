@@ -40,7 +40,8 @@ def rows(rounds: list[Row]) -> list[Row]:
             ours, theirs = times = [
                 times_of(rounds, ranks, requests, server, key) for server in (TPSAMPLE, VLLM)
             ]
-            point = {"shape": name, "batch": requests, "world_size": ranks}
+            shape = f"{requests} requests at once, {name}"
+            point = {"shape": shape, "batch": requests, "world_size": ranks}
             kinds = zip((TPSAMPLE, VLLM), ("tpsample", "baseline"), times, strict=True)
             pair = [row(name, kind, Timing(tuple(us), False), **point) for name, kind, us in kinds]
             low, _, high = interval(ours, theirs)

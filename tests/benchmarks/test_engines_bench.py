@@ -71,10 +71,10 @@ def _page(measured: list[dict[str, Any]], folder: Path) -> str:
 def test_the_page_names_where_tpsample_loses_and_where_that_may_be_chance(tmp_path: Path) -> None:
     slower = _page(_rounds(50, 40), tmp_path)
     assert "## Where tpsample is not faster: 16 of 16" in slower
-    assert "per output token, p99, ms:" in slower
+    assert "16 requests at once, per output token, p99, ms:" in slower
     assert "51 (50.5–51.5) | 41 (40.5–41.5) |" in slower
     assert "19.6 | 24.4 |" in slower
-    point = "of the server per token | 2 | 64 |"
+    point = "64 requests at once, of the server per token | 2 | 64 |"
     assert f"| 1.24 | vLLM | {point}" in slower
     once = _page(_rounds(50, 40)[:2], tmp_path)
     assert "| 1.25 | vLLM \\*\\* |" in once and "may be chance" in once
