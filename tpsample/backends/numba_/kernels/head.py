@@ -21,7 +21,6 @@ from tpsample.backends.numba_.kernels.inputs import BLOCK, Block
 from tpsample.backends.numba_.kernels.numbers import exact_product, power_of_2
 from tpsample.backends.numba_.kernels.primitives import bits_as, larger, smaller
 from tpsample.core.score import TANH_SMALL
-from tpsample.request.controls.tables import BIASED, PENALISED
 
 LOG2_E = math.log2(math.e)
 
@@ -127,11 +126,11 @@ def control(values, block, row, head):
         for i in range(count):
             allowed = (head.mask[row, (place + i) >> 5] >> I32((place + i) & 31)) & I32(1)
             values[lane + i] = values[lane + i] if allowed else F32(-np.inf)
-    if len(head.token_bias) and wants & BIASED:
+    if len(head.token_bias) and wants != 0:
         bias = head.token_bias[slot, place : place + count]
         for i in range(count):
             values[lane + i] = values[lane + i] + bias[i]
-    if len(head.history) and wants & PENALISED:
+    if len(head.history) and wants != 0:
         history = head.history[slot, place : place + count].copy()
         if len(head.drafts):
             for k in range(head.num_drafts[row]):
