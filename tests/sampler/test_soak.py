@@ -141,7 +141,7 @@ def _changing_soak(num_steps: int, size: int, limit_mb: float) -> tuple[str, Tal
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize(
     ("world_size", "num_steps", "size", "limit_mb"),
-    [(1, 200, 2000, 4.0), *long((1, 20_000, 300, 0.5), (2, 20_000, 300, 0.5))],
+    [(1, 400, 2000, 4.0), *long((1, 20_000, 300, 0.5), (2, 20_000, 300, 0.5))],
 )
 def test_a_changing_batch_does_not_grow(world_size, num_steps, size, limit_mb):
     how = {"timeout_s": 60 + num_steps / 3, "group_timeout_s": 300}
