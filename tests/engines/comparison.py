@@ -40,8 +40,10 @@ V2_ON_CPU = (
 )
 """Variables of vLLM's model runner V2, whose kernels run in Triton's interpreter."""
 
+SCREENED = "--additional-config", '{"tpsample": {"screening": "int8"}}'
+"""A server reads an 8-bit copy of the head first, and has the same tokens as the others."""
 V1_TP2 = Kind("V1, 2 ranks", 2, WATCHED)
-V1_TP1 = Kind("V1, 1 rank", 1, WATCHED)
+V1_TP1 = Kind("V1, 1 rank", 1, WATCHED, SCREENED)
 V1_HOSTS = Kind("V1, 2 hosts", 2, WATCHED)
 PLAIN = Kind("vLLM itself, 2 ranks", 2, WATCHED_PLAIN)
 DRAFTS_TP2 = Kind("V1 with drafts, 2 ranks", 2, WATCHED, BY_N_GRAMS)
