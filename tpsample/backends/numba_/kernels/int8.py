@@ -7,9 +7,11 @@ would be left of the others. So some groups of columns, the WIDE, have 16 bits:
     t = max |h| / 127 of the other columns      z = rint(h / t) = 256 high + low
 
 and high is 0 outside of them. The wide groups are those with the largest max |h| / ‖h‖ of any row.
-So one row loses sqrt(D / (12 · WIDE)) / 127 of its norm in the mean at most, 1 to 2 %, which is
-what the copy itself loses. On 241 rows of the bundled model 9 groups of 144 leave 7 candidates a
-row; without them there are 210.
+A row by itself has a number as large as 127 t in each of D / (GROUP · WIDE) groups, and rounding
+takes t / sqrt(12) of each of D numbers in the mean. So it loses at most sqrt(GROUP · WIDE / 12) /
+127 = 1.8 % of its norm, and the copy of a weight loses 1 %. Other rows of a step may take its
+groups; the bound counts what is lost. On 241 rows of the bundled model 9 groups of 144 leave 7
+candidates a row, and without them there are 210.
 """
 
 from __future__ import annotations
@@ -78,8 +80,8 @@ class Quantised(NamedTuple):
 def quantise(copy, rows, num_rows):
     """Return the first hidden states in whole numbers; None without a copy.
 
-    Proof: `tpsample.backends.screening.int8_copy`. There Σ |z| <= 2^23, or about as much, keeps
-    sums in an int32.
+    Proof: `tpsample.backends.screening.int8_copy`. The unit is so large that Σ |z| <= 2^23 + D / 2,
+    so that sums of 127 |z| fit an int32.
     """
     if copy is None:
         return None
