@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from benchmarks.engines.environment import make_environment, make_model, versions
-from benchmarks.engines.rounds import PARTS, SHOWN, TPSAMPLE, VIEWS, VLLM, notes, rows
+from benchmarks.engines.rounds import OF_VLLM, PARTS, TPSAMPLE, VIEWS, VLLM, notes, rows
 from benchmarks.engines.server import NAME, Kind, Server, client_variables, say
 from benchmarks.engines.steps import Steps
 from benchmarks.lab import machine
@@ -122,7 +122,7 @@ class Bench:
             for name, server in servers.items():
                 time.sleep(PAUSE_S)
                 result = self._ask(server, f"{load}-{number}", load, deadline)
-                measured = {key: result[key] for key in SHOWN if key != PARTS}
+                measured = {key: result[key] for key in OF_VLLM}
                 measured[PARTS] = self._steps[name].new(load)
                 done.append({"ranks": ranks, "requests": load, "server": name, **measured})
         self.rounds += done
@@ -187,7 +187,7 @@ def read(path: Path, requests: int) -> dict[str, Any]:
             f"{path}: expected {requests} answered requests, got {result.get('completed')}, "
             f"{result.get('failed')} failed"
         )
-    if missing := [key for key in SHOWN if key not in (*result, PARTS)]:
+    if missing := [key for key in OF_VLLM if key not in result]:
         raise Void(f"{path}: it has no {', '.join(missing)}")
     return result
 

@@ -6,14 +6,15 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from scipy import stats
+
 from benchmarks.lab.results import Row, View, row, with_ratios
 from benchmarks.lab.timing import Timing
 
 TPSAMPLE, VLLM = "tpsample", "vLLM"
 """The servers: tokens come from the adapter, or are vLLM's own."""
 THROUGHPUT, PARTS = "output_throughput", "parts_ms"
-SHOWN = {
-    PARTS: "LM head and sampler of a step",
+OF_VLLM = {
     THROUGHPUT: "of the server per token",
     "median_tpot_ms": "per output token, median of requests",
     "p99_tpot_ms": "per output token, p99",
@@ -22,9 +23,9 @@ SHOWN = {
     "median_ttft_ms": "to the first token, median",
     "p99_ttft_ms": "to the first token, p99",
 }
-"""Numbers of a round, as the page calls them: times, but tokens per second of the server."""
-T_95 = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179)
-"""Student's t for 95 % on both sides, for 1, 2, … degrees of freedom."""
+"""Numbers of vLLM's result, as the page calls them: times, the first from tokens per second."""
+SHOWN = {PARTS: "LM head and sampler of a step", **OF_VLLM}
+"""Numbers of a round."""
 
 VIEWS = [
     View("", "Tokens per second", x="world_size", y="tokens_per_s"),
@@ -74,8 +75,7 @@ def interval(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, flo
     mean, count = statistics.fmean(logs), len(logs)
     if count < 2:
         return 0.0, math.exp(mean), math.inf
-    t = T_95[min(count - 1, len(T_95)) - 1]
-    half = t * statistics.stdev(logs) / math.sqrt(count)
+    half = stats.t.ppf(0.975, count - 1) * statistics.stdev(logs) / math.sqrt(count)
     return math.exp(mean - half), math.exp(mean), math.exp(mean + half)
 
 

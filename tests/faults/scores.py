@@ -151,6 +151,10 @@ tpsample/backends/numba_/kernels/arrays.py
     + memory.tensor = None
     > test_an_array_keeps_its_tensor
 tpsample/backends/numba_/launch.py
+    native: a copy begins at the first id of the shard
+    - residual, first_id - copy.lane, width)
+    + residual, first_id, width)
+    > test_a_copy_is_read_to_its_ends_and_no_further
     native: a weight is read where it lay first
     - if self._numbers is None or self._address != self._weight.data_ptr():
     + if self._numbers is None:
@@ -469,8 +473,8 @@ tpsample/backends/numba_/kernels/byte_dots.py
     + more = builder.load(of_high[r][i])
     > test_products_of_bytes_are_those_of_whole_numbers
     native: bytes of weights have a sign
-    - [255] * 2 * IDS)
-    + [127] * 2 * IDS)
+    - for bits in (8, 255))
+    + for bits in (8, 127))
     > test_processors_without_products_of_bytes_have_the_same
 tpsample/backends/numba_/kernels/int8.py
     native: no column of hidden states has 16 bits

@@ -33,8 +33,9 @@ from tests.fuzz.judge import Tally
 from tests.fuzz.requests import THEMES
 from tests.fuzz.story import Story
 from tests.support.ranks import RankFailed, run_ranks
+from tests.support.screening import backends, problem, requests, words
 from tests.support.tiers import long
-from tpsample import LMHeadSampler, SamplingBatch, SamplingParams
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard
 from tpsample.backends.numba_.kernels import threads
 from tpsample.core.tensors import Scratch
 
@@ -185,6 +186,26 @@ def _widths() -> int:
 
 def test_a_weight_of_any_width_is_read_to_its_end_and_no_further():
     assert run_ranks(1, _widths, timeout_s=240) == [3 * 4 * (1 + 4)]
+
+
+def _copies() -> int:
+    """Draw over 8-bit copies that end, or begin, where a page does, and hold the words."""
+    compared = 0
+    for width, rows, start, at_end in product((1, 33, 64), (1, 4, 7), (0, 5, 63), (False, True)):
+        case, shard = problem("normal", 130, rows, width), VocabShard(start, start + 130)
+        definition, native = backends(case, shard, "int8")
+        for name in ("quantised", "scale", "norm", "residual_norm"):
+            setattr(native.copy, name, guarded(getattr(native.copy, name), at_end=at_end))
+        batch = SamplingBatch.from_params(requests(rows), vocab_size=start + 130)
+        step = case.hidden_states, batch, torch.arange(rows), 1, 3
+        for own, expected in zip(words(native, *step)[0], words(definition, *step)[0], strict=True):
+            assert torch.equal(own, expected)
+            compared += rows
+    return compared
+
+
+def test_a_copy_is_read_to_its_ends_and_no_further():
+    assert run_ranks(1, _copies, timeout_s=240) == [3 * 3 * 2 * 3 * (1 + 4 + 7)]
 
 
 CHECKED = """

@@ -7,4 +7,4 @@ from tpsample.backends.numba_ import launch as native_backend
 
 @pytest.fixture(autouse=True)
 def _the_copy_comes_first(monkeypatch):
-    monkeypatch.setattr(native_backend, "FEW_ROWS", 64)
+    monkeypatch.setattr(native_backend, "COPY_ROWS", 64)

@@ -41,9 +41,9 @@ from tpsample.request.row_filter import BEST_SCORES
 from tpsample.request.step import Found, Push, Step, halves
 from tpsample.settings import Settings
 
-FEW_ROWS = 2
-"""Most rows that wait for memory on every processor, so that an 8-bit copy of the weight is read
-first. A processor with 8-bit products (`byte_dots`) does so with any number of rows."""
+COPY_ROWS = 2
+"""Most rows for which a processor without 8-bit products (`byte_dots`) reads the 8-bit copy first.
+So few rows wait for memory."""
 HEAPED = 64
 """Largest top_k whose tokens are kept in a heap while the weights are read."""
 NO_CUT = np.empty(0, np.int64)
@@ -163,7 +163,7 @@ class NativeBackend(Backend):
         if sources is None:
             nothing = np.empty((threads, 0, 1), np.int64), np.empty((threads, 0), np.float32)
             copy = None
-            if self.copy is not None and (HAS_VNNI or num_rows <= FEW_ROWS):
+            if self.copy is not None and (HAS_VNNI or num_rows <= COPY_ROWS):
                 copy = copy_of(self.copy, self._shard.start)
             memory = Memory(np.arange(num_rows))
             self._run_draw(step, source, index, head, memory, (found, *nothing), copy)

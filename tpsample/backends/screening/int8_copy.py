@@ -54,9 +54,11 @@ NUMBERS = 4 * (1 + 1 + 1)
 """Bytes of a row beside its integers: the scale, and the norms of residual and row."""
 LOOKED_AT = 8
 """Rows that a step compares with their sums."""
-BLOCK, GROUP, OFFSET = 64, 4, 128
-"""A CPU reads the numbers in blocks of so many ids, so many columns at a time, and so much larger,
-which makes them unsigned: one instruction multiplies unsigned numbers by signed ones."""
+BLOCK = 64
+"""Ids that a CPU multiplies before the next ones: most ids of a block of its kernels."""
+GROUP, OFFSET = 4, 128
+"""A CPU reads the numbers of so many columns at a time, and so much larger. That makes them
+unsigned: one instruction multiplies unsigned numbers by signed ones."""
 CHUNK_ELEMENTS, GPU_CHUNK_ELEMENTS = 2**18, 2**24
 """Weights converted at a time: 2 MB of float64 stay in a CPU's cache. A GPU launches some 25 small
 kernels per chunk, so it takes 128 MB."""

@@ -20,13 +20,13 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from tpsample.backends.numba_.kernels.inputs import BLOCK
-from tpsample.backends.numba_.kernels.vectors import FEATURES
+from tpsample.backends.numba_.kernels.vectors import FEATURES, ROWS
 from tpsample.backends.screening.int8_copy import GROUP
 
 HAS_VNNI = "+avx512vnni" in FEATURES
 """Whether one instruction adds 64 products of 8-bit numbers."""
-IDS = 16
-"""Ids of a vector."""
+LANES = 16
+"""Sums of a vector, each of one id."""
 
 
 def _byte_dots(count: int) -> Any:
@@ -52,7 +52,7 @@ def _byte_dots(count: int) -> Any:
 
         numbers, low, high, places, out = (array(place) for place in (0, 2, 3, 4, 6))
         first, row = arguments[1], arguments[5]
-        word, sums = ir.IntType(32), ir.VectorType(ir.IntType(32), IDS)
+        word, sums = ir.IntType(32), ir.VectorType(ir.IntType(32), LANES)
 
         def constant(value: int) -> Any:
             return ir.Constant(first.type, value)
@@ -61,15 +61,12 @@ def _byte_dots(count: int) -> Any:
             first = builder.mul(row, builder.extract_value(array.shape, 1))
             return builder.gep(array.data, [first])
 
-        def pairs(bytes_of_pair: Any) -> Any:
-            return builder.bitcast(bytes_of_pair, ir.VectorType(ir.IntType(16), 2 * IDS))
-
         def add_pairs(before: Any, x: Any, y: Any) -> Any:
             """Add the products of neighbouring 16-bit numbers."""
-            wide = ir.VectorType(word, 2 * IDS)
+            wide = ir.VectorType(word, 2 * LANES)
             product = builder.mul(builder.sext(x, wide), builder.sext(y, wide))
             for start in (0, 1):
-                mask = ir.Constant(sums, list(range(start, 2 * IDS, 2)))
+                mask = ir.Constant(sums, list(range(start, 2 * LANES, 2)))
                 before = builder.add(before, builder.shuffle_vector(product, product, mask))
             return before
 
@@ -79,11 +76,11 @@ def _byte_dots(count: int) -> Any:
                 name = "llvm.x86.avx512.vpdpbusd.512"
                 function = cgutils.get_or_insert_function(builder.module, kind, name)
                 return builder.call(function, [before, weights, of_row])
-            eight = ir.Constant(ir.VectorType(ir.IntType(16), 2 * IDS), [8] * 2 * IDS)
-            low = ir.Constant(ir.VectorType(ir.IntType(16), 2 * IDS), [255] * 2 * IDS)
-            w, h = pairs(weights), pairs(of_row)
+            pairs = ir.VectorType(ir.IntType(16), 2 * LANES)
+            eight, byte = (ir.Constant(pairs, [bits] * 2 * LANES) for bits in (8, 255))
+            w, h = builder.bitcast(weights, pairs), builder.bitcast(of_row, pairs)
             even = builder.ashr(builder.shl(h, eight), eight)
-            before = add_pairs(before, builder.and_(w, low), even)
+            before = add_pairs(before, builder.and_(w, byte), even)
             return add_pairs(before, builder.lshr(w, eight), builder.ashr(h, eight))
 
         def fours(array: Any) -> list[Any]:
@@ -99,7 +96,7 @@ def _byte_dots(count: int) -> Any:
             for each, of_row in zip(rows, totals, strict=True):
                 four = builder.load(builder.gep(each, [place]), align=1)
                 one = builder.insert_element(ir.Constant(sums, ir.Undefined), four, word(0))
-                spread = builder.shuffle_vector(one, one, ir.Constant(sums, [0] * IDS))
+                spread = builder.shuffle_vector(one, one, ir.Constant(sums, [0] * LANES))
                 for total, vector in zip(of_row, weights, strict=True):
                     builder.store(add_products(builder.load(total), vector, spread), total)
 
@@ -107,20 +104,20 @@ def _byte_dots(count: int) -> Any:
             """Return sums of each row and part of the block, which are 0."""
             totals = [[cgutils.alloca_once(builder, sums) for _ in parts] for _ in range(count)]
             for each in itertools.chain(*totals):
-                builder.store(ir.Constant(sums, [0] * IDS), each)
+                builder.store(ir.Constant(sums, [0] * LANES), each)
             return totals
 
         block = builder.bitcast(builder.gep(numbers.data, [first]), sums.as_pointer())
-        parts, none, one = range(BLOCK // IDS), constant(0), constant(1)
-        of_low, of_high, step = empty_sums(), empty_sums(), constant(GROUP)
+        parts, none, one = range(BLOCK // LANES), constant(0), constant(1)
+        of_low, of_high = empty_sums(), empty_sums()
         # The low numbers first, because memory sends what is read one after the other.
-        groups = builder.sdiv(builder.extract_value(low.shape, 1), step)
+        groups = builder.sdiv(builder.extract_value(low.shape, 1), constant(GROUP))
         with cgutils.for_range_slice(builder, none, groups, one) as (group, _):
             add_group(of_low, fours(low), group, group)
         wide = builder.extract_value(places.shape, 0)
         with cgutils.for_range_slice(builder, none, wide, one) as (place, _):
             add_group(of_high, fours(high), place, builder.load(builder.gep(places.data, [place])))
-        eight = ir.Constant(sums, [8] * IDS)
+        eight = ir.Constant(sums, [8] * LANES)
         for r in range(count):
             start = builder.bitcast(at(out, builder.add(row, constant(r))), sums.as_pointer())
             for i in parts:
@@ -132,6 +129,4 @@ def _byte_dots(count: int) -> Any:
     return byte_dots
 
 
-ROWS = 4
-"""Rows that are multiplied at once: 16 sums, and the vectors that they are made of."""
 dots_of_rows, dots_of_row = _byte_dots(ROWS), _byte_dots(1)

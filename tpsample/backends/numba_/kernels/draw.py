@@ -1,9 +1,9 @@
 """Hidden states, or logits, to words over one range of a shard, in one reading of it.
 
-A block of ids is multiplied by all rows in fp32. Upper ends of the scores then say which ids of the
-block reach the best exact scores so far. Only their exact logits and scores are computed, while the
-weights of the block are still in the cache. A block without a proof, because a number is not finite
-or above 2^100, is computed exactly.
+A block of ids is multiplied by all rows in fp32, or over an 8-bit copy of the weight. Upper ends of
+the scores then say which ids of the block reach the best exact scores so far. Only their exact
+logits and scores are computed. A block without a proof, because a number is not finite or above
+2^100, is computed exactly.
 """
 
 from __future__ import annotations

@@ -14,9 +14,7 @@ from tpsample.backends.numba_.kernels.compiling import F32, F64, U16, U32, U64, 
 from tpsample.backends.numba_.kernels.numbers import as_fp32, least_bits, quantum_of
 from tpsample.backends.numba_.kernels.primitives import bits_as, larger, smaller
 from tpsample.backends.numba_.kernels.vectors import PADDING, ROWS
-
-BLOCK = 64
-"""Most ids of a block."""
+from tpsample.backends.screening.int8_copy import BLOCK
 
 FRACTION_BITS = {torch.bfloat16: 7, torch.float16: 10, torch.float32: 23}
 

@@ -21,13 +21,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tpsample.backends.numba_.kernels.byte_dots import ROWS, dots_of_row, dots_of_rows
+from tpsample.backends.numba_.kernels.byte_dots import dots_of_row, dots_of_rows
 from tpsample.backends.numba_.kernels.compiling import F32, F64, I8, I32, I64, jit
 from tpsample.backends.numba_.kernels.head import up, upper_ends
 from tpsample.backends.numba_.kernels.inputs import BLOCK
 from tpsample.backends.numba_.kernels.numbers import largest_size
 from tpsample.backends.numba_.kernels.primitives import larger
 from tpsample.backends.numba_.kernels.products import fp32_products, prove
+from tpsample.backends.numba_.kernels.vectors import ROWS
 from tpsample.backends.screening.bound import DEFINITION_ERROR, ROUNDING, TINY, UNIT
 from tpsample.backends.screening.int8_copy import GROUP, OFFSET
 
