@@ -390,6 +390,10 @@ tpsample/backends/numba_/kernels/draw.py
     +         heap[0] = pack(logit, block.base + j)
     > backends/screening/test_filters.py::test_screened_rows_with_filters_draw_as_from_all_logits
 tpsample/backends/numba_/kernels/numbers.py
+    native: a NaN has the order of its bits
+    - return I32((order | is_nan) & ~(is_nan & I32(-(2**31))))
+    + return I32(order)
+    > backends/screening/test_words.py::test_numbers_that_are_not_finite_or_nearly_so
     native: lanes outside of a block reach a threshold
     - return lanes & within
     + return lanes

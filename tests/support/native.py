@@ -11,7 +11,7 @@ from tpsample.backends.numba_.kernels import first_logits, int8, products
 from tpsample.backends.numba_.kernels.byte_dots import HAS_VNNI, dots_of_row, dots_of_rows
 from tpsample.backends.numba_.kernels.compiling import F32, I32, jit
 from tpsample.backends.numba_.kernels.head import end_logits
-from tpsample.backends.numba_.kernels.inputs import BLOCK, block_at, blocks_of, take_rows, weight_of
+from tpsample.backends.numba_.kernels.inputs import block_at, blocks_of, take_rows, weight_of
 from tpsample.backends.numba_.kernels.noise import (
     draws_of,
     exact_noise,
@@ -20,7 +20,7 @@ from tpsample.backends.numba_.kernels.noise import (
     upper_scores,
 )
 from tpsample.backends.numba_.launch import copy_of
-from tpsample.backends.screening.int8_copy import GROUP
+from tpsample.backends.screening.int8_copy import BLOCK, GROUP
 
 
 @jit(entry=True)

@@ -11,7 +11,6 @@ import torch
 from tests.support.native import noise_of_rows
 from tpsample.backends.numba_.kernels.compiling import F32, U64, jit
 from tpsample.backends.numba_.kernels.inputs import (
-    BLOCK,
     Block,
     block_at,
     blocks_of,
@@ -21,6 +20,7 @@ from tpsample.backends.numba_.kernels.inputs import (
 from tpsample.backends.numba_.kernels.noise import draws_of
 from tpsample.backends.numba_.kernels.numbers import lanes_reaching
 from tpsample.backends.numba_.kernels.threads import in_ranges, share
+from tpsample.backends.screening.int8_copy import BLOCK
 from tpsample.core.row_noise import RowNoise
 
 
