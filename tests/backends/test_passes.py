@@ -12,6 +12,7 @@ from tests.support.tiers import long
 from tpsample import SampleOutput, SamplingParams, Status
 from tpsample.backends.numba_.passes import NativeShardLogits
 from tpsample.backends.torch_.passes import ShardLogits
+from tpsample.backends.triton_ import passes
 from tpsample.backends.triton_.passes import TritonShardLogits
 from tpsample.core import word
 from tpsample.core.order import ABOVE_ALL, BINS, DIGIT_BITS, Search, mass_limit
@@ -24,7 +25,7 @@ from tpsample.request.row_filter import MAX_TOP_WORDS
 # The interpreter computes with the NaN and infinities of these rows as a GPU does, and warns.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 
-COUNT = 3
+COUNT = 4
 # Ties and min_p last, which the ways of the kernels differ for.
 MORE = [
     SamplingParams(top_k=40, top_p=0.6, min_p=0.3, filter_order="min_p_last", seed=1),
@@ -117,13 +118,17 @@ def test_a_rejection_decides_what_the_definition_does(shard, num_samples):
         assert _equal(_unmasked(rows.best_scores(COUNT)), _unmasked(best))
     other = best.clone()
     other[:, 1:] -= 2048 * (other[:, 1:] > 0)  # of other ids
-    every = torch.stack([best, other])
-    sums = plain.before(every, filters, COUNT)
+    gathered = torch.stack([best, other])
+    every = plain.merged(gathered, COUNT)
+    for rows in twins.kernels:
+        assert _equal(_unmasked(rows.merged(gathered, COUNT)), _unmasked(every))
+    sums, marks = plain.before(every, filters, COUNT), num_samples * COUNT
+    there = every[:, 1 : 1 + marks] > 0  # nobody asks what stands before no token
+    asked = torch.cat([there, there, torch.ones_like(there[:, :1])], dim=1)[twins.numbers]
     for rows in twins.kernels:
         found = rows.before(every, filters, COUNT)
-        assert _equal(found[twins.numbers], sums[twins.numbers])
+        assert _equal(found[twins.numbers] * asked, sums[twins.numbers] * asked)
     # As many before as top_k allows; as much mass as top_p allows, and one less; as they are.
-    marks = num_samples * COUNT
     at_top_k, at_top_p = sums.clone(), sums.clone()
     at_top_k[:, marks : 2 * marks] = filters.most.unsqueeze(1)
     at_top_p[:, :marks] = mass_limit(sums[:, -1:], filters.share.unsqueeze(1))
@@ -263,6 +268,27 @@ def test_a_search_by_digits_finds_what_the_definition_does(twins, mass):
             assert _equal(each.mass_from(cut)[numbers], plain.mass_from(cut)[numbers])
 
 
+@pytest.mark.parametrize("each", [1, 3])
+def test_programs_of_several_blocks(each, monkeypatch):
+    """They find what blocks find one by one, of equal logits and scores that of the lowest id."""
+    twins = Twins(*SHARDS[1], num_samples=2)
+    twins.logits[5, [70, 70 + 256, 70 + 512]] = 1e4  # of a greedy row, at the same place
+    plain, triton = (replace(rows, top=twins.top) for rows in (twins.plain, twins.triton))
+    monkeypatch.setattr(passes, "BLOCK", 256)
+    monkeypatch.setattr(TritonShardLogits, "blocks_each", lambda *_: each)
+    best, cut = plain.best_scores(COUNT), twins.cut
+    assert _equal(_unmasked(triton.best_scores(COUNT)), _unmasked(best))
+    filters, marks = twins.thresholds, best[:, 1 + 2 * COUNT :]
+    for method, *arguments in (
+        ("before", best, filters, COUNT),
+        ("best_and_mass", cut),
+        ("weigh", cut, marks),
+        ("words_from", cut, 777),
+    ):
+        found, right = (getattr(rows, method)(*arguments) for rows in (triton, plain))
+        assert _equal(found[twins.numbers], right[twins.numbers]), method
+
+
 def test_rows_that_are_done_are_left_out():
     """Zeros in their place, and what the others had before."""
     twins = Twins(*SHARDS[1], num_samples=2)
@@ -275,7 +301,7 @@ def test_rows_that_are_done_are_left_out():
             "first_words": rows.first_words(2),
             "first_words, whole rows": rows.first_words(300),
             "best_scores": rows.best_scores(COUNT),
-            "before": rows.before(best.unsqueeze(0), filters, COUNT),
+            "before": rows.before(best, filters, COUNT),
             "masses by digit": rows.digits(prefix, 48, mass=True),
             "numbers by digit": rows.digits(prefix, 48, mass=False),
             "best_kept": rows.best_kept(twins.cut),

@@ -185,9 +185,9 @@ def probe(  # type: ignore[no-untyped-def]
     tl.store(out_ptr + rows * N + offs, (high.to(tl.int64) << 20) + low)
     for i in range(PARTS):
         kept = tl.arange(0, N) % PARTS == i
-        q, m = triton_masses.sums_of_masses_and_moments(logits, its, kept)
-        tl.store(sums_ptr + row * PARTS + i, q)
-        tl.store(sums_ptr + (rows + row) * PARTS + i, m)
+        q, m = triton_masses.masses_and_moments(logits, its, kept)
+        tl.store(sums_ptr + row * PARTS + i, tl.sum(q, axis=0))
+        tl.store(sums_ptr + (rows + row) * PARTS + i, tl.sum(m, axis=0))
 
 
 def _triton(logits: Tensor, top: Tensor, temperature: Tensor) -> tuple[Tensor, ...]:

@@ -177,12 +177,21 @@ tpsample/backends/triton_/kernels/order.py
     > test_first_words_are_those_of_the_definition
 tpsample/backends/triton_/kernels/best_scores.py
     kernel: a token comes before itself
-    - mark_of((score_orders | tie_bits) + 1)
-    + mark_of(score_orders | tie_bits)
+    - mark_of((tl.load(words + marks + c) | tie_bits) + 1)
+    + mark_of(tl.load(words + marks + c) | tie_bits)
     > test_a_rejection_decides_what_the_definition_does
+    kernel: the best scores of all ranks begin with the first logit of one
+    - tl.store(out, tl.max(first, axis=0))
+    + tl.store(out, tl.min(tl.where(offs < num_sources, first, 2**62), axis=0))
+    kernel: a block whose largest logit is the least mark has nothing before it
+    - if largest >= lowest:
+    + if largest > lowest:
+    kernel: numbers before the best scores are not asked for
+    - if counts != 0:
+    + if counts == 0:
     kernel: the comparison with the least word is turned
-    - member = (mark >= least) &
-    + member = (mark <= least) &
+    - kept = tl.load(best + 1 + marks + place) >= least
+    + kept = tl.load(best + 1 + marks + place) <= least
     > test_decided_and_undecided_rows_of_one_step[triton-2-None]
 tpsample/backends/triton_/kernels/sums.py
     kernel: a greedy row keeps what its top_k left
@@ -264,11 +273,11 @@ tpsample/backends/triton_/kernels/masses.py
     + power = fma(power, f, POLYNOMIAL[i] + 0 * f)
     > test_every_backend_finds_the_bits_of_the_page[_triton]
     kernel: a moment has its whole part alone
-    - moment += (sum_of(high_rest).to(tl.int64) << 20) + sum_of(low_rest).to(tl.int64)
+    - moment += (sums_of(high_rest).to(tl.int64) << 20) + sums_of(low_rest).to(tl.int64)
     > test_every_backend_finds_the_bits_of_the_page[_triton]
 tpsample/filters/sample.py
     in fixed rounds undecided rows keep what the rejection found
-    - return torch.where(decided.unsqueeze(1), words, best)
+    - return torch.where(decided.unsqueeze(1), words, found)
     + return words
     > test_decided_and_undecided_rows_of_one_step[torch-3-2]
     a rejection decides rows with a top_p in a large top_k
@@ -397,17 +406,29 @@ tpsample/backends/numba_/passes.py
     > test_sums_down_to_a_word
 tpsample/backends/triton_/kernels/sums.py
     kernel: the best of a kept set is no NaN where the largest logit is one
-    - best = tl.where(is_nan, nan_word(), best)
-    + pass
+    - word = tl.where(top != top, nan_word(), word_of_best(best))
+    + word = word_of_best(best)
     > test_sums_down_to_a_word
     kernel: the largest logit is that of the last rank
     - word = tl.maximum(word, tl.load(own))
     + word = tl.load(own)
     > test_the_cut_in_a_bin
     kernel: the mass of a kept set is of all tokens
-    - sum_of_kept(high, low, kept)
-    + sum_of_kept(high, low, mask)
+    - masses_of_threads(high, low, kept)
+    + masses_of_threads(high, low, ids >= 0)
     > test_sums_down_to_a_word
+    kernel: a mass is of a program's last block
+    - mass += own_mass
+    + mass = own_mass
+    > test_programs_of_several_blocks[3]
+tpsample/backends/triton_/kernels/order.py
+    kernel: of equal scores of a place the last id wins
+    - beats = (values > best.numbers) |
+    + beats = (values >= best.numbers) |
+    > test_programs_of_several_blocks[3]
+    kernel: a program leaves its last block out
+    - return first, tl.minimum(first + blocks_each, tl.cdiv(lead + width, BLOCK))
+    + return first, tl.minimum(first + blocks_each, (lead + width) // BLOCK)
 tpsample/backends/numba_/kernels/cuts.py
     native bins count masked tokens
     - bins[j] = found if logits[j] > F32(-np.inf) else I32(-1)

@@ -412,8 +412,8 @@ tpsample/backends/numba_/passes.py
     + .fill_(-torch.inf)
     > test_sums_are_within_their_bounds
     native: a token stands before itself
-    - self._marks(gathered, thresholds, count) + 1
-    + self._marks(gathered, thresholds, count)
+    - self._marks(best, thresholds, count) + 1
+    + self._marks(best, thresholds, count)
     > test_a_rejection_decides_what_the_definition_does
 tpsample/backends/numba_/kernels/ends.py
     native: the least sums have the logits that may be below a mark

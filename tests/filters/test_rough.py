@@ -98,8 +98,8 @@ class Ends:
         nothing = torch.zeros(rows, num_samples, 0, dtype=torch.int64)
         rough = Rough(nothing, slack, torch.arange(rows), lambda *_: None)
         self.rough = replace(NativeShardLogits.of(ends, batch, noise), rough=rough)
-        self.gathered = self.plain.best_scores(BEST_SCORES).unsqueeze(0)
-        plain = replace(self.plain, top=word.value_of(self.gathered[0, :, 0]))
+        self.best = self.plain.best_scores(BEST_SCORES)
+        plain = replace(self.plain, top=word.value_of(self.best[:, 0]))
         self.thresholds = thresholds_of(plain, filters, Ranks())
 
 
@@ -125,12 +125,12 @@ def test_sums_are_within_their_bounds(num_samples):
     """Both are as near to the sum as the slack allows; with a large slack they tell nothing."""
     ends = Ends(num_samples)
     marks = num_samples * BEST_SCORES
-    mass, number, total = ends.plain.before(ends.gathered, ends.thresholds, BEST_SCORES).split(
+    mass, number, total = ends.plain.before(ends.best, ends.thresholds, BEST_SCORES).split(
         [marks, marks, 1], dim=1
     )
-    sums = ends.rough.before(ends.gathered, ends.thresholds, BEST_SCORES).view(-1, 4, marks + 1)
-    orders = ends.gathered[0, :, 1:].unflatten(1, (2, -1))[:, 1]
-    top = word.value_of(ends.gathered[0, :, 0])
+    sums = ends.rough.before(ends.best, ends.thresholds, BEST_SCORES).view(-1, 4, marks + 1)
+    orders = ends.best[:, 1:].unflatten(1, (2, -1))[:, 1]
+    top = word.value_of(ends.best[:, 0])
     own = ends.plain.masses(word.value_of(orders), top)
     exact = torch.cat([mass, total], dim=1), torch.cat([mass + own, total], dim=1)
     assert (sums[:, 0] <= exact[0]).all() and (exact[1] <= sums[:, 1]).all()
@@ -141,24 +141,22 @@ def test_sums_are_within_their_bounds(num_samples):
     assert (gap[:5, -1] <= (2 * spread + 3e-4) * total[:5, 0] + 10 * V).all()
     assert not sums[5, 0].any() and (sums[5, 1] == V * 2**40).all()
     without = Ends(num_samples, top_k=0)  # numbers are not sent where no row asks for them
-    half = without.rough.before(without.gathered, without.thresholds, BEST_SCORES)
+    half = without.rough.before(without.best, without.thresholds, BEST_SCORES)
     assert torch.equal(half, sums[:, :2].flatten(1))
 
 
 def test_what_is_decided_is_as_from_the_sums():
     """Of marks that the bounds leave open the row is undecided."""
     ends, counts = Ends(1), [0, 0]
-    exact = ends.plain.before(ends.gathered, ends.thresholds, BEST_SCORES)
-    words, _ = ends.plain.first_kept(ends.gathered, exact, ends.thresholds, BEST_SCORES)
-    sums = ends.rough.before(ends.gathered, ends.thresholds, BEST_SCORES)
+    exact = ends.plain.before(ends.best, ends.thresholds, BEST_SCORES)
+    words, _ = ends.plain.first_kept(ends.best, exact, ends.thresholds, BEST_SCORES)
+    sums = ends.rough.before(ends.best, ends.thresholds, BEST_SCORES)
     for row in range(len(sums)):
         for wider in (0, 2**30, 2**36, 2**39, 2**41):
             part = sums.clone()
             part.view(-1, 4, BEST_SCORES + 1)[row, 0] -= wider
             part.view(-1, 4, BEST_SCORES + 1)[row, 1] += wider
-            found, decided = ends.rough.first_kept(
-                ends.gathered, part, ends.thresholds, BEST_SCORES
-            )
+            found, decided = ends.rough.first_kept(ends.best, part, ends.thresholds, BEST_SCORES)
             assert torch.equal(found[decided], words[decided])
             counts[int(decided[row])] += 1
     assert min(counts) > 3

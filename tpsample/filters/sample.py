@@ -184,36 +184,43 @@ def _by_rejection(
     Args:
         gathered: int64 [W, F, …], the `best_scores` of all ranks.
     """
+    return _of_best(rows, filters, ranks, rows.merged(gathered, BEST_SCORES), may_read=may_read)
+
+
+def _of_best(
+    rows: ShardLogits, filters: RowFilters, ranks: Ranks, best: Tensor, *, may_read: bool
+) -> Tensor:
+    """Do what `_by_rejection` does from the best scores of all ranks, [F, …]. Collective."""
     if filters.demand.ends:
-        rows = _with_top(rows, gathered)
+        rows = _with_top(rows, best)
     thresholds = thresholds_of(rows, filters, ranks)
     if filters.demand.counts or filters.demand.masses or rows.rough is not None:
-        sums = ranks.sum_integers(rows.before(gathered, thresholds, BEST_SCORES))
+        sums = ranks.sum_integers(rows.before(best, thresholds, BEST_SCORES))
     else:  # whether a token is kept follows from its logit alone
-        sums = gathered.new_zeros(gathered.shape[1], gathered.shape[2])
-    words, decided = rows.first_kept(gathered, sums, thresholds, BEST_SCORES)
+        sums = best.new_zeros(best.shape)
+    words, decided = rows.first_kept(best, sums, thresholds, BEST_SCORES)
     total: Tensor | None = sums[:, -1]
     if filters.demand.searched:
-        rows = _with_top(rows, gathered)
+        rows = _with_top(rows, best)
         decided &= ~filters.column(SEARCHED) | rows.largest.isnan()
         total = None
 
     if not may_read:
-        left = _with_top(rows.without(decided), gathered)
-        best = _searched(left, filters, ranks, thresholds, total, may_read=False)
-        return torch.where(decided.unsqueeze(1), words, best)
+        left = _with_top(rows.without(decided), best)
+        found = _searched(left, filters, ranks, thresholds, total, may_read=False)
+        return torch.where(decided.unsqueeze(1), words, found)
     undecided = [row for row, done in enumerate(decided.tolist()) if not done]
     if not undecided:
         return words
     places = index_of(undecided, words.device)
     left, its = rows.select(places), filters.select(undecided, places)
     if rows.rough is not None:
-        found = _by_rejection(left.exact(), its, ranks, gathered[:, places], may_read=True)
+        found = _of_best(left.exact(), its, ranks, best[places], may_read=True)
     else:
         ranks.counters.second_rounds += len(undecided)
         known = None if total is None else total[places]
         ends = its.thresholds(thresholds.least[places], thresholds.least_of_total[places])
-        left = _with_top(left, gathered[:, places])
+        left = _with_top(left, best[places])
         found = _searched(left, its, ranks, ends, known, may_read=True)
     return _put(words, places, found)
 
@@ -242,15 +249,15 @@ def _searched(
     return ranks.gather_integers(rows.best_kept(cut.words)).amax(dim=0)
 
 
-def _with_top(rows: ShardLogits, gathered: Tensor) -> ShardLogits:
+def _with_top(rows: ShardLogits, best: Tensor) -> ShardLogits:
     """Return the rows with their largest logits, which they may know.
 
     Args:
-        gathered: int64 [W, F, …], the `best_scores` of all ranks, which begin with the largest.
+        best: int64 [F, …], the best scores of all ranks, which begin with the largest.
     """
     if rows.top is not None:
         return rows
-    return replace(rows, top=rows.top_of(gathered)[1])
+    return replace(rows, top=rows.top_of(best.unsqueeze(0))[1])
 
 
 def _put(words: Tensor, index: Tensor | slice, found: Tensor) -> Tensor:

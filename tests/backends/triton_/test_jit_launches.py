@@ -65,22 +65,22 @@ STORED = {
 """Launches over the stored logits, without their `_kernel`."""
 SCREEN = ["screening_rows", "screen", "list_groups"]
 PREFETCHES = "L2+launch_dependents"
-MERGED = "merged"
-"""The largest words of all 8 ranks; one rank has nothing to merge."""
+MERGED, MERGE_BEST = "merged", "merge_best"
+"""The largest words, and the best scores, of all 8 ranks; one rank has nothing to merge."""
 SEARCH_OF_8 = ["digit", "exchange", "next_digit"] * 6
-REJECTION = [*LEADING, "exchange", "before", "exchange", "first_kept"]
+REJECTION = [*LEADING, "exchange", MERGE_BEST, "before", "exchange", "first_kept"]
 KEPT = ["last_cut", "best_kept", "exchange", "write_tokens"]
 FIXED = {
     # Launches and exchanges of one of 8 ranks; one rank launches the same, but for what is merged.
     "top_p": [*REJECTION, TOP, *SEARCH_OF_8, *KEPT],
     "top_k 5": [*FIRST_WORDS, "exchange", MERGED, "top_words", "write_tokens"],
-    "min_p": [*REJECTION[:4], TOP, LEAST, "first_kept", *KEPT],
+    "min_p": [*REJECTION[:5], TOP, LEAST, "first_kept", *KEPT],
     "top_k 2000, top_p": [*REJECTION, TOP, *SEARCH_OF_8, "mass", "exchange", *SEARCH_OF_8, *KEPT],
 }
 FIXED["top_k 300"] = FIXED["top_p"]
 FIXED["top_k 5, top_p"] = FIXED["top_k 300, top_p"] = FIXED["top_k 5"]
 BOTH_FIRST = [*FIRST_WORDS, *LEADING, "exchange", "exchange", MERGED, "top_words"]
-FIXED["mixture"] = [*BOTH_FIRST, TOP, LEAST, *REJECTION[4:], *SEARCH_OF_8, *KEPT]
+FIXED["mixture"] = [*BOTH_FIRST, MERGE_BEST, TOP, LEAST, *REJECTION[5:], *SEARCH_OF_8, *KEPT]
 BY_RATIO = ["law_tops", "law_rows", "law_sums", "accept", "residual", "emit"]
 VERIFICATIONS = ("coupled", "rejection", "block")
 STORED["coupled"] = ["coupled"]
@@ -89,8 +89,9 @@ STORED["block, 8 ranks"] = [
     "law_tops", "exchange", "law_rows", "law_sums", "exchange", "accept", "residual", "exchange",
     "emit",
 ]  # fmt: skip
+OF_8 = ("exchange", MERGED, MERGE_BEST)
 for fixed, one_of_8 in FIXED.items():
-    STORED[f"fixed rounds, {fixed}"] = [e for e in one_of_8 if e not in ("exchange", MERGED)]
+    STORED[f"fixed rounds, {fixed}"] = [e for e in one_of_8 if e not in OF_8]
     STORED[f"peer, fixed rounds, {fixed}"] = [e.replace(MERGED, "largest") for e in one_of_8]
 OPERATORS = {
     "top_k": 0,

@@ -66,11 +66,11 @@ class NativeShardLogits(ShardLogits):
         orders = self.words_of(word.token_of(scores).flatten(1)).view_as(scores) * (scores > 0)
         return torch.cat([self.first_words(1), scores.flatten(1), orders.flatten(1)], dim=1)
 
-    def before(self, gathered: Tensor, thresholds: Thresholds, count: int) -> Tensor:
-        top = word.value_of(gathered[:, :, 0].amax(dim=0))
+    def before(self, best: Tensor, thresholds: Thresholds, count: int) -> Tensor:
+        top = word.value_of(best[:, 0])
         if self.rough is not None:
-            return self._bounds(top, self._merged(gathered, count)[1].flatten(1), thresholds)
-        marks = self._marks(gathered, thresholds, count) + 1  # only greater words come before
+            return self._bounds(top, self._orders(best, count), thresholds)
+        marks = self._marks(best, thresholds, count) + 1  # only greater words come before
         sums = marks.new_zeros(len(marks), 2 * marks.shape[1] + 1)
         tensors = top.contiguous(), marks.contiguous(), thresholds.least_of_total.contiguous(), sums
         self.run(passes.weigh, *map(array_of, tensors))

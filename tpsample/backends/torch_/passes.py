@@ -340,19 +340,33 @@ class ShardLogits:
         found = torch.cat([self.first_words(1), scores.flatten(1), orders.flatten(1)], dim=1)
         return self.of_undone(found)
 
-    def before(self, gathered: Tensor, thresholds: Thresholds, count: int) -> Tensor:
-        """Weigh what stands on this rank before each of the best scores of all ranks.
+    def merged(self, gathered: Tensor, count: int) -> Tensor:
+        """Return the best scores of all ranks as if one rank had them all, int64 [F, …].
 
         Args:
             gathered: int64 [W, F, 1 + 2 · num_samples · count], the ranks' `best_scores`.
+        """
+        if len(gathered) == 1:
+            return gathered[0]
+        best = gathered[:, :, 1:].unflatten(2, (2, self.noise.num_samples, count))
+        scores, orders = best.permute(2, 1, 3, 0, 4).flatten(3)  # [F, S, W · count] each
+        scores, orders = _keep_best(scores, orders, count)
+        first = gathered[:, :, :1].amax(dim=0)
+        return torch.cat([first, scores.flatten(1), orders.flatten(1)], dim=1)
+
+    def before(self, best: Tensor, thresholds: Thresholds, count: int) -> Tensor:
+        """Weigh what stands on this rank before each of the best scores of all ranks.
+
+        Args:
+            best: int64 [F, 1 + 2 · num_samples · count], `merged`.
             thresholds: of these rows.
 
         Returns:
             int64 [F, 2 C + 1], C = num_samples · count: C masses, C numbers of tokens, and the
             mass from `least_of_total` on.
         """
-        top = word.value_of(gathered[:, :, 0].amax(dim=0))
-        marks = self._marks(gathered, thresholds, count)
+        top = word.value_of(best[:, 0])
+        marks = self._marks(best, thresholds, count)
         c, least = marks.shape[1], thresholds.least_of_total.unsqueeze(1)
         sums = marks.new_zeros(len(marks), 2 * c + 1)
         for first_id, logits in self.tiles():
@@ -365,19 +379,19 @@ class ShardLogits:
         return self.of_undone(sums)
 
     def first_kept(
-        self, gathered: Tensor, sums: Tensor, thresholds: Thresholds, count: int
+        self, best: Tensor, sums: Tensor, thresholds: Thresholds, count: int
     ) -> tuple[Tensor, Tensor]:
         """Find the first of the best scores that is in the kept set.
 
         Args:
-            gathered, thresholds, count: as in `before`.
+            best, thresholds, count: as in `before`.
             sums: what `before` returns, summed over the ranks.
 
         Returns:
             Words [F, num_samples], and bool [F], whether they decide the row.
         """
-        scores, orders = self._merged(gathered, count)
-        top_word, marks = gathered[:, :, 0].amax(dim=0), orders.flatten(1)
+        top_word, marks = best[:, 0], self._orders(best, count)
+        scores = best[:, 1 : 1 + marks.shape[1]].unflatten(1, (-1, count))
         logits, top = word.value_of(marks), word.value_of(top_word)
         drawable = marks >= thresholds.least.unsqueeze(1)
         sure, words = (
@@ -799,17 +813,15 @@ class ShardLogits:
         """Return the logprobs of all rows; see `tpsample.backends.torch_.logprobs`."""
         return told_logprobs(self.vocab_size, asked, sampled, words, cut, sums)
 
-    def _marks(self, gathered: Tensor, thresholds: Thresholds, count: int) -> Tensor:
+    def _marks(self, best: Tensor, thresholds: Thresholds, count: int) -> Tensor:
         """Return int64 [F, C]: a token comes before a mark if its order word is greater."""
-        marks = self._merged(gathered, count)[1].flatten(1)
+        marks = self._orders(best, count)
         # ties="keep": only greater logits come before.
         return torch.where(thresholds.keep_ties.unsqueeze(1) > 0, marks | word.TOKEN_MASK, marks)
 
-    def _merged(self, gathered: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Return the best score words of all ranks, [F, S, count], and their order words."""
-        best = gathered[:, :, 1:].unflatten(2, (2, self.noise.num_samples, count))
-        scores, orders = best.permute(2, 1, 3, 0, 4).flatten(3)  # [F, S, W · count] each
-        return _keep_best(scores, orders, count)
+    def _orders(self, best: Tensor, count: int) -> Tensor:
+        """Return the order words of `merged` best scores, int64 [F, num_samples · count]."""
+        return best[:, 1 + self.noise.num_samples * count :]
 
 
 def last_tied(cut: Tensor, keep_ties: Tensor) -> Tensor:

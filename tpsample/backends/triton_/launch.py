@@ -87,7 +87,8 @@ class TritonBackend(Backend):
         screen = self.screen if self.screen is not None and self.screen.takes(step) else None
         if screen is not None and part == 0:
             screen.launch(step, controls, self._streams, self._scale)
-        kind = inputs.shape[0], step.noise.num_samples, given, masks, edits, screen is not None
+        size, stores = (inputs.shape[0], step.noise.num_samples), logits is not None
+        kind = *size, given, masks, edits, stores, screen is not None
         key = part, parts, push is not None, self.tile, kind
         try:
             launch = self._launches[key]
@@ -116,10 +117,11 @@ class TritonBackend(Backend):
         }
         lm_head_kernel[grid](**named)
 
-    def _tile_of(self, num_rows: int, edits: bool, given: bool, listed: bool) -> Tile:
+    def _tile_of(self, num_rows: int, edits: bool, stores: bool, given: bool, listed: bool) -> Tile:
         """Return the tile that overrides the table, or the table's.
 
         Args:
+            stores: whether logits of some rows are stored.
             given: whether the step takes logits that the caller computed.
             listed: whether the step computes a list of few ids.
         """
@@ -132,7 +134,7 @@ class TritonBackend(Backend):
             return interpreter_tile(num_rows, hidden_size)
         if listed and not edits:
             return list_tile(num_rows, dtype, self._gpu)
-        return tile_for(num_rows, self._num_ids, hidden_size, dtype, self._gpu, edits)
+        return tile_for(num_rows, self._num_ids, hidden_size, dtype, self._gpu, edits, stores)
 
     def _launch(
         self,
@@ -144,11 +146,12 @@ class TritonBackend(Backend):
         given: bool,
         masks: bool,
         edits: bool,
+        stores: bool,
         listed: bool,
     ) -> _Launch | None:
         """Return what all steps of a kind share, or None if the part is empty."""
         start, stop = self._shard.start, self._shard.stop
-        tile = self._tile_of(num_rows, edits, given, listed)
+        tile = self._tile_of(num_rows, edits, stores, given, listed)
         num_tiles = -(-(stop - start // 4 * 4) // tile.block_v) if stop > start else 0
         if push is not None:
             num_tiles = max(num_tiles, push.num_chunks)

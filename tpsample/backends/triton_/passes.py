@@ -1,4 +1,4 @@
-"""The passes over stored logits as Triton launches, a program per block of a row.
+"""The passes over stored logits as Triton launches, a program for some blocks of a row.
 
 A launch reads the logits once, where its twin in `tpsample.backends.torch_.passes` makes tens of
 tensors of their size. For a radix search it makes words and masses again from the logits, because
@@ -8,6 +8,7 @@ reading two words of 64 bits per token would take longer.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from tpsample.backends.triton_.kernels.best_scores import (
     best_scores_kernel,
     first_kept_kernel,
     group_best_kernel,
+    merge_best_kernel,
 )
 from tpsample.backends.triton_.kernels.cuts import (
     bin_kernel,
@@ -47,7 +49,8 @@ from tpsample.backends.triton_.kernels.sums import (
     top_words_kernel,
 )
 from tpsample.backends.triton_.largest import MOST, Start, first_of, in_order, largest
-from tpsample.core.machine import interpreted
+from tpsample.backends.triton_.tile_table import Gpu
+from tpsample.core.machine import amd, interpreted
 from tpsample.core.order import ABOVE_ALL, BINS, DIGIT_BITS, DIGITS, Search
 from tpsample.core.row_noise import RowNoise, safe_temperature
 from tpsample.core.word import NO_TOKEN
@@ -57,7 +60,13 @@ from tpsample.request.row_filter import MAX_TOP_WORDS, MAX_WEIGHED_WORDS
 
 BLOCK = 1024 if interpreted() else 2048
 NUM_WARPS = 8
-"""Logits and warps of a program: 8 logits a thread, so that words and float64 find registers."""
+"""Logits of a block, and warps of a program: 8 logits a thread, so that 64-bit numbers find
+registers."""
+PROGRAMS_PER_SM, MOST_BLOCKS = 5, 8
+"""About how many programs an SM gets, and the most blocks of one: what belongs to a row is computed
+by each, and a sum that leaves its threads takes half as long as the logits of a block."""
+_THREE_PER_SM = {} if amd() else {"maxnreg": 80}
+"""Of a kernel that takes more registers than it needs, so that three programs fit an SM of sm_90."""
 SET_BLOCK = 256
 """Listed tokens of a program."""
 
@@ -75,11 +84,26 @@ class TritonShardLogits(ShardLogits):
         width = self.logits.shape[1]
         return -(-(self.first_id % 4 + width) // size) if width else 0
 
-    def launch(self, kernel: Any, **arguments: Any) -> None:
-        """Launch one program per row and block; none of an empty shard."""
+    def blocks_each(self, rows: int) -> int:
+        """Return how many blocks a program takes where each of these rows has programs."""
+        blocks = rows * self.count_of(BLOCK)
+        return max(1, min(MOST_BLOCKS, blocks // programs_at_once(self.logits.device)))
+
+    def programs(self) -> int:
+        """Return how many programs each row of `launch_programs` has."""
+        return -(-self.count_of(BLOCK) // self.blocks_each(self.logits.shape[0]))
+
+    def launch_programs(self, kernel: Any, **arguments: Any) -> None:
+        """Launch some programs per row, which take several blocks each."""
+        blocks_each = self.blocks_each(self.logits.shape[0])
+        self.launch(kernel, self.programs(), blocks_each=blocks_each, **arguments)
+
+    def launch(self, kernel: Any, programs: int | None = None, **arguments: Any) -> None:
+        """Launch one program per row and block, or so many per row; none of an empty shard."""
         if not self.logits.shape[1]:
             return
-        kernel[(self.logits.shape[0], self.count_of(BLOCK))](
+        programs = self.count_of(BLOCK) if programs is None else programs
+        kernel[(self.logits.shape[0], programs)](
             **self.shard_arguments(),
             **arguments,
             BLOCK=BLOCK,
@@ -154,8 +178,8 @@ class TritonShardLogits(ShardLogits):
     def best_scores(self, count: int) -> Tensor:
         rows, samples, groups = self.logits.shape[0], self.noise.num_samples, self.count_of(GROUP)
         best = self.logits.new_empty(rows, samples, groups, dtype=torch.int64)
-        first = best.new_empty(rows, self.count_of(BLOCK))
-        self.launch(
+        first = best.new_empty(rows, self.programs())
+        self.launch_programs(
             group_best_kernel,
             **self.noise_arguments(),
             row_done_ptr=self.done,
@@ -184,33 +208,54 @@ class TritonShardLogits(ShardLogits):
         )
         return found
 
-    def before(self, gathered: Tensor, thresholds: Thresholds, count: int) -> Tensor:
-        sums = gathered.new_zeros(gathered.shape[1], gathered.shape[2])
-        self.launch(
+    def merged(self, gathered: Tensor, count: int) -> Tensor:
+        sources, rows, width = gathered.shape
+        if sources == 1:
+            return gathered[0]
+        best = gathered.new_empty(rows, width)
+        merge_best_kernel[(rows,)](
+            gathered_ptr=gathered.contiguous(),
+            best_scores_ptr=best,
+            num_rows=rows,
+            num_samples=self.noise.num_samples,
+            num_sources=sources,
+            COUNT=count,
+            WORDS=triton.next_power_of_2(sources * count),
+        )
+        return best
+
+    def before(self, best: Tensor, thresholds: Thresholds, count: int) -> Tensor:
+        sums = best.new_zeros(best.shape)
+        self.launch_programs(
             before_kernel,
             temperature_ptr=self.temperature,
             least_of_total_ptr=thresholds.least_of_total,
             keep_ties_ptr=thresholds.keep_ties,
             row_done_ptr=self.done,
-            **self._gathered(gathered, count),
+            best_scores_ptr=best,
             sums_ptr=sums,
+            num_samples=self.noise.num_samples,
+            counts=int(thresholds.counts),
+            COUNT=count,
+            **_THREE_PER_SM,
         )
         return sums
 
     def first_kept(
-        self, gathered: Tensor, sums: Tensor, thresholds: Thresholds, count: int
+        self, best: Tensor, sums: Tensor, thresholds: Thresholds, count: int
     ) -> tuple[Tensor, Tensor]:
-        rows = gathered.shape[1]
-        words = gathered.new_empty(rows, self.noise.num_samples)
-        decided = gathered.new_empty(rows, dtype=torch.bool)
-        first_kept_kernel[(rows,)](
+        words = best.new_empty(best.shape[0], self.noise.num_samples)
+        decided = best.new_empty(best.shape[0], dtype=torch.bool)
+        first_kept_kernel[(best.shape[0],)](
             most_ptr=thresholds.most,
             share_ptr=thresholds.share,
             least_ptr=thresholds.least,
-            **self._gathered(gathered, count),
+            best_scores_ptr=best,
             sums_ptr=sums.contiguous(),
             words_ptr=words,
             decided_ptr=decided,
+            num_samples=self.noise.num_samples,
+            COUNT=count,
             enable_fp_fusion=False,
         )
         return words, decided
@@ -328,7 +373,7 @@ class TritonShardLogits(ShardLogits):
     def _listed(self, count: int, **which: Any) -> Tensor:
         """Return how many words reach a cut or lie in a bin, and then as many as there is room."""
         words = self.logits.new_zeros(self.logits.shape[0], 1 + count, dtype=torch.int64)
-        self.launch(
+        self.launch_programs(
             words_kernel,
             temperature_ptr=self.temperature,
             top_ptr=self.top,
@@ -474,7 +519,7 @@ class TritonShardLogits(ShardLogits):
 
     def _best_kept(self, cut: Tensor, *, weighs: bool) -> Tensor:
         found = cut.new_zeros(cut.shape[0], self.noise.num_samples + 2 * weighs)
-        self.launch(
+        self.launch_programs(
             best_kept_kernel,
             **self.noise_arguments(),
             top_ptr=self.top,
@@ -490,7 +535,7 @@ class TritonShardLogits(ShardLogits):
 
     def weigh(self, cut: Tensor | None, marks: Tensor) -> Tensor:
         sums = marks.new_zeros(len(marks), 2 + marks.shape[1])
-        self.launch(
+        self.launch_programs(
             mass_kernel,
             temperature_ptr=self.temperature,
             top_ptr=self.top,
@@ -561,22 +606,18 @@ class TritonShardLogits(ShardLogits):
             return super().told_logprobs(*its)
         return logprobs.told_logprobs(self.vocab_size, *its)
 
-    def _gathered(self, gathered: Tensor, count: int) -> dict[str, Any]:
-        """Return the arguments by which a kernel merges the `best_scores` of all ranks."""
-        sources, rows, _ = gathered.shape
-        return {
-            "gathered_ptr": gathered.contiguous(),
-            "num_rows": rows,
-            "num_samples": self.noise.num_samples,
-            "num_sources": sources,
-            "COUNT": count,
-            "WORDS": triton.next_power_of_2(sources * count),
-        }
-
 
 _POINTERS = "cut_ptr", "bins_ptr", "limit_ptr", "share_ptr", "reached_ptr", "next_limit_ptr"
 _NO_BIN: dict[str, Any] = {**dict.fromkeys(_POINTERS), "stride_bins": 0, "stride_limit": 0}
 """Arguments of a list that neither ends at a cut nor has a bin."""
+
+
+@cache
+def programs_at_once(device: torch.device) -> int:
+    """Return how many programs a launch needs to keep a GPU busy; in the interpreter few."""
+    if device.type != "cuda":
+        return PROGRAMS_PER_SM
+    return PROGRAMS_PER_SM * Gpu.of(device).num_sms
 
 
 def _search(rows: int, like: Tensor) -> Search:

@@ -5,42 +5,41 @@ per sample the COUNT best score words, then in the same order their order words.
 `ShardLogits.best_scores`, `.before` and `.first_kept` of `tpsample.backends.torch_.passes`.
 """
 
-from typing import NamedTuple
-
 import triton
 import triton.language as tl
 
-from tpsample.backends.triton_.kernels.head import (
-    KEY_NAN,
-    TOKEN_BITS,
-    TOKEN_MASK,
-    max_or_nan,
-    pack,
+from tpsample.backends.triton_.kernels.head import KEY_NAN, TOKEN_BITS, TOKEN_MASK, pack
+from tpsample.backends.triton_.kernels.masses import (
+    halves_of_masses,
+    mass_row,
+    masses_of_threads,
 )
-from tpsample.backends.triton_.kernels.masses import halves_of_masses, mass_row, sum_of_kept
 from tpsample.backends.triton_.kernels.order import (
     KEY_MASK,
     ROW_POINTERS,
-    Mark,
     best_of_groups,
+    better,
     block_scores,
+    blocks_of_program,
     group_columns,
     is_done,
     is_number,
-    load_block,
     load_draw,
+    load_nth_block,
     mark_of,
     mass_limit,
     nan_word,
+    no_best,
     pop,
     token_scores,
     upto,
     value_of,
+    word_of_best,
 )
 
 
 @triton.jit(
-    do_not_specialize=["num_samples", "groups"],
+    do_not_specialize=["num_samples", "groups", "blocks_each"],
     do_not_specialize_on_alignment=ROW_POINTERS,
 )
 def group_best_kernel(
@@ -53,40 +52,44 @@ def group_best_kernel(
     row_done_ptr,  # [F] bool, or None
     # outputs
     best_ptr,  # [F, num_samples, groups] int64, score words; 0 in rows that are done
-    first_ptr,  # [F, blocks] int64, order words; 0 in rows that are done
+    first_ptr,  # [F, programs] int64, order words; 0 in rows that are done
     # sizes
     num_samples,
     groups,
     vocab_start,
     lead,
     width,
+    blocks_each,
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The best score of each group of ids, the first order word of each block.
+    """The best score of each group of ids, the first order word of each program's blocks.
 
-    Grid: (F, blocks). It would cost some 50 instructions per logit more to take a block's COUNT
+    Grid: (F, programs). It would cost some 50 instructions per logit more to take a block's COUNT
     best here.
     """
-    row, block, blocks = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    group = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
-    block_first = first_ptr + row * blocks + block + tl.arange(0, 1)
-    rows_best = best_ptr + (row * num_samples).to(tl.int64) * groups
-    if is_done(row_done_ptr, row):
-        tl.store(block_first, tl.zeros((1,), tl.int64))
-        for sample in range(num_samples):
-            none = tl.zeros_like(group).to(tl.int64)
-            tl.store(rows_best + sample * groups + group, none, mask=group < groups)
-        return
-    logits, ids, mask, first_id = load_block(
-        logits_ptr, stride_logits, vocab_start, lead, width, BLOCK
-    )
-    tl.store(block_first, best_of_groups(logits, ids, mask, BLOCK))
+    row = tl.program_id(0)
+    done = is_done(row_done_ptr, row)
     draw = load_draw(seed_ptr, position_ptr, temperature_ptr, row)
+    largest = no_best(BLOCK)
+    first, last = blocks_of_program(blocks_each, lead, width, BLOCK)
     for sample in range(num_samples):
-        scores = block_scores(logits, first_id, draw, sample)
-        best = best_of_groups(scores, ids, mask, GROUP)
-        tl.store(rows_best + sample * groups + group, best, mask=group < groups)
+        rows_best = best_ptr + (row * num_samples + sample).to(tl.int64) * groups
+        for block in range(first, last):
+            group = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
+            if done:
+                none = tl.zeros_like(group).to(tl.int64)
+                tl.store(rows_best + group, none, mask=group < groups)
+            else:
+                logits, ids, mask, first_id = load_nth_block(
+                    logits_ptr, stride_logits, vocab_start, lead, width, block, BLOCK
+                )
+                if sample == 0:
+                    largest = better(largest, logits, ids, mask)
+                scores = block_scores(logits, first_id, draw, sample)
+                best = best_of_groups(scores, ids, mask, GROUP)
+                tl.store(rows_best + group, best, mask=group < groups)
+    tl.store(first_ptr + row * tl.num_programs(1) + tl.program_id(1), word_of_best(largest))
 
 
 @triton.jit(
@@ -111,7 +114,7 @@ def best_scores_kernel(
     vocab_start,
     lead,
     width,
-    COUNT: tl.constexpr,
+    COUNT: tl.constexpr,  # a power of two
     GROUP: tl.constexpr,
     WORDS: tl.constexpr,  # >= num_groups · GROUP
     BLOCKS: tl.constexpr,  # >= blocks
@@ -143,39 +146,44 @@ def best_scores_kernel(
         tl.store(place + num_samples * COUNT, order)
 
 
-class Gathered(NamedTuple):
-    """The best scores of all ranks: int64 [num_sources, num_rows, 1 + 2 · S · COUNT]."""
-
-    ptr: tl.tensor
-    num_rows: tl.tensor
-    num_samples: tl.tensor
-    num_sources: tl.tensor
-
-
-@triton.jit
-def load_gathered(gathered, row, sample, COUNT: tl.constexpr, WORDS: tl.constexpr):
-    """Score and order words [WORDS] of all ranks for one sample of a row; 0 beyond them."""
-    offs = tl.arange(0, WORDS)
+@triton.jit(
+    do_not_specialize=["num_rows", "num_samples", "num_sources"],
+    do_not_specialize_on_alignment=ROW_POINTERS,
+)
+def merge_best_kernel(
+    # inputs
+    gathered_ptr,  # [num_sources, F, 1 + 2 · num_samples · COUNT] int64
+    # outputs
+    best_scores_ptr,  # [F, 1 + 2 · num_samples · COUNT] int64
+    # sizes
+    num_rows,
+    num_samples,
+    num_sources,
+    COUNT: tl.constexpr,  # a power of two
+    WORDS: tl.constexpr,  # >= num_sources · COUNT
+):
+    """The best scores of all ranks as if one rank had them all. Grid: (F,)."""
+    row, offs = tl.program_id(0), tl.arange(0, WORDS)
+    marks = num_samples * COUNT
+    out = best_scores_ptr + row.to(tl.int64) * (1 + 2 * marks)
+    of_first = gathered_ptr + (offs * num_rows + row).to(tl.int64) * (1 + 2 * marks)
+    first = tl.load(of_first, mask=offs < num_sources, other=0)
+    tl.store(out, tl.max(first, axis=0))
     source = offs // COUNT
-    per_row = 1 + 2 * gathered.num_samples * COUNT
-    words = gathered.ptr + (source * gathered.num_rows + row).to(tl.int64) * per_row
-    words += 1 + sample * COUNT + offs % COUNT
-    mask = source < gathered.num_sources
-    scores = tl.load(words, mask=mask, other=0)
-    return scores, tl.load(words + gathered.num_samples * COUNT, mask=mask, other=0)
-
-
-@triton.jit
-def load_first(gathered, row, COUNT: tl.constexpr, WORDS: tl.constexpr):
-    """The largest first order word of the ranks."""
-    source = tl.arange(0, WORDS)
-    per_row = 1 + 2 * gathered.num_samples * COUNT
-    words = gathered.ptr + (source * gathered.num_rows + row).to(tl.int64) * per_row
-    return tl.max(tl.load(words, mask=source < gathered.num_sources, other=0), axis=0)
+    own = gathered_ptr + (source * num_rows + row).to(tl.int64) * (1 + 2 * marks) + 1 + offs % COUNT
+    for sample in range(num_samples):
+        words = own + sample * COUNT
+        scores = tl.load(words, mask=source < num_sources, other=0)
+        orders = tl.load(words + marks, mask=source < num_sources, other=0)
+        for c in tl.static_range(COUNT):
+            best, order, scores = pop(scores, orders)
+            place = out + 1 + sample * COUNT + c
+            tl.store(place, best)
+            tl.store(place + marks, order)
 
 
 @triton.jit(
-    do_not_specialize=["num_rows", "num_samples", "num_sources"],
+    do_not_specialize=["num_samples", "blocks_each", "counts"],
     do_not_specialize_on_alignment=ROW_POINTERS,
 )
 def before_kernel(
@@ -186,98 +194,88 @@ def before_kernel(
     least_of_total_ptr,  # [F] int64
     keep_ties_ptr,  # [F] int64
     row_done_ptr,  # [F] bool, or None
-    gathered_ptr,  # [num_sources, F, 1 + 2 · num_samples · COUNT] int64
+    best_scores_ptr,  # [F, 1 + 2 · num_samples · COUNT] int64, of all ranks
     # outputs
     sums_ptr,  # [F, 2 · num_samples · COUNT + 1] int64, zero before
     # sizes
-    num_rows,
     num_samples,
-    num_sources,
     vocab_start,
     lead,
     width,
-    COUNT: tl.constexpr,
-    WORDS: tl.constexpr,
+    blocks_each,
+    counts,  # whether numbers are asked for, too
+    COUNT: tl.constexpr,  # a power of two
     BLOCK: tl.constexpr,
 ):
-    """Mass and number of the tokens before each of the best scores. Grid: (F, blocks)."""
+    """Mass and number of the tokens before each of the best scores. Grid: (F, programs)."""
     row = tl.program_id(0)
     if is_done(row_done_ptr, row):
         return
-    logits, ids, _, _ = load_block(
-        logits_ptr, stride_logits, vocab_start, lead, width, BLOCK, float("nan")
-    )
-    gathered = Gathered(gathered_ptr, num_rows, num_samples, num_sources)
-    top = value_of(load_first(gathered, row, COUNT, WORDS))
-    temperature = tl.load(temperature_ptr + row)
-    in_total = upto(logits, ids, mark_of(tl.load(least_of_total_ptr + row)))
-    high, low = halves_of_masses(logits, mass_row(top, temperature))
+    marks = num_samples * COUNT
+    best = best_scores_ptr + row.to(tl.int64) * (1 + 2 * marks)
+    its = mass_row(value_of(tl.load(best)), tl.load(temperature_ptr + row))
+    least = mark_of(tl.load(least_of_total_ptr + row))
     # ties="keep": only greater logits come before.
     tie_bits = tl.where(tl.load(keep_ties_ptr + row) > 0, TOKEN_MASK, 0)
-    marks = num_samples * COUNT
-    out = sums_ptr + row * (2 * marks + 1)
-    largest = tl.max(logits, axis=0)
-    tl.atomic_add(out + 2 * marks, sum_of_kept(high, low, in_total), sem="relaxed")
+    out, total = sums_ptr + row * (2 * marks + 1), tl.zeros((BLOCK // 8,), tl.int64)
+    first, last = blocks_of_program(blocks_each, lead, width, BLOCK)
     for sample in range(num_samples):
-        scores, score_orders = load_gathered(gathered, row, sample, COUNT, WORDS)
-        # As many scores are greater as come before; 0 stands for none.
-        before = tl.sum((scores[None, :] > scores[:, None]).to(tl.int32), axis=1)
-        before = tl.where(scores > 0, before, COUNT)
-        every = mark_of((score_orders | tie_bits) + 1)  # the words before each
-        for c in range(COUNT):
-            own = before == c
-            at = tl.max(tl.where(own, every.at, float("-inf")), axis=0)
-            # Winners are likely tokens: most blocks have none before them.
-            if largest >= at:
-                after = max_or_nan(tl.where(own, every.after, float("-inf")), 0)
-                token = tl.sum(tl.where(own, every.token, 0), axis=0)
-                earlier = upto(logits, ids, Mark(at, after, token))
-                place = out + sample * COUNT + c
-                tl.atomic_add(place, sum_of_kept(high, low, earlier), sem="relaxed")
-                number = tl.sum(earlier.to(tl.int32), axis=0)
-                tl.atomic_add(place + marks, number.to(tl.int64), sem="relaxed")
+        words = best + 1 + sample * COUNT
+        there = tl.load(words + tl.arange(0, COUNT)) > 0
+        ends = value_of(tl.load(words + marks + tl.arange(0, COUNT)))
+        lowest = tl.min(tl.where(there, ends, float("inf")), axis=0)
+        number = tl.sum(there.to(tl.int32), axis=0)
+        for block in range(first, last):
+            logits, ids, _, _ = load_nth_block(
+                logits_ptr, stride_logits, vocab_start, lead, width, block, BLOCK, float("nan")
+            )
+            high, low = halves_of_masses(logits, its)
+            if sample == 0:
+                total += masses_of_threads(high, low, upto(logits, ids, least))
+            # Winners are likely tokens: many blocks have none before them.
+            largest = tl.max(logits, axis=0)
+            if largest >= lowest:
+                for c in range(number):
+                    end = mark_of((tl.load(words + marks + c) | tie_bits) + 1)  # the words before
+                    if largest >= end.at:
+                        before, sums = upto(logits, ids, end), out + sample * COUNT + c
+                        mass = masses_of_threads(high, low, before)
+                        tl.atomic_add(sums, tl.sum(mass, axis=0), sem="relaxed")
+                        if counts != 0:
+                            numbers = tl.sum(before.to(tl.int32), axis=0).to(tl.int64)
+                            tl.atomic_add(sums + marks, numbers, sem="relaxed")
+    tl.atomic_add(out + 2 * marks, tl.sum(total, axis=0), sem="relaxed")
 
 
-@triton.jit(
-    do_not_specialize=["num_rows", "num_samples", "num_sources"],
-    do_not_specialize_on_alignment=ROW_POINTERS,
-)
+@triton.jit(do_not_specialize=["num_samples"], do_not_specialize_on_alignment=ROW_POINTERS)
 def first_kept_kernel(
     # inputs
     most_ptr,  # [F] int64
     share_ptr,  # [F] fp64
     least_ptr,  # [F] int64
-    gathered_ptr,  # [num_sources, F, 1 + 2 · num_samples · COUNT] int64
+    best_scores_ptr,  # [F, 1 + 2 · num_samples · COUNT] int64, of all ranks
     sums_ptr,  # [F, 2 · num_samples · COUNT + 1] int64, over all ranks
     # outputs
     words_ptr,  # [F, num_samples] int64, score words; 0 if none of COUNT is kept
     decided_ptr,  # [F] bool
     # sizes
-    num_rows,
     num_samples,
-    num_sources,
-    COUNT: tl.constexpr,
-    WORDS: tl.constexpr,
+    COUNT: tl.constexpr,  # a power of two
 ):
     """The first of the best scores that is in the kept set. Grid: (F,)."""
-    row = tl.program_id(0)
-    gathered = Gathered(gathered_ptr, num_rows, num_samples, num_sources)
-    first = load_first(gathered, row, COUNT, WORDS)
-    most, least = tl.load(most_ptr + row), tl.load(least_ptr + row)
+    row, offs = tl.program_id(0), tl.arange(0, COUNT)
     marks = num_samples * COUNT
-    sums = sums_ptr + row * (2 * marks + 1)
+    best = best_scores_ptr + row.to(tl.int64) * (1 + 2 * marks)
+    sums, first = sums_ptr + row * (2 * marks + 1), tl.load(best)
+    most, least = tl.load(most_ptr + row), tl.load(least_ptr + row)
     limit = mass_limit(tl.load(sums + 2 * marks), tl.load(share_ptr + row))
     is_nan = ((first >> TOKEN_BITS) & KEY_MASK) == KEY_NAN
     decided = tl.full((), 1, tl.int1)
     for sample in range(num_samples):
-        scores, orders = load_gathered(gathered, row, sample, COUNT, WORDS)
-        found = tl.full((), 0, tl.int64)
-        for c in tl.static_range(COUNT):
-            score, mark, scores = pop(scores, orders)
-            place = sums + sample * COUNT + c
-            member = (mark >= least) & (tl.load(place + marks) < most)
-            member = member & (tl.load(place) < limit)
-            found = tl.maximum(found, tl.where(member, score, 0))
+        place = sample * COUNT + offs
+        kept = tl.load(best + 1 + marks + place) >= least
+        kept = kept & (tl.load(sums + place) < limit) & (tl.load(sums + marks + place) < most)
+        found = tl.max(tl.where(kept, tl.load(best + 1 + place), 0), axis=0)
         decided = decided & ((found > 0) | ~is_number(first))
         tl.store(words_ptr + row * num_samples + sample, tl.where(is_nan, nan_word(), found))
     tl.store(decided_ptr + row, decided)

@@ -17,8 +17,10 @@ from tpsample.backends.triton_.kernels.masses import (
 from tpsample.backends.triton_.kernels.noise import GREEDY_BELOW, safe_temperature
 from tpsample.backends.triton_.kernels.order import (
     ROW_POINTERS,
+    blocks_of_program,
     is_done,
     load_block,
+    load_nth_block,
     mark_of,
     mass_limit,
     order_words,
@@ -92,7 +94,7 @@ def bin_of(bins_ptr, stride_bins, limit_ptr, stride_limit, share_ptr, BINS: tl.c
 
 
 @triton.jit(
-    do_not_specialize=["stride_bins", "stride_limit", "count"],
+    do_not_specialize=["stride_bins", "stride_limit", "count", "blocks_each"],
     do_not_specialize_on_alignment=ROW_POINTERS,
 )
 def words_kernel(
@@ -116,32 +118,40 @@ def words_kernel(
     vocab_start,
     lead,
     width,
+    blocks_each,
     BINS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Order words down to a cut, or in the bin in which the sum over bins reaches a limit, as many
     as there is room for.
 
-    Grid: (F, blocks).
+    Grid: (F, programs).
     """
     row = tl.program_id(0)
-    logits, ids, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)
-    orders = order_words(logits, ids, mask)
-    if cut_ptr is not None:
-        inside = mask & (orders >= tl.load(cut_ptr + row))
-    else:
+    words = words_ptr + row.to(tl.int64) * (count + 1)
+    if cut_ptr is None:
         wanted, reached, limit = bin_of(
             bins_ptr, stride_bins, limit_ptr, stride_limit, share_ptr, BINS
         )
         tl.store(reached_ptr + row, reached)  # the same in all programs of the row
         tl.store(next_limit_ptr + row, limit)
-        bins = bins_of(logits, tl.load(top_ptr + row), tl.load(temperature_ptr + row))
-        inside = mask & (logits != float("-inf")) & (bins == wanted)
-    number = tl.sum(inside.to(tl.int64), axis=0)
-    if number > 0:
-        words = words_ptr + row.to(tl.int64) * (count + 1)
-        place = tl.atomic_add(words, number, sem="relaxed") + tl.cumsum(inside.to(tl.int64), axis=0)
-        tl.store(words + place, orders, mask=inside & (place <= count))
+        top, temperature = tl.load(top_ptr + row), tl.load(temperature_ptr + row)
+    first, last = blocks_of_program(blocks_each, lead, width, BLOCK)
+    for block in range(first, last):
+        logits, ids, mask, _ = load_nth_block(
+            logits_ptr, stride_logits, vocab_start, lead, width, block, BLOCK
+        )
+        if cut_ptr is not None:
+            inside = mask & (order_words(logits, ids, mask) >= tl.load(cut_ptr + row))
+        else:
+            bins = bins_of(logits, top, temperature)
+            inside = mask & (logits != float("-inf")) & (bins == wanted)
+        number = tl.sum(inside.to(tl.int32), axis=0)
+        if number > 0:
+            place = tl.cumsum(inside.to(tl.int32), axis=0)
+            place += tl.atomic_add(words, number.to(tl.int64), sem="relaxed")
+            orders = order_words(logits, ids, mask)
+            tl.store(words + place, orders, mask=inside & (place <= count))
 
 
 @triton.jit

@@ -9,6 +9,7 @@ import triton.language as tl
 
 from tpsample.backends.triton_.kernels.constant import Constant
 from tpsample.backends.triton_.kernels.noise import INTERPRET, fma, safe_temperature
+from tpsample.backends.triton_.kernels.order import by_thread
 from tpsample.core import masses as twin
 from tpsample.core.masses import MassRow
 
@@ -21,7 +22,9 @@ ROUNDER = Constant(twin.ROUNDER)
 ROUNDER_BITS = Constant(twin.ROUNDER_BITS)
 NEAR, FLOOR, SHORT = map(Constant, (twin.NEAR, twin.FLOOR, twin.SHORT))
 HALF = Constant(2.0**20)
-SQUARE = Constant(twin.ROUNDER_BITS**2)
+EIGHT = Constant((8 * twin.ROUNDER_BITS + 2**31) % 2**32 - 2**31)
+EIGHT_SQUARES = Constant((8 * twin.ROUNDER_BITS**2 + 2**63) % 2**64 - 2**63)
+"""What a thread's eight numbers add to its sums, as these wrap around."""
 TWO_HALVES = Constant((twin.ROUNDER_BITS << 20) + twin.ROUNDER_BITS)
 
 
@@ -106,39 +109,29 @@ def halves(power):
 
 
 @triton.jit
-def sum_of(bits):
-    """Σ of int32 [BLOCK] that have ROUNDER_BITS added, without these, where it fits 32 bits.
+def sums_of(bits):
+    """Σ `by_thread` of int32 [BLOCK] that have ROUNDER_BITS added, without these.
 
     On a GPU a sum of 32 bits may exceed them on the way, and three addends take one instruction.
     """
     if INTERPRET:
-        return tl.sum(bits - ROUNDER_BITS, axis=0)
+        return by_thread(bits - ROUNDER_BITS)
     else:
-        COUNT: tl.constexpr = bits.shape[0]
-        return tl.sum(bits, axis=0) - ((COUNT * ROUNDER_BITS + 2**31) % 2**32 - 2**31)
+        return by_thread(bits) - EIGHT
 
 
 @triton.jit
-def sum_of_products(a, b):
-    """Σ a · b, int64, of int32 [BLOCK] that have ROUNDER_BITS added, without these.
+def sums_of_products(a, b):
+    """Σ a · b `by_thread`, int64, of int32 [BLOCK] that have ROUNDER_BITS added, without these.
 
     To take them off each factor would cost two instructions per logit, so that they are taken off
     the sum, modulo 2^64.
     """
     if INTERPRET:
-        return tl.sum((a - ROUNDER_BITS).to(tl.int64) * (b - ROUNDER_BITS), axis=0)
+        return by_thread((a - ROUNDER_BITS).to(tl.int64) * (b - ROUNDER_BITS))
     else:
-        found = tl.sum(a.to(tl.int64) * b.to(tl.int64) - SQUARE, axis=0)
-        return found - ROUNDER_BITS * (sum_of(a).to(tl.int64) + sum_of(b).to(tl.int64))
-
-
-@triton.jit
-def sum_of_masses(high, low):
-    """Σ q of up to 2048 tokens, int64, from the halves of q.
-
-    Both sums fit 32 bits: 2048 · 2^20 without a sign, 2048 · 2^19 with one.
-    """
-    return (sum_of(high).to(tl.uint32, bitcast=True).to(tl.int64) << 20) + sum_of(low).to(tl.int64)
+        found = by_thread(a.to(tl.int64) * b.to(tl.int64)) - EIGHT_SQUARES
+        return found - ROUNDER_BITS * (sums_of(a).to(tl.int64) + sums_of(b).to(tl.int64))
 
 
 @triton.jit
@@ -164,15 +157,19 @@ def sum_of_kept(high, low, kept):
 
 
 @triton.jit
-def sums_of_masses_and_moments(logits, row, kept):
-    """Σ q and Σ m, int64, of the kept of up to 2048 logits of a `MassRow`.
+def masses_of_threads(high, low, kept):
+    """Σ q `by_thread`, int64, of the kept of some tokens, from `halves_of_masses`."""
+    sums = by_thread(tl.where(kept, high, 0)).to(tl.int64) << 20
+    return sums + by_thread(tl.where(kept, low, 0)).to(tl.int64)
 
-    |2^40 · 2^E · f| is less than 0.71 · 2^40, so that sums of its halves fit 32 bits with a sign.
-    """
+
+@triton.jit
+def masses_and_moments(logits, row, kept):
+    """Σ q and Σ m `by_thread`, int64, of the kept logits of a `MassRow`."""
     power, shifted, f = powers(logits, row, kept)
     high, low = halves(power)
     whole = shifted.to(tl.int32, bitcast=True)
-    moment = (sum_of_products(high, whole) << 20) + sum_of_products(low, whole)
+    moment = (sums_of_products(high, whole) << 20) + sums_of_products(low, whole)
     high_rest, low_rest = halves(power * f)
-    moment += (sum_of(high_rest).to(tl.int64) << 20) + sum_of(low_rest).to(tl.int64)
-    return sum_of_masses(high, low), -moment
+    moment += (sums_of(high_rest).to(tl.int64) << 20) + sums_of(low_rest).to(tl.int64)
+    return (sums_of(high).to(tl.int64) << 20) + sums_of(low).to(tl.int64), -moment

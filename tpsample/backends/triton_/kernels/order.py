@@ -63,6 +63,27 @@ kernel."""
 
 
 @triton.jit
+def blocks_of_program(blocks_each, lead, width, BLOCK: tl.constexpr):
+    """The program's first block of its row, and the one behind its last. Grid: (F, programs).
+
+    What belongs to the row is computed once for several blocks. Programs that run at the same time
+    are of many rows, because those of one row would wait for each other where they add to its sums.
+    """
+    first = tl.program_id(1) * blocks_each
+    return first, tl.minimum(first + blocks_each, tl.cdiv(lead + width, BLOCK))
+
+
+@triton.jit
+def by_thread(values):
+    """Sums [BLOCK / 8] of [BLOCK] numbers: those that one thread holds, as a block is loaded.
+
+    Sums over several blocks leave their thread once, because that takes some 25 instructions.
+    """
+    THREADS: tl.constexpr = values.shape[0] // 8
+    return tl.sum(tl.sum(values.reshape((2, THREADS, 4)), axis=2), axis=0)
+
+
+@triton.jit
 def load_block(
     logits_ptr,
     stride_logits,
@@ -72,15 +93,31 @@ def load_block(
     BLOCK: tl.constexpr,
     OTHER: tl.constexpr = MASKED,
 ):
-    """Returns the program's block of its row: fp32 logits [BLOCK], OTHER outside the shard; their
+    """`load_nth_block` of the program. Grid: (F, blocks): programs that run at the same time are of
+    many rows, because those of one row would wait for each other where they add to its bins."""
+    block = tl.program_id(1)
+    return load_nth_block(logits_ptr, stride_logits, vocab_start, lead, width, block, BLOCK, OTHER)
+
+
+@triton.jit
+def load_nth_block(
+    logits_ptr,
+    stride_logits,
+    vocab_start,
+    lead,
+    width,
+    block,
+    BLOCK: tl.constexpr,
+    OTHER: tl.constexpr = MASKED,
+):
+    """Returns a block of the program's row: fp32 logits [BLOCK], OTHER outside the shard; their
     ids, int32; whether these are of the shard; and the first id, a multiple of 4.
 
     The first block begins `lead` = vocab_start % 4 columns before the shard. `lead` is passed in,
     because the compiler specializes an argument that is 0 and then loads four logits at once. It
-    cannot infer this from `vocab_start % 4`. Grid: (F, blocks): programs that run at the same time
-    are of many rows, because those of one row would wait for each other where they add to its bins.
+    cannot infer this from `vocab_start % 4`.
     """
-    first_column = tl.program_id(1) * BLOCK - lead
+    first_column = block * BLOCK - lead
     columns = first_column + tl.arange(0, BLOCK)
     mask = (columns >= 0) & (columns < width)
     address = logits_ptr + tl.program_id(0).to(tl.int64) * stride_logits + columns
@@ -165,6 +202,37 @@ def best_of_groups(values, ids, mask, GROUP: tl.constexpr):
     token_id = tl.where(holds_best, ids.reshape((GROUPS, GROUP)), NO_ID)
     token_id = tl.min(token_id, axis=1)
     return tl.where(token_id < NO_ID, pack(best, token_id), 0)
+
+
+class Best(NamedTuple):
+    """The best of each place of some blocks: numbers and ids, NO_ID where there was none."""
+
+    numbers: tl.tensor  # fp32 [BLOCK]
+    ids: tl.tensor  # int32 [BLOCK]
+
+
+@triton.jit
+def no_best(BLOCK: tl.constexpr):
+    """A `Best` of no block."""
+    ids = tl.full((BLOCK,), NO_ID, tl.int32)
+    return Best(tl.full((BLOCK,), float("-inf"), tl.float32), ids)
+
+
+@triton.jit
+def better(best, values, ids, mask):
+    """A `Best` with one more block, whose ids are greater; the first NaN of a place stays."""
+    beats = (values > best.numbers) | (values != values) | (best.ids == NO_ID)
+    beats = beats & mask & (best.numbers == best.numbers)
+    return Best(tl.where(beats, values, best.numbers), tl.where(beats, ids, best.ids))
+
+
+@triton.jit
+def word_of_best(best):
+    """The word of the best of all places; 0 if there is none."""
+    value = max_or_nan(best.numbers, 0)
+    holds = (best.numbers == value) | (best.numbers != best.numbers)
+    token = tl.min(tl.where(holds, best.ids, NO_ID), axis=0)
+    return tl.where(token < NO_ID, pack(value, token), 0)
 
 
 @triton.jit

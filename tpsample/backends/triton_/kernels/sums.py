@@ -12,25 +12,31 @@ from tpsample.backends.triton_.kernels.masses import (
     halves_of_masses,
     mass_row,
     masses,
-    sum_of_kept,
-    sums_of_masses_and_moments,
+    masses_and_moments,
+    masses_of_threads,
 )
 from tpsample.backends.triton_.kernels.noise import GREEDY_BELOW, safe_temperature
 from tpsample.backends.triton_.kernels.order import (
     KEY_MASK,
     ROW_POINTERS,
+    better,
     block_scores,
+    blocks_of_program,
+    by_thread,
     is_done,
     least_logit,
     load_block,
     load_draw,
+    load_nth_block,
     mark_of,
     mass_limit,
     nan_word,
+    no_best,
     order_words,
     token_scores,
     upto,
     value_of,
+    word_of_best,
 )
 from tpsample.core import order
 from tpsample.core import spread as twin
@@ -41,7 +47,10 @@ INTEGERS_FROM = Constant(twin.INTEGERS_FROM)
 HALF_BITS, LOW_HALF = Constant(twin.HALF_BITS), Constant((1 << twin.HALF_BITS) - 1)
 
 
-@triton.jit(do_not_specialize=["num_marks"], do_not_specialize_on_alignment=ROW_POINTERS)
+@triton.jit(
+    do_not_specialize=["num_marks", "blocks_each"],
+    do_not_specialize_on_alignment=ROW_POINTERS,
+)
 def mass_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
@@ -57,26 +66,35 @@ def mass_kernel(
     vocab_start,
     lead,
     width,
+    blocks_each,
     BLOCK: tl.constexpr,
 ):
     """Mass of the tokens down to a word, the sum of their entropy, and how many order words are
-    >= each mark. Grid: (F, blocks)."""
+    >= each mark. Grid: (F, programs)."""
     row = tl.program_id(0)
-    logits, ids, _, _ = load_block(
-        logits_ptr, stride_logits, vocab_start, lead, width, BLOCK, float("nan")
-    )
     its = mass_row(tl.load(top_ptr + row), tl.load(temperature_ptr + row))
-    kept = logits == logits
+    cut = mark_of(tl.full((), 0, tl.int64))
     if cut_ptr is not None:
-        kept = upto(logits, ids, mark_of(tl.load(cut_ptr + row)))
-    mass, moment = sums_of_masses_and_moments(logits, its, kept)
+        cut = mark_of(tl.load(cut_ptr + row))
     sums = sums_ptr + row * (2 + num_marks)
-    tl.atomic_add(sums, mass, sem="relaxed")
-    tl.atomic_add(sums + 1, moment, sem="relaxed")
-    for mark in range(num_marks):
-        reached = upto(logits, ids, mark_of(tl.load(marks_ptr + row * num_marks + mark)))
-        number = tl.sum(reached.to(tl.int32), axis=0)
-        tl.atomic_add(sums + 2 + mark, number.to(tl.int64), sem="relaxed")
+    mass, moment = tl.zeros((BLOCK // 8,), tl.int64), tl.zeros((BLOCK // 8,), tl.int64)
+    first, last = blocks_of_program(blocks_each, lead, width, BLOCK)
+    for block in range(first, last):
+        logits, ids, _, _ = load_nth_block(
+            logits_ptr, stride_logits, vocab_start, lead, width, block, BLOCK, float("nan")
+        )
+        kept = logits == logits
+        if cut_ptr is not None:
+            kept = upto(logits, ids, cut)
+        own_mass, own_moment = masses_and_moments(logits, its, kept)
+        mass += own_mass
+        moment += own_moment
+        for mark in range(num_marks):
+            reached = upto(logits, ids, mark_of(tl.load(marks_ptr + row * num_marks + mark)))
+            number = tl.sum(reached.to(tl.int32), axis=0)
+            tl.atomic_add(sums + 2 + mark, number.to(tl.int64), sem="relaxed")
+    tl.atomic_add(sums, tl.sum(mass, axis=0), sem="relaxed")
+    tl.atomic_add(sums + 1, tl.sum(moment, axis=0), sem="relaxed")
 
 
 @triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
@@ -154,7 +172,7 @@ def spread_kernel(
 
 
 @triton.jit(
-    do_not_specialize=["num_samples"],
+    do_not_specialize=["num_samples", "blocks_each"],
     do_not_specialize_on_alignment=ROW_POINTERS,
 )
 def best_kept_kernel(
@@ -174,33 +192,44 @@ def best_kept_kernel(
     vocab_start,
     lead,
     width,
+    blocks_each,
     WEIGHS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """The best score of the tokens down to a word; with WEIGHS their mass and number, too.
 
-    Grid: (F, blocks).
+    Grid: (F, programs).
     """
     row = tl.program_id(0)
     if is_done(row_done_ptr, row):
         return
-    logits, ids, mask, first_id = load_block(
-        logits_ptr, stride_logits, vocab_start, lead, width, BLOCK
-    )
-    kept = mask & (order_words(logits, ids, mask) >= tl.load(cut_ptr + row))
     top, found = tl.load(top_ptr + row), found_ptr + row * (num_samples + 2 * WEIGHS)
-    number, is_nan = tl.sum(kept.to(tl.int32), axis=0), top != top
-    if is_nan | (number > 0):
-        draw = load_draw(seed_ptr, position_ptr, temperature_ptr, row)
-        for sample in range(num_samples):
-            scores = block_scores(logits, first_id, draw, sample)
-            best = tl.max(tl.where(kept, pack(scores, ids), 0), axis=0)
-            best = tl.where(is_nan, nan_word(), best)
-            tl.atomic_max(found + sample, best, sem="relaxed")
-        if WEIGHS:
-            high, low = halves_of_masses(logits, mass_row(top, tl.load(temperature_ptr + row)))
-            tl.atomic_add(found + num_samples, sum_of_kept(high, low, kept), sem="relaxed")
-            tl.atomic_add(found + num_samples + 1, number.to(tl.int64), sem="relaxed")
+    cut, its = mark_of(tl.load(cut_ptr + row)), mass_row(top, tl.load(temperature_ptr + row))
+    draw = load_draw(seed_ptr, position_ptr, temperature_ptr, row)
+    mass, number = tl.zeros((BLOCK // 8,), tl.int64), tl.zeros((BLOCK // 8,), tl.int32)
+    first, last = blocks_of_program(blocks_each, lead, width, BLOCK)
+    for sample in range(num_samples):
+        best = no_best(BLOCK)
+        for block in range(first, last):
+            logits, ids, _, first_id = load_nth_block(
+                logits_ptr, stride_logits, vocab_start, lead, width, block, BLOCK, float("nan")
+            )
+            kept = upto(logits, ids, cut)
+            # Most blocks of a filtered row have no kept token.
+            if tl.max(kept.to(tl.int32), axis=0) > 0:
+                scores = block_scores(logits, first_id, draw, sample)
+                best = better(best, scores, ids, kept)
+                if WEIGHS:  # noqa: SIM102
+                    if sample == 0:
+                        high, low = halves_of_masses(logits, its)
+                        mass += masses_of_threads(high, low, kept)
+                        number += by_thread(kept.to(tl.int32))
+        word = tl.where(top != top, nan_word(), word_of_best(best))
+        tl.atomic_max(found + sample, word, sem="relaxed")
+    if WEIGHS:
+        tl.atomic_add(found + num_samples, tl.sum(mass, axis=0), sem="relaxed")
+        number_of_all = tl.sum(number, axis=0).to(tl.int64)
+        tl.atomic_add(found + num_samples + 1, number_of_all, sem="relaxed")
 
 
 @triton.jit
