@@ -102,7 +102,7 @@ PASS_REASONS: dict[str, tuple[int, str]] = {
     "best_kept": (150, f"{_NOISE}; blocks without a kept token stop before"),
     "least_of_mass": (110, f"{_MASS}; {_FEW}"),
     "spread": (80, _FEW),
-    "law_tops": (30, "a maximum that minds NaN, then the lowest id that has it"),
+    "law_tops": (60, "a maximum that minds NaN and its lowest id, a loop for each of two laws"),
     "law_sums": (240, f"{_MASS}, and there are two laws"),
     "residual": (450, f"{_MASS}, of two laws, and {_NOISE}"),
 }

@@ -78,12 +78,24 @@ tpsample/core/residual.py
     > test_a_share_is_the_product_rounded_down
 tpsample/backends/triton_/kernels/laws.py
     a kernel of laws cuts the last token that is kept
-    - >= tl.load(laws.cut_ptr + place)
-    + > tl.load(laws.cut_ptr + place)
+    - mark, key = mark_of(cut),
+    + mark, key = mark_of(cut + 1),
     > test_every_stage_finds_the_integers_of_the_definition[triton-rejection-None]
+    a kernel of laws keeps no NaN
+    - upto(between(its, LOWEST, HIGHEST), ids, mark)
+    + upto(its, ids, mark)
+    > test_every_stage_finds_the_integers_of_the_definition[triton-rejection-None]
+    a program leaves out all blocks but its first
+    - last = tl.minimum(first + blocks_each,
+    + last = tl.minimum(first + 1,
+    > test_every_stage_finds_the_integers_of_the_definition[triton-rejection-None]
+    the lower half of a mass has no part in the lower half of a share
+    - (product(l, b) >> 20))
+    + 0)
+    > test_every_stage_finds_the_integers_of_the_definition[triton-block-torch.float32]
     a kernel sums what the draft has over the target
-    - left = tl.maximum(left, tl.zeros_like(left))
-    + left = tl.abs(left)
+    - by_thread(tl.maximum(left, tl.zeros_like(left)), THREADS)
+    + by_thread(tl.abs(left), THREADS)
     > test_every_stage_finds_the_integers_of_the_definition[triton-block-torch.float32]
 tpsample/backends/triton_/kernels/acceptance.py
     a kernel does not see a forced token

@@ -243,9 +243,9 @@ def tile_for(
     """
     if edits:
         return short_tile(num_rows, dtype, gpu)
-    if stores and gpu.arch == OVERLAP_ARCH and dtype != torch.float32:
-        if tile := _STORING_TILES.get(batch_tile(num_rows)):
-            return fitted(tile, gpu)
+    storing = _STORING_TILES.get(batch_tile(num_rows))
+    if stores and storing and gpu.arch == OVERLAP_ARCH and dtype != torch.float32:
+        return fitted(storing, gpu)
     measured = measured_tiles().get((gpu, vocab_rows, hidden_size, batch_tile(num_rows)))
     if measured is None or dtype == torch.float32:
         return rule(num_rows, vocab_rows, dtype, gpu)

@@ -25,6 +25,9 @@ from tpsample.backends.triton_.kernels.laws import law_sums_kernel, law_tops_ker
 from tpsample.backends.triton_.passes import BLOCK, NUM_WARPS, TritonShardLogits
 from tpsample.output import SampleOutput, VerifyOutput
 
+RESIDUAL_PARTS = 2
+"""A thread of `residual_kernel` needs 128 registers, so that 4 programs of 4 warps fill an SM."""
+
 
 def drafted_rows(
     drafts: Tensor, undrawn: Tensor | None, positions: Tensor, vocab_size: int
@@ -93,6 +96,24 @@ class TritonVerification(Verification):
         tops, sums, found = (x.view(shape) for x, shape in zip(parts, shapes, strict=True))
         return tops, sums, found
 
+    def _launch(self, kernel: Any, rows: int, parts: int = 1, **arguments: Any) -> None:
+        """Launch a kernel over the logits of so many rows; none of an empty shard.
+
+        Args:
+            parts: by how much blocks and programs are smaller. A program takes as many logits.
+        """
+        count, each = self.rows.count_of(BLOCK), self.rows.blocks_each(rows)
+        if not count:
+            return
+        kernel[(triton.cdiv(count, each), rows)](
+            **self._law_arguments,
+            **arguments,
+            blocks_each=parts * each,
+            BLOCK=BLOCK // parts,
+            num_warps=NUM_WARPS // parts,
+            enable_fp_fusion=False,  # the twin rounds every product
+        )
+
     @property
     def _law_arguments(self) -> dict[str, Any]:
         """The arguments by which a kernel finds the logits of both laws."""
@@ -107,9 +128,6 @@ class TritonVerification(Verification):
             "vocab_start": rows.first_id,
             "lead": rows.first_id % 4,
             "width": rows.logits.shape[1],
-            "BLOCK": BLOCK,
-            "num_warps": NUM_WARPS,
-            "enable_fp_fusion": False,  # the twin rounds every product
         }
 
     def _numbers(self, laws: Laws) -> dict[str, Any]:
@@ -134,12 +152,8 @@ class TritonVerification(Verification):
 
     def tops(self) -> Tensor:
         tops = self._memory[0]
-        if self.rows.logits.shape[1]:
-            law_tops_kernel[(self.rows.count_of(BLOCK), tops.numel())](
-                **self._law_arguments,
-                tops_ptr=tops,
-                num_drafts=tops.shape[1] - self.drafts.shape[1],
-            )
+        num_drafts = tops.shape[1] - self.drafts.shape[1]
+        self._launch(law_tops_kernel, tops.numel(), tops_ptr=tops, num_drafts=num_drafts)
         return tops
 
     def laws(self, gathered: Tensor) -> Laws:
@@ -166,10 +180,8 @@ class TritonVerification(Verification):
 
     def sums(self, laws: Laws) -> Tensor:
         sums = self._memory[1]
-        if self.rows.logits.shape[1]:
-            law_sums_kernel[(self.rows.count_of(BLOCK), laws.cut.numel())](
-                **self._law_arguments, **self._numbers(laws), sums_ptr=sums
-            )
+        numbers = self._numbers(laws)
+        self._launch(law_sums_kernel, laws.cut.numel(), **numbers, sums_ptr=sums)
         return sums
 
     def accept(self, laws: Laws, sums: Tensor) -> tuple[Laws, Places]:
@@ -194,18 +206,19 @@ class TritonVerification(Verification):
 
     def residuals(self, laws: Laws, places: Places) -> Tensor:
         found = self._memory[2]
-        if self.rows.logits.shape[1]:
-            residual_kernel[(self.rows.count_of(BLOCK), places.index.numel())](
-                **self._law_arguments,
-                **self._numbers(laws),
-                place_ptr=places.index,
-                weights_ptr=places.weights,
-                seed_ptr=self.seed,
-                position_ptr=self.positions,
-                found_ptr=found,
-                num_places=places.index.shape[1],
-                SUMS=self.block,
-            )
+        self._launch(
+            residual_kernel,
+            places.index.numel(),
+            RESIDUAL_PARTS,
+            **self._numbers(laws),
+            place_ptr=places.index,
+            weights_ptr=places.weights,
+            seed_ptr=self.seed,
+            position_ptr=self.positions,
+            found_ptr=found,
+            num_places=places.index.shape[1],
+            SUMS=self.block,
+        )
         return found
 
     def output(self, laws: Laws, places: Places, gathered: Tensor) -> VerifyOutput:

@@ -7,20 +7,42 @@ from typing import NamedTuple
 
 import triton
 import triton.language as tl
+from triton.language.target_info import is_hip
 
 from tpsample.backends.triton_.kernels.constant import Constant
-from tpsample.backends.triton_.kernels.head import pack
-from tpsample.backends.triton_.kernels.masses import mass_row
-from tpsample.backends.triton_.kernels.masses import masses as masses_of
+from tpsample.backends.triton_.kernels.head import (
+    KEY_NAN,
+    TOKEN_BITS,
+    TOKEN_MASK,
+    max_or_nan,
+    pack,
+)
+from tpsample.backends.triton_.kernels.masses import (
+    ROUNDER_BITS,
+    MassRow,
+    between,
+    halves,
+    mass_row,
+    powers,
+    rounded,
+    sums_of,
+)
 from tpsample.backends.triton_.kernels.noise import INTERPRET, noise_tile, row_stream
-from tpsample.backends.triton_.kernels.order import ROW_POINTERS, best_of_groups, order_words
+from tpsample.backends.triton_.kernels.order import (
+    KEY_INF,
+    NO_ID,
+    ROW_POINTERS,
+    Mark,
+    by_thread,
+    mark_of,
+    upto,
+)
 from tpsample.core import acceptance, masses, residual
 
 DOMAIN_RECOVERY = Constant(acceptance.DOMAIN_RECOVERY)
 TOP_MASS = Constant(masses.TOP_MASS)
-LIMB, PLAIN_SHIFT = Constant(residual.LIMB), Constant(residual.PLAIN_SHIFT)
-LIMB_MASK = Constant(2**residual.LIMB - 1)
-SHARE_BITS, MASS_BITS = Constant(residual.SHARE_BITS), Constant(residual.MASS_BITS)
+PLAIN_SHIFT, SHARE_BITS = Constant(residual.PLAIN_SHIFT), Constant(residual.SHARE_BITS)
+LOWEST, HIGHEST = Constant(float("-inf")), Constant(float("inf"))
 
 
 class Logits(NamedTuple):
@@ -44,8 +66,18 @@ class LawRows(NamedTuple):
     drafts_ptr: tl.tensor  # int64, -1 where there is no draft
 
 
+class Shard(NamedTuple):
+    """The ids of this rank, and the blocks of them that the program takes."""
+
+    start: tl.tensor
+    lead: tl.tensor  # the first block begins so many columns before the shard
+    width: tl.tensor
+    first: tl.tensor  # the first block of the program
+    last: tl.tensor  # the block behind its last one
+
+
 class Columns(NamedTuple):
-    """The program's block of the shard."""
+    """One block of the shard."""
 
     columns: tl.tensor  # int32 [BLOCK]
     ids: tl.tensor  # int32 [BLOCK]
@@ -53,59 +85,133 @@ class Columns(NamedTuple):
     first_id: tl.tensor  # a multiple of 4
 
 
+class Law(NamedTuple):
+    """The numbers of one law at a position, made once by a program."""
+
+    address: tl.tensor  # of the first logit of the shard
+    masses: MassRow
+    weight: tl.tensor  # int64, by which masses become shares
+
+
+@triton.jit
+def shard_of(vocab_start, lead, width, blocks_each, BLOCK: tl.constexpr):
+    """The `Shard` of this program; it takes `blocks_each` neighbouring blocks of its row."""
+    first = tl.program_id(0) * blocks_each
+    last = tl.minimum(first + blocks_each, tl.cdiv(lead + width, BLOCK))
+    return Shard(vocab_start, lead, width, first, last)
+
+
 @triton.jit
 def block_of(vocab_start, lead, width, BLOCK: tl.constexpr):
-    """The `Columns` of this program; the first block begins `lead` columns before the shard."""
-    first_column = tl.program_id(0) * BLOCK - lead
+    """The `Columns` of a program that takes one block of its row."""
+    shard = shard_of(vocab_start, lead, width, 1, BLOCK)
+    return numbered_block(shard, shard.first, BLOCK)
+
+
+@triton.jit
+def numbered_block(shard, number, BLOCK: tl.constexpr):
+    """The `Columns` of a block of the shard."""
+    first_column = number * BLOCK - shard.lead
     columns = first_column + tl.arange(0, BLOCK)
-    mask = (columns >= 0) & (columns < width)
-    return Columns(columns, vocab_start + columns, mask, vocab_start + first_column)
+    mask = (columns >= 0) & (columns < shard.width)
+    return Columns(columns, shard.start + columns, mask, shard.start + first_column)
 
 
 @triton.jit
-def target_logits(logits, place, block):
-    """fp32 logits of the target at a row and position; -inf outside the shard."""
-    address = logits.target_ptr + place.to(tl.int64) * logits.stride_target + block.columns
-    return tl.load(address, mask=block.mask, other=float("-inf"))
+def target_address(logits, place):
+    """Where the target's logits at a row and position begin."""
+    return logits.target_ptr + place.to(tl.int64) * logits.stride_target
 
 
 @triton.jit
-def draft_logits(logits, row, index, block, mask):
-    """fp32 logits of the drafter for one draft of a row; -inf outside the mask."""
+def draft_address(logits, row, index):
+    """Where the drafter's logits for one draft of a row begin."""
     first = row.to(tl.int64) * logits.stride_draft_b + index.to(tl.int64) * logits.stride_draft_k
-    address = logits.draft_ptr + first + block.columns
-    return tl.load(address, mask=mask, other=float("-inf")).to(tl.float32)
+    return logits.draft_ptr + first
 
 
 @triton.jit
-def target_masses(logits, laws, place, block):
-    """P, int64 [BLOCK], 0 outside the kept set."""
-    its = target_logits(logits, place, block)
-    kept = order_words(its, block.ids, block.mask) >= tl.load(laws.cut_ptr + place)
+def load_logits(address, block):
+    """fp32 logits of a block; -inf outside the shard."""
+    return tl.load(address + block.columns, mask=block.mask, other=LOWEST).to(tl.float32)
+
+
+@triton.jit
+def target_law(logits, laws, place, weight):
+    """The `Law` of the target at a row and position."""
     row = mass_row(tl.load(laws.top_ptr + place), tl.load(laws.temperature_ptr + place))
-    return tl.where(block.mask & kept, masses_of(its, row), 0)
+    return Law(target_address(logits, place), row, weight)
 
 
 @triton.jit
-def draft_masses(logits, laws, place, block):
-    """Q, int64 [BLOCK], 0 without a draft."""
-    draft = tl.load(laws.drafts_ptr + place)
-    if logits.draft_ptr is None:
-        return tl.where(block.mask & (block.ids == draft), TOP_MASS, tl.zeros_like(draft))
+def draft_law(logits, laws, place, weight):
+    """The `Law` of the drafter at a row and position that has a draft."""
+    row = mass_row(tl.load(laws.draft_top_ptr + place), tl.load(laws.temperature_ptr + place))
+    positions = logits.num_positions
+    return Law(draft_address(logits, place // positions, place % positions), row, weight)
+
+
+@triton.jit
+def mark_with_nan(cut):
+    """The `Mark` of a cut for logits in which a NaN is +inf.
+
+    All NaNs of the twin's kept set are `upto` it, and no other token, but in a row with both a NaN
+    and a +inf. A row with a NaN has no token and no draft, so that no mass of it is looked at.
+    """
+    mark, key = mark_of(cut), cut >> TOKEN_BITS
+    own_id = (~cut & TOKEN_MASK).to(tl.int32)
+    token = tl.where(key == KEY_NAN, own_id, mark.token)
+    return Mark(mark.at, mark.after, tl.where((key > KEY_INF) & (key < KEY_NAN), TOKEN_MASK, token))
+
+
+@triton.jit
+def target_powers(its, ids, mask, law, mark):
+    """2^E of logits of the target, fp32, without a mass outside the kept set."""
+    kept = mask & upto(between(its, LOWEST, HIGHEST), ids, mark)
+    power, _, _ = powers(its, law.masses, kept)
+    return power
+
+
+@triton.jit
+def draft_powers(its, law):
+    """2^E of logits of the drafter, fp32, without a mass where they are -inf or NaN."""
+    power, _, _ = powers(its, law.masses, its > LOWEST)
+    return power
+
+
+@triton.jit
+def product(a, b):
+    """a · b, int64, of int32 numbers.
+
+    Written in Triton, a factor that is one number gets its 64 bits before a loop, and the product
+    in it is one of 64 bits, of four instructions.
+    """
+    if INTERPRET or is_hip():
+        return a.to(tl.int64) * b.to(tl.int64)
     else:
-        positions = logits.num_positions
-        there = block.mask & (draft >= 0)
-        its = draft_logits(logits, place // positions, place % positions, block, there)
-        row = mass_row(tl.load(laws.draft_top_ptr + place), tl.load(laws.temperature_ptr + place))
-        return tl.where(its > float("-inf"), masses_of(its, row), 0)
+        return tl.inline_asm_elementwise(
+            "mul.wide.s32 $0, $1, $2;",
+            "=l,r,r",
+            [a, b + tl.zeros((1,), tl.int32)],
+            dtype=tl.int64,
+            is_pure=True,
+            pack=1,
+        )
 
 
 @triton.jit
-def shares(mass, weight):
-    """floor(mass · weight / 2^40), int64. Twin: `tpsample.core.residual.shares`."""
-    low, middle = weight & LIMB_MASK, (weight >> LIMB) & LIMB_MASK
-    rest = mass * middle + (mass * low >> LIMB)
-    return (mass * (weight >> (2 * LIMB)) << 2) + (rest >> (MASS_BITS - LIMB))
+def shares(high, low, weight):
+    """floor(q · weight / 2^40), int64, of masses by their halves with ROUNDER_BITS added.
+
+    q = 2^20 h + l and weight = 2^32 a + b, -2^31 <= b < 2^31, so that every factor has 32 bits:
+    floor((2^52 h a + 2^32 l a + 2^20 h b + l b) / 2^40) = 2^12 h a + floor(
+    (h b + 2^12 l a + floor(l b / 2^20)) / 2^20). Twin: `tpsample.core.residual.shares`.
+    """
+    h, l = high - ROUNDER_BITS, low - ROUNDER_BITS  # noqa: E741
+    b = weight.to(tl.int32)
+    a = ((weight - b) >> 32).to(tl.int32)
+    rest = product(h, b) + ((product(l, a) << 12) + (product(l, b) >> 20))
+    return (product(h, a) << 12) + (rest >> 20)
 
 
 @triton.jit
@@ -122,8 +228,45 @@ def recovery_scores(residuals, target, noise):
         return exponent + (tl.log2(mantissa) - noise)
 
 
+@triton.jit
+def best_of_law(address, shard, BLOCK: tl.constexpr):
+    """The largest order word of the program's blocks, in a row with the address of its logits.
+
+    Logits are compared as fp32 numbers, because to make words of 64 bits costs more. A NaN is the
+    largest number, and of equal ones the first stays.
+    """
+    first_id = shard.start + tl.maximum(shard.first * BLOCK - shard.lead, 0)
+    best = tl.full((BLOCK,), LOWEST, tl.float32)
+    token = tl.zeros((BLOCK,), tl.int32) + first_id  # of a shard without a logit above -inf
+    for number in range(shard.first, shard.last):
+        block = numbered_block(shard, number, BLOCK)
+        its = load_logits(address, block)
+        better = ~(its <= best) & (best == best)
+        best, token = tl.where(better, its, best), tl.where(better, block.ids, token)
+    top = max_or_nan(best, 0)
+    token = tl.min(tl.where((best == top) | (best != best), token, NO_ID), axis=0)
+    return pack(top, token)
+
+
+@triton.jit
+def best_score(best, token):
+    """The word of the best fp32 score and its lowest token id; 0 if all scores are -inf.
+
+    No score is NaN.
+    """
+    top = tl.max(best, axis=0)
+    token = tl.min(tl.where(best == top, token, NO_ID), axis=0)
+    return tl.where(top > LOWEST, pack(top, token), 0)
+
+
+@triton.jit
+def sum_of_halves(high, low):
+    """Σ q, int64, of sums of the halves of q by thread."""
+    return tl.sum((high.to(tl.int64) << 20) + low, axis=0)
+
+
 @triton.jit(
-    do_not_specialize=["num_positions", "num_drafts"],
+    do_not_specialize=["num_positions", "num_drafts", "blocks_each"],
     do_not_specialize_on_alignment=ROW_POINTERS,
 )
 def law_tops_kernel(
@@ -141,27 +284,30 @@ def law_tops_kernel(
     vocab_start,
     lead,
     width,
+    blocks_each,  # blocks of a program
     BLOCK: tl.constexpr,
 ):
-    """The largest order words of target and drafter. Grid: (blocks, B · (S + K))."""
-    block = block_of(vocab_start, lead, width, BLOCK)
+    """The largest order words of target and drafter. Grid: (programs, B · (S + K))."""
+    shard = shard_of(vocab_start, lead, width, blocks_each, BLOCK)
     logits = Logits(
         target_ptr, stride_target, draft_ptr, stride_draft_b, stride_draft_k, num_positions
     )
     row = tl.program_id(1) // (num_positions + num_drafts)
     index = tl.program_id(1) % (num_positions + num_drafts)
     if draft_ptr is None:
-        its = target_logits(logits, row * num_positions + index, block)
+        best = best_of_law(target_address(logits, row * num_positions + index), shard, BLOCK)
     else:
         if index < num_positions:
-            its = target_logits(logits, row * num_positions + index, block)
+            best = best_of_law(target_address(logits, row * num_positions + index), shard, BLOCK)
         else:
-            its = draft_logits(logits, row, index - num_positions, block, block.mask)
-    best = best_of_groups(its, block.ids, block.mask, BLOCK)
-    tl.atomic_max(tops_ptr + tl.program_id(1) + tl.arange(0, 1), best, sem="relaxed")
+            best = best_of_law(draft_address(logits, row, index - num_positions), shard, BLOCK)
+    tl.atomic_max(tops_ptr + tl.program_id(1), best, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["num_positions"], do_not_specialize_on_alignment=ROW_POINTERS)
+@triton.jit(
+    do_not_specialize=["num_positions", "blocks_each"],
+    do_not_specialize_on_alignment=ROW_POINTERS,
+)
 def law_sums_kernel(
     # inputs
     target_ptr,  # [B · S, V_local] fp32
@@ -181,34 +327,55 @@ def law_sums_kernel(
     vocab_start,
     lead,
     width,
+    blocks_each,  # blocks of a program, so few that a thread has less than 2^11 logits
     BLOCK: tl.constexpr,
 ):
-    """The sums of both laws, and the masses of the drafts. Grid: (blocks, B · S)."""
-    block = block_of(vocab_start, lead, width, BLOCK)
+    """The sums of both laws, and the masses of the drafts. Grid: (programs, B · S)."""
+    shard = shard_of(vocab_start, lead, width, blocks_each, BLOCK)
     logits = Logits(
         target_ptr, stride_target, draft_ptr, stride_draft_b, stride_draft_k, num_positions
     )
     laws = LawRows(temperature_ptr, top_ptr, draft_top_ptr, cut_ptr, drafts_ptr)
     place, rows = tl.program_id(1), tl.num_programs(1)
-    draft = tl.load(drafts_ptr + place)
-    own = block.mask & (block.ids == draft)
     sums = sums_ptr + place
-    mass = target_masses(logits, laws, place, block)
-    tl.atomic_add(sums, tl.sum(mass, axis=0), sem="relaxed")
-    has_own = (draft >= block.first_id) & (draft < block.first_id + BLOCK)
-    if has_own:
-        tl.atomic_add(sums + rows, tl.sum(tl.where(own, mass, 0), axis=0), sem="relaxed")
+    draft = tl.load(drafts_ptr + place)
+    column = (draft - vocab_start).to(tl.int32)
+    is_own = (column >= tl.maximum(shard.first * BLOCK - lead, 0)) & (
+        column < tl.minimum(shard.last * BLOCK - lead, width)
+    )
+
+    target, mark = target_law(logits, laws, place, None), mark_with_nan(tl.load(cut_ptr + place))
+    high_sum, low_sum = tl.zeros((BLOCK // 8,), tl.int32), tl.zeros((BLOCK // 8,), tl.int32)
+    for number in range(shard.first, shard.last):
+        block = numbered_block(shard, number, BLOCK)
+        its = load_logits(target.address, block)
+        high, low = halves(target_powers(its, block.ids, block.mask, target, mark))
+        high_sum += sums_of(high)
+        low_sum += sums_of(low)
+    tl.atomic_add(sums, sum_of_halves(high_sum, low_sum), sem="relaxed")
+    if is_own:
+        its = tl.load(target.address + column)
+        mass = rounded(target_powers(its, draft.to(tl.int32), is_own, target, mark))
+        tl.atomic_add(sums + rows, mass, sem="relaxed")
+
     if draft_ptr is not None:  # noqa: SIM102
         if draft >= 0:
-            mass = draft_masses(logits, laws, place, block)
-            tl.atomic_add(sums + 2 * rows, tl.sum(mass, axis=0), sem="relaxed")
-            if has_own:
-                own_mass = tl.sum(tl.where(own, mass, 0), axis=0)
+            other = draft_law(logits, laws, place, None)
+            high_sum, low_sum = tl.zeros((BLOCK // 8,), tl.int32), tl.zeros((BLOCK // 8,), tl.int32)
+            for number in range(shard.first, shard.last):
+                block = numbered_block(shard, number, BLOCK)
+                high, low = halves(draft_powers(load_logits(other.address, block), other))
+                high_sum += sums_of(high)
+                low_sum += sums_of(low)
+            tl.atomic_add(sums + 2 * rows, sum_of_halves(high_sum, low_sum), sem="relaxed")
+            if is_own:
+                own = tl.load(other.address + column).to(tl.float32)
+                own_mass = rounded(draft_powers(own, other))
                 tl.atomic_add(sums + 3 * rows, own_mass, sem="relaxed")
 
 
 @triton.jit(
-    do_not_specialize=["num_positions", "num_places"],
+    do_not_specialize=["num_positions", "num_places", "blocks_each"],
     do_not_specialize_on_alignment=ROW_POINTERS,
 )
 def residual_kernel(
@@ -235,11 +402,12 @@ def residual_kernel(
     vocab_start,
     lead,
     width,
+    blocks_each,  # blocks of a program
     SUMS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The best score of a draw from each residual, and its sum. Grid: (blocks, B · N)."""
-    block = block_of(vocab_start, lead, width, BLOCK)
+    """The best score of a draw from each residual, and its sum. Grid: (programs, B · N)."""
+    shard = shard_of(vocab_start, lead, width, blocks_each, BLOCK)
     logits = Logits(
         target_ptr, stride_target, draft_ptr, stride_draft_b, stride_draft_k, num_positions
     )
@@ -247,20 +415,44 @@ def residual_kernel(
     at, rows = tl.program_id(1), tl.num_programs(1)
     row, index = at // num_places, tl.load(place_ptr + at).to(tl.int32)
     place = row * num_positions + index
-    target = target_masses(logits, laws, place, block)
-    # Most blocks of a filtered row have no mass.
-    if tl.max(target, axis=0) > 0:
-        share = shares(target, tl.load(weights_ptr + at))
-        draft = draft_masses(logits, laws, place, block)
-        left = share - shares(draft, tl.load(weights_ptr + rows + at))
-        left = tl.maximum(left, tl.zeros_like(left))
-        if SUMS:
-            tl.atomic_add(found_ptr + rows + at, tl.sum(left, axis=0), sem="relaxed")
-        one = tl.arange(0, 1)
-        seed, position = tl.load(seed_ptr + row + one), tl.load(position_ptr + row + one)
-        r0, r1, r2 = row_stream(seed, position + index, index, DOMAIN_RECOVERY)
-        quads = block.first_id // 4 + tl.arange(0, BLOCK // 4)
-        noise = noise_tile(quads, r0, r1, r2).reshape(left.shape)
-        words = pack(recovery_scores(left, target, noise), block.ids)
-        best = tl.max(tl.where(target > 0, words, 0), axis=0)
-        tl.atomic_max(found_ptr + at, best, sem="relaxed")
+    draft, draft_weight = tl.load(drafts_ptr + place), tl.load(weights_ptr + rows + at)
+    law = target_law(logits, laws, place, tl.load(weights_ptr + at))
+    mark = mark_with_nan(tl.load(cut_ptr + place))
+    if draft_ptr is None:
+        own_share = draft_weight  # TOP_MASS · weight / 2^40
+    else:
+        other = draft_law(logits, laws, place, draft_weight)
+    one = tl.arange(0, 1)
+    seed, position = tl.load(seed_ptr + row + one), tl.load(position_ptr + row + one)
+    r0, r1, r2 = row_stream(seed, position + index, index, DOMAIN_RECOVERY)
+
+    best = tl.full((BLOCK,), LOWEST, tl.float32)
+    token = tl.zeros((BLOCK,), tl.int32)
+    units = tl.zeros((BLOCK // 8,), tl.int64)
+    for number in range(shard.first, shard.last):
+        block = numbered_block(shard, number, BLOCK)
+        its = load_logits(law.address, block)
+        high, low = halves(target_powers(its, block.ids, block.mask, law, mark))
+        # A mass is above 0 where its upper half is, or where that is 0 and the lower half is.
+        largest = tl.maximum(high, low) - ROUNDER_BITS
+        # Most blocks of a filtered row have no mass.
+        if tl.max(largest, axis=0) > 0:
+            left = shares(high, low, law.weight)
+            if draft_ptr is None:
+                left -= tl.where(block.ids == draft, own_share, tl.zeros_like(left))
+            else:
+                if draft >= 0:
+                    drafted = draft_powers(load_logits(other.address, block), other)
+                    draft_high, draft_low = halves(drafted)
+                    left -= shares(draft_high, draft_low, other.weight)
+            if SUMS:
+                units += by_thread(tl.maximum(left, tl.zeros_like(left)))
+            quads = block.first_id // 4 + tl.arange(0, BLOCK // 4)
+            noise = noise_tile(quads, r0, r1, r2).reshape(left.shape)
+            target = ((high - ROUNDER_BITS).to(tl.int64) << 20) + (low - ROUNDER_BITS)
+            score = recovery_scores(left, target, noise)
+            better = (largest > 0) & (score > best)
+            best, token = tl.where(better, score, best), tl.where(better, block.ids, token)
+    if SUMS:
+        tl.atomic_add(found_ptr + rows + at, tl.sum(units, axis=0), sem="relaxed")
+    tl.atomic_max(found_ptr + at, best_score(best, token), sem="relaxed")
