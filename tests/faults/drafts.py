@@ -94,8 +94,8 @@ tpsample/backends/triton_/kernels/laws.py
     + 0)
     > test_every_stage_finds_the_integers_of_the_definition[triton-block-torch.float32]
     a kernel sums what the draft has over the target
-    - by_thread(tl.maximum(left, tl.zeros_like(left)), THREADS)
-    + by_thread(tl.abs(left), THREADS)
+    - by_thread(tl.maximum(left, tl.zeros_like(left)))
+    + by_thread(tl.abs(left))
     > test_every_stage_finds_the_integers_of_the_definition[triton-block-torch.float32]
 tpsample/backends/triton_/kernels/acceptance.py
     a kernel does not see a forced token

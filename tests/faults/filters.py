@@ -181,8 +181,8 @@ tpsample/backends/triton_/kernels/best_scores.py
     + mark_of(tl.load(words + marks + c) | tie_bits)
     > test_a_rejection_decides_what_the_definition_does
     kernel: the best scores of all ranks begin with the first logit of one
-    - tl.store(out, tl.max(first, axis=0))
-    + tl.store(out, tl.min(tl.where(offs < num_sources, first, 2**62), axis=0))
+    - first = tl.load(of_first, mask=offs < num_sources, other=0)
+    + first = tl.load(of_first, mask=offs == num_sources - 1, other=0)
     kernel: a block whose largest logit is the least mark has nothing before it
     - if largest >= lowest:
     + if largest > lowest:

@@ -90,7 +90,6 @@ class Law(NamedTuple):
 
     address: tl.tensor  # of the first logit of the shard
     masses: MassRow
-    weight: tl.tensor  # int64, by which masses become shares
 
 
 @triton.jit
@@ -137,18 +136,18 @@ def load_logits(address, block):
 
 
 @triton.jit
-def target_law(logits, laws, place, weight):
+def target_law(logits, laws, place):
     """The `Law` of the target at a row and position."""
     row = mass_row(tl.load(laws.top_ptr + place), tl.load(laws.temperature_ptr + place))
-    return Law(target_address(logits, place), row, weight)
+    return Law(target_address(logits, place), row)
 
 
 @triton.jit
-def draft_law(logits, laws, place, weight):
+def draft_law(logits, laws, place):
     """The `Law` of the drafter at a row and position that has a draft."""
     row = mass_row(tl.load(laws.draft_top_ptr + place), tl.load(laws.temperature_ptr + place))
     positions = logits.num_positions
-    return Law(draft_address(logits, place // positions, place % positions), row, weight)
+    return Law(draft_address(logits, place // positions, place % positions), row)
 
 
 @triton.jit
@@ -344,7 +343,7 @@ def law_sums_kernel(
         column < tl.minimum(shard.last * BLOCK - lead, width)
     )
 
-    target, mark = target_law(logits, laws, place, None), mark_with_nan(tl.load(cut_ptr + place))
+    target, mark = target_law(logits, laws, place), mark_with_nan(tl.load(cut_ptr + place))
     high_sum, low_sum = tl.zeros((BLOCK // 8,), tl.int32), tl.zeros((BLOCK // 8,), tl.int32)
     for number in range(shard.first, shard.last):
         block = numbered_block(shard, number, BLOCK)
@@ -360,7 +359,7 @@ def law_sums_kernel(
 
     if draft_ptr is not None:  # noqa: SIM102
         if draft >= 0:
-            other = draft_law(logits, laws, place, None)
+            other = draft_law(logits, laws, place)
             high_sum, low_sum = tl.zeros((BLOCK // 8,), tl.int32), tl.zeros((BLOCK // 8,), tl.int32)
             for number in range(shard.first, shard.last):
                 block = numbered_block(shard, number, BLOCK)
@@ -416,12 +415,12 @@ def residual_kernel(
     row, index = at // num_places, tl.load(place_ptr + at).to(tl.int32)
     place = row * num_positions + index
     draft, draft_weight = tl.load(drafts_ptr + place), tl.load(weights_ptr + rows + at)
-    law = target_law(logits, laws, place, tl.load(weights_ptr + at))
+    law, weight = target_law(logits, laws, place), tl.load(weights_ptr + at)
     mark = mark_with_nan(tl.load(cut_ptr + place))
     if draft_ptr is None:
         own_share = draft_weight  # TOP_MASS · weight / 2^40
     else:
-        other = draft_law(logits, laws, place, draft_weight)
+        other = draft_law(logits, laws, place)
     one = tl.arange(0, 1)
     seed, position = tl.load(seed_ptr + row + one), tl.load(position_ptr + row + one)
     r0, r1, r2 = row_stream(seed, position + index, index, DOMAIN_RECOVERY)
@@ -437,14 +436,14 @@ def residual_kernel(
         largest = tl.maximum(high, low) - ROUNDER_BITS
         # Most blocks of a filtered row have no mass.
         if tl.max(largest, axis=0) > 0:
-            left = shares(high, low, law.weight)
+            left = shares(high, low, weight)
             if draft_ptr is None:
                 left -= tl.where(block.ids == draft, own_share, tl.zeros_like(left))
             else:
                 if draft >= 0:
                     drafted = draft_powers(load_logits(other.address, block), other)
                     draft_high, draft_low = halves(drafted)
-                    left -= shares(draft_high, draft_low, other.weight)
+                    left -= shares(draft_high, draft_low, draft_weight)
             if SUMS:
                 units += by_thread(tl.maximum(left, tl.zeros_like(left)))
             quads = block.first_id // 4 + tl.arange(0, BLOCK // 4)
