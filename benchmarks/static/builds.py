@@ -36,6 +36,7 @@ from tpsample.backends.triton_.tile_table import (
     fitted,
     is_short,
     rule,
+    storing_tiles,
 )
 from tpsample.request.kinds import KINDS, Kind, batches_of
 from tpsample.speculative.drafting import Method
@@ -50,6 +51,8 @@ WIDE, ODD, LARGE, NONE = (2048, 4096), (2048, 4112), (128256, 64), (2048, 0)
 ROWS, NUM_DRAFTS, CHUNKS = 32, 2, 2
 _ABSENT = {arch: Gpu(arch=arch, shared_bytes=gpu.program_bytes) for arch, gpu in GPUS.items()}
 _ABSENT |= {arch: Gpu(arch=94, shared_bytes=AMD_SHARED_BYTES, amd=True) for arch in AMD_ARCHS}
+STORED_ROWS = "stored rows"
+"""The variant of tiles that only steps take which store logits."""
 EDITS: tuple[Kind, ...] = ("penalties", "bias")
 """Kinds that change logits, for which tiles that are not short leave no registers."""
 CONTROLS: tuple[Kind, ...] = ("allowed ids", "bad words", "min_tokens", *EDITS)
@@ -94,7 +97,9 @@ class Subject:
 
 def subjects(archs: Sequence[int], tiles: Sequence[tuple[Tile, torch.dtype]]) -> list[Subject]:
     """Return all kernels on `archs`, the LM head with each of `tiles`."""
-    of_archs = ((*_lm_heads(arch, tiles), *_screens(arch), *_small(arch)) for arch in archs)
+    of_archs = (
+        (*_lm_heads(arch, tiles), *_storing(arch), *_screens(arch), *_small(arch)) for arch in archs
+    )
     return list(dict.fromkeys(chain.from_iterable(of_archs)))
 
 
@@ -181,6 +186,12 @@ def _lm_head(
 ) -> Subject:
     """Return the LM head in a step whose requests are of these kinds."""
     return Subject(variant, arch, _fullest(launches(arch, *kinds, **options), LM_HEAD), epilogue)
+
+
+def _storing(arch: int) -> Iterator[Subject]:
+    """Yield the LM head with the tiles of steps that store logits."""
+    for tile in storing_tiles(arch):
+        yield _lm_head(arch, STORED_ROWS, "top_p", tile=tile)
 
 
 def _screens(arch: int) -> Iterator[Subject]:

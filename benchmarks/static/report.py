@@ -7,7 +7,7 @@ GPU; `--few` takes one tile per architecture and each other kernel once. `--json
 rows to a file. `--cache FOLDER` keeps what was compiled, and the next run compiles what has changed
 since. Exits with 1 if a requirement fails:
 
-- no spills anywhere;
+- no spills, but for few registers where a GPU has shown the tile to be faster (`MAX_STACK`);
 - a program's shared memory fits the architecture's limit;
 - 16-bit weights use the architecture's own matrix instruction: HMMA up to sm_89 and on sm_120,
   HGMMA (wgmma) on sm_90, UTCHMMA (tcgen05) on sm_100 and sm_103; the 8-bit product takes IGMMA on
@@ -40,7 +40,14 @@ import triton
 from benchmarks.lab import text
 from benchmarks.lab.problem import DTYPES, tile_text
 from benchmarks.static.aot import GPUS, Binary, compile_all, programs_per_sm
-from benchmarks.static.builds import ROW_NOISE, Subject, few, lm_head, subjects
+from benchmarks.static.builds import (
+    ROW_NOISE,
+    STORED_ROWS,
+    Subject,
+    few,
+    lm_head,
+    subjects,
+)
 from benchmarks.static.sass import (
     PIPES,
     early_exit_faults,
@@ -55,6 +62,8 @@ from tpsample.backends.triton_.tile_table import Tile, all_tiles
 
 DTYPE_NAMES = {dtype: name for name, dtype in {**DTYPES, "i8": torch.int8}.items()}
 MAX_EPILOGUE = 31.0
+MAX_STACK = {STORED_ROWS: 160}
+"""Bytes of 256 rows with 16 warps: without them 1118 µs, with them 826 (`tile_table`)."""
 MAX_FLOAT64 = 16
 """The numbers of a row take some, once per program: on many GPUs float64 is 64 times as slow."""
 MAX_FLOAT64_OF_ROWS = {"accept_kernel": 80, "told_logprobs_kernel": 48, "listed_sets_kernel": 40}
@@ -113,7 +122,7 @@ def judge(subject: Subject, binary: Binary, greedy: Binary | None) -> Row:
         **dict.fromkeys(PIPES, ""),
         "faults": faults,
     }
-    if row["spills"] or row["stack"]:
+    if row["stack"] > MAX_STACK.get(subject.variant, 0) or (row["spills"] and not row["stack"]):
         faults.append(f"spills: {row['spills']} instructions, {row['stack']} bytes of stack")
     if row["shared"] > gpu.program_bytes:
         faults.append(f"shared memory: {row['shared']} of {gpu.program_bytes} bytes")

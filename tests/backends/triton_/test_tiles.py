@@ -45,10 +45,22 @@ def test_rules_read_the_weights_once_and_fill_the_gpu():
     assert [rule(rows, 128256).block_b for rows in (1, 17, 64, 65, 256, 512)] == [
         16, 32, 64, 128, 256, 256,
     ]  # fmt: skip
-    assert rule(16, 128256).block_v == 128  # fills the GPU several times
-    assert rule(32, 128256 // 8).block_v == 64  # 251 tiles for 264 places
-    assert rule(32, 151936 // 8).block_v == 128  # 297 would be a second wave of 33
-    assert rule(64, 128256 // 8).block_v == 128  # a short tile reads the hidden states too often
+    for rows in (16, 32, 64):
+        assert rule(rows, 128256).block_v == 64  # fills the GPU 7.6 times
+        assert rule(rows, 128256 // 8).block_v == 64  # 251 tiles for 264 places
+        assert rule(rows, 151936 // 8).block_v == 128  # 297 would be a second wave of 33
+    b200 = dataclasses.replace(H200, arch=100)
+    assert tile_table.rule(16, 128256, torch.bfloat16, b200).block_v == 128  # nothing measured
+
+
+def test_stored_rows_take_a_tile_of_their_own_on_sm_90():
+    def chosen(rows, stores, gpu=H200):
+        return tile_table.tile_for(rows, 2**20, 8192, torch.bfloat16, gpu, stores=stores)
+
+    assert chosen(256, True) == dataclasses.replace(chosen(256, False), num_warps=16)
+    assert (chosen(128, False).block_v, chosen(128, True).block_v) == (128, 64)
+    for gpu in (dataclasses.replace(H200, arch=100), dataclasses.replace(H200, arch=80)):
+        assert all(chosen(rows, True, gpu) == chosen(rows, False, gpu) for rows in (128, 256))
 
 
 @pytest.mark.parametrize(

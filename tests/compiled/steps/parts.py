@@ -34,7 +34,7 @@ from tests.support.golden_parts import PARTS as GOLDEN_PARTS
 from tests.support.golden_parts import Make, V
 from tests.support.virtual import in_turn
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference
-from tpsample.backends.triton_.tile_table import Gpu, Tile, all_tiles, fitted
+from tpsample.backends.triton_.tile_table import Gpu, Tile, all_tiles, fitted, storing_tiles
 
 EXACT = [part for part in GOLDEN_PARTS if part != "cancelling"]
 """Without the part whose products a GPU sums in fp32, in another order."""
@@ -122,6 +122,8 @@ def tiles(gpu: EmulatedGpu, seeds: int) -> Compared:
     for seed, (tile, dtype) in enumerate(all_tiles()):
         own: Tile = tile if dtype == torch.float32 else fitted(tile, of)
         outcome += plain_step(seed, tile=own, dtype=dtype)
+    for tile in storing_tiles(gpu.arch):
+        outcome += plain_step(0, tile=fitted(tile, of), dtype=torch.bfloat16, stores=True)
     return outcome
 
 

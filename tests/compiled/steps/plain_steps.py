@@ -40,13 +40,19 @@ class Compared(Tally):
 
 
 def plain_step(
-    seed: int, *, tile: Tile | None = None, dtype: torch.dtype | None = None, screened: bool = False
+    seed: int,
+    *,
+    tile: Tile | None = None,
+    dtype: torch.dtype | None = None,
+    screened: bool = False,
+    stores: bool = False,
 ) -> Compared:
     """Take a step that depends on the seed alone, and compare every row.
 
     Args:
         tile, dtype: in place of the tile of the table, and of a random dtype.
         screened: whether the screen goes first.
+        stores: whether the logits are stored, too, and compared.
     """
     pick, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     rows = pick.choice([1, 3, 16, 17, 40, 64, 100]) if tile is None else tile.block_b - 1
@@ -60,7 +66,8 @@ def plain_step(
     weight = wide[:, before:] if before else wide
     hidden = (torch.randn(rows, d, generator=generator) * pick.choice([0.1, 0.3])).to(dtype)
     temperatures = pick.choices([0.0, 0.5, 1.0, 1.0, 2.0], k=rows)
-    params = [SamplingParams(temperature=t, seed=pick.getrandbits(64)) for t in temperatures]
+    its = {"logprobs": 1} if stores else {}
+    params = [SamplingParams(temperature=t, seed=pick.getrandbits(64), **its) for t in temperatures]
     positions = torch.tensor([pick.getrandbits(40) for _ in range(rows)])
     batch = SamplingBatch.from_params(params, vocab_size=v)
     cuts = sorted(pick.randint(0, v) for _ in range(pick.choice([0, 0, 1, 2])))
@@ -75,6 +82,9 @@ def plain_step(
             (own,) = exchange.begin(rows)
             local.best_words(step, own)
             words.append(own.clone())
+            if stores:
+                right = reference.logits(hidden, weight[start:stop])
+                torch.testing.assert_close(step.logits, right, rtol=1e-4, atol=1e-3)
     tokens, score = word.token_of(best := torch.stack(words).amax(0)), word.value_of(best)
     logits = reference.logits(hidden, weight)
     scores = reference.scores(logits, batch, positions)

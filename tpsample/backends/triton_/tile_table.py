@@ -3,8 +3,8 @@
 The choice can change the speed and nothing else: every entry gives the same tokens. A shape that
 was measured on this GPU takes what was fastest there, from `measured_tiles.json`, which
 `benchmarks.questions.tune` writes. The file that is shipped is empty. Any other shape takes a rule.
-The rules are argued from bytes, waves and static counts (`benchmarks.static.report`). For 128 and
-256 rows they were then chosen by times on one H100.
+The rules are argued from bytes, waves and static counts (`benchmarks.static.report`), and then
+by times on one H100.
 """
 
 import hashlib
@@ -184,8 +184,8 @@ def tile_ends(max_rows: int) -> list[int]:
 
 # Half the height, for small batches on shards whose tiles then all run at once: a shard of 16032
 # rows is 126 tiles of 128, fewer than the 132 SMs of an H200, but 251 of 64. One tile more than run
-# at once would cost a second wave. Penalties and biases always take these, because they leave
-# registers.
+# at once would cost a second wave, which matters less the more waves there are. Penalties and
+# biases always take these, because they leave registers.
 _SHORT_TILES = {
     16: Tile(block_v=64, block_b=16, block_d=64, num_warps=4, num_stages=8),
     32: Tile(block_v=64, block_b=32, block_d=64, num_warps=4, num_stages=7),
@@ -216,9 +216,13 @@ _FP32 = Tile(block_v=64, block_b=16, block_d=32, num_warps=4, num_stages=2)
 _INTERPRETER_BLOCK_V = 1024
 
 
-AT_ONCE = {16: 2, 32: 2, 128: 3}
-"""Short tiles per SM, by rows, which are faster where all of a shard run at once. Of 128 rows they
-took 76 µs against 86 for 18992 × 4096 on an H100; of 64 rows as long as high ones."""
+AT_ONCE = {16: 2, 32: 2, 64: 2, 128: 3}
+"""Short tiles per SM, by rows, which are faster where all of a shard run at once. On an H100 those
+of 128 rows took 76 µs against 86 for 18992 × 4096, of 64 rows 94 against 98 for 16032 × 8192."""
+MANY_WAVES = 4
+"""So often short tiles of up to 64 rows fill an H100 where they are faster again: for 151936 × 4096
+they took 422 µs against 437 with 64 rows, 413 against 426 with 32, and 415 against 419 with 16. For
+18992 × 4096, which fill it 1.1 times, they took 72 against 64 with 64 rows."""
 SHORT_COST = 1.17
 """How long two short tiles of 256 rows take by the time of a high one: 1192 µs against 1021 for
 128256 × 8192 on an H100."""
@@ -285,8 +289,11 @@ def rule(num_rows: int, vocab_rows: int, dtype: torch.dtype, gpu: Gpu) -> Tile:
     if dtype == torch.float32:
         return _FP32
     block_b = batch_tile(num_rows)
+    at_once = AT_ONCE.get(block_b, 0) * gpu.num_sms
     halves = -(-vocab_rows // _SHORT_TILES[block_b].block_v)
-    short = halves <= AT_ONCE.get(block_b, 0) * gpu.num_sms
+    short = halves <= at_once
+    if block_b <= 64 and gpu.arch == OVERLAP_ARCH:
+        short |= halves >= MANY_WAVES * at_once
     if block_b == MAX_BLOCK_B and gpu.num_sms:  # an SM runs one of them at a time
         waves_of_halves, waves = (-(-n // gpu.num_sms) for n in (halves, -(-halves // 2)))
         short = SHORT_COST * waves_of_halves < 2 * waves
@@ -309,8 +316,13 @@ def interpreter_tile(num_rows: int, hidden_size: int) -> Tile:
     )
 
 
+def storing_tiles(arch: int) -> list[Tile]:
+    """The configurations that only steps take which store logits, of an architecture."""
+    return list(_STORING_TILES.values()) if arch == OVERLAP_ARCH else []
+
+
 def all_tiles() -> list[tuple[Tile, torch.dtype]]:
-    """Every GPU configuration with the weight dtypes it serves."""
+    """Every GPU configuration of any step, with the weight dtypes it serves."""
     tiles = [*_TILES.values(), *_SHORT_TILES.values(), *_LIST_TILES.values()]
     halves = [(tile, dtype) for tile in tiles for dtype in (torch.bfloat16, torch.float16)]
     return [*halves, (_FP32, torch.float32)]
