@@ -24,7 +24,7 @@ NEAR, FLOOR, SHORT = map(Constant, (twin.NEAR, twin.FLOOR, twin.SHORT))
 HALF = Constant(2.0**20)
 EIGHT = Constant((8 * twin.ROUNDER_BITS + 2**31) % 2**32 - 2**31)
 EIGHT_SQUARES = Constant((8 * twin.ROUNDER_BITS**2 + 2**63) % 2**64 - 2**63)
-"""What a thread's eight numbers add to its sums, as these wrap around."""
+"""The numbers that eight logits of a thread add to its sums too much, as sums wrap around."""
 TWO_HALVES = Constant((twin.ROUNDER_BITS << 20) + twin.ROUNDER_BITS)
 
 

@@ -66,7 +66,7 @@ kernel."""
 def blocks_of_program(blocks_each, lead, width, BLOCK: tl.constexpr):
     """The program's first block of its row, and the one behind its last. Grid: (F, programs).
 
-    What belongs to the row is computed once for several blocks. Programs that run at the same time
+    The numbers of the row are computed once for several blocks. Programs that run at the same time
     are of many rows, because those of one row would wait for each other where they add to its sums.
     """
     first = tl.program_id(1) * blocks_each
