@@ -6,7 +6,7 @@ A figure that no source has is derived, and its source says from what.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from benchmarks.static.sass import PIPES, pipe_of
@@ -94,7 +94,7 @@ class Chip:
         """Results per cycle and SM."""
         return LANES[kind][ARCHS.index(self.arch)]
 
-    def issue_us(self, threads: float, needed: Counter[str]) -> dict[str, float]:
+    def issue_us(self, threads: float, needed: Mapping[str, float]) -> dict[str, float]:
         """Return the time that each kind of unit is busy, µs, if all SMs are always at work.
 
         Args:

@@ -27,6 +27,7 @@ from benchmarks.static.least_times import (
 )
 from tpsample.backends.triton_.passes import BLOCK
 from tpsample.backends.triton_.tile_table import Tile
+from tpsample.backends.triton_.verification import RESIDUAL_PARTS
 
 CHIP = Chip("a chip", 90, 100, 1.0, 2.0, 4.0, 100, 200, "made up")
 """100 SMs at 1 GHz: 12,800 instructions of a thread take 1 ns."""
@@ -150,4 +151,14 @@ def test_some_step_launches_every_pass():
     found, heads, screen = launches(90)
     assert set(found) == {each.name for each in PASSES} == set(PASS_REASONS)
     assert set(heads) == {64, 16} and screen.kernel.endswith("screen_kernel")
-    assert all(launch.named["BLOCK"] == BLOCK for launch in found.values())
+    parts = {"residual": RESIDUAL_PARTS}
+    for name, launch in found.items():
+        assert launch.named["BLOCK"] * parts.get(name, 1) == BLOCK
+
+
+def test_several_blocks_of_a_program_share_what_is_done_once():
+    mass = replace(counted(800), each={**dict.fromkeys(LANES, 0.0), "issue": 60.0}, most_blocks=8)
+    assert mass.per_block(1)["issue"] == 800 and mass.per_block(8)["issue"] == 480 + 320 / 8
+    few, many = (least(CHIP, mass, 64, 2048 * n) for n in (1, 1000))
+    assert few.busy == pytest.approx(least(CHIP, counted(800), 64, 2048).busy)
+    assert many.busy == pytest.approx(1000 * 64 * 256 * 520 / 12.8e6)
