@@ -108,8 +108,8 @@ benchmarks/static/chips.py
     > test_instructions_are_told_apart_by_the_unit_that_executes_them
 benchmarks/static/least_times.py
     a block that is not full costs nothing
-    - programs = rows * -(-width // int(counts.block))
-    + programs = rows * (width // int(counts.block))
+    - blocks = rows * -(-width // int(counts.block))
+    + blocks = rows * (width // int(counts.block))
     > test_a_pass_takes_as_long_as_its_busiest_unit
     a reason stays when nothing needs it
     - return found + [f"{name}: a reason that no chip needs" for name in {*PASS_REASONS} - needed]

@@ -246,7 +246,8 @@ def _searched(
     The arguments are as `find_cut` takes them.
     """
     cut = find_cut(rows, filters, ranks, may_read=may_read, thresholds=thresholds, total=total)
-    return ranks.gather_integers(rows.best_kept(cut.words)).amax(dim=0)
+    best = ranks.gather_integers(rows.best_kept(cut.words))
+    return best[0] if len(best) == 1 else best.amax(dim=0)
 
 
 def _with_top(rows: ShardLogits, best: Tensor) -> ShardLogits:
