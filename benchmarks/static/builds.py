@@ -27,6 +27,7 @@ from benchmarks.lab.virtual_ranks import VirtualWorld
 from benchmarks.static.aot import GPUS
 from tpsample import LMHeadSampler, SamplingBatch, sample_draft, verify
 from tpsample.agreement import construction
+from tpsample.backends.triton_ import passes
 from tpsample.backends.triton_.screen_launches import MAX_SLOTS, SCREEN_TILES
 from tpsample.backends.triton_.tile_table import (
     AMD_SHARED_BYTES,
@@ -268,7 +269,8 @@ def launches(
             logits = sampler.weight.new_zeros(batch.rows, len(sampler.shard))
             sampler.sample_logits(logits, batch, 0, num_samples=samples, head_applied=True)
 
-    with listed() as found, filled():
+    registers = {} if _ABSENT[arch].amd else passes.THREE_PER_SM  # as a machine with it has them
+    with patch.object(passes, "THREE_PER_SM", registers), listed() as found, filled():
         for batch in batches:
             if each:
                 bits = torch.full((batch.rows * width, -(-vocab_size // 32)), -1, dtype=torch.int32)

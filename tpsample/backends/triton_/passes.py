@@ -65,7 +65,7 @@ registers."""
 PROGRAMS_PER_SM, MOST_BLOCKS = 5, 8
 """About how many programs an SM gets, and the most blocks of one: what belongs to a row is computed
 by each, and a sum that leaves its threads takes half as long as the logits of a block."""
-_THREE_PER_SM = {} if amd() else {"maxnreg": 80}
+THREE_PER_SM = {} if amd() else {"maxnreg": 80}
 """Of a kernel that takes more registers than it needs: three programs then fit an SM of sm_90."""
 SET_BLOCK = 256
 """Listed tokens of a program."""
@@ -237,7 +237,7 @@ class TritonShardLogits(ShardLogits):
             num_samples=self.noise.num_samples,
             counts=int(thresholds.counts),
             COUNT=count,
-            **_THREE_PER_SM,
+            **THREE_PER_SM,
         )
         return sums
 
