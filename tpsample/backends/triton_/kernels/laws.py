@@ -66,7 +66,7 @@ class LawRows(NamedTuple):
     drafts_ptr: tl.tensor  # int64, -1 where there is no draft
 
 
-class Shard(NamedTuple):
+class ShardBlocks(NamedTuple):
     """The ids of this rank, and the blocks of them that the program takes."""
 
     start: tl.tensor
@@ -94,10 +94,10 @@ class Law(NamedTuple):
 
 @triton.jit
 def shard_of(vocab_start, lead, width, blocks_each, BLOCK: tl.constexpr):
-    """The `Shard` of this program; it takes `blocks_each` neighbouring blocks of its row."""
+    """The `ShardBlocks` of this program; it takes `blocks_each` neighbouring blocks of its row."""
     first = tl.program_id(0) * blocks_each
     last = tl.minimum(first + blocks_each, tl.cdiv(lead + width, BLOCK))
-    return Shard(vocab_start, lead, width, first, last)
+    return ShardBlocks(vocab_start, lead, width, first, last)
 
 
 @triton.jit
