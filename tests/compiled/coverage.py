@@ -39,6 +39,7 @@ _REASONS = (
     (r"if first_row \+ HALF <", "up to 256 rows fill over half of a tile that is split"),
     (r"tl.dot\(.* \| bra.uni, holds", "products are over once their mbarrier is asked"),
     (r"log2\(mantissa\).* \| bra, fails", _FINITE),
+    (r"best_scores.py:0 .* \| bra, holds", "a loop is never empty"),
     (r"laws.py:0 .* \| fma.rn.ftz", _FINITE),
 )
 """A pattern of the source line, the opcode and the outcome, and the reason."""

@@ -70,20 +70,21 @@ def group_best_kernel(
     """
     GROUPS: tl.constexpr = BLOCK // GROUP
     row = tl.program_id(0)
-    rows_best = best_ptr + (row * num_samples).to(tl.int64) * groups
     programs_first = first_ptr + row * tl.num_programs(1) + tl.program_id(1)
     first, last = blocks_of_program(blocks_each, lead, width, BLOCK)
     if is_done(row_done_ptr, row):
         tl.store(programs_first, tl.full((), 0, tl.int64))
-        for block in range(first, last):
-            group = block * GROUPS + tl.arange(0, GROUPS)
-            for sample in range(num_samples):
+        for sample in range(num_samples):
+            rows_best = best_ptr + (row * num_samples + sample).to(tl.int64) * groups
+            for block in range(first, last):
+                group = block * GROUPS + tl.arange(0, GROUPS)
                 none = tl.zeros_like(group).to(tl.int64)
-                tl.store(rows_best + sample * groups + group, none, mask=group < groups)
+                tl.store(rows_best + group, none, mask=group < groups)
         return
     draw = load_draw(seed_ptr, position_ptr, temperature_ptr, row)
     largest = no_best(BLOCK)
     for sample in range(num_samples):
+        rows_best = best_ptr + (row * num_samples + sample).to(tl.int64) * groups
         for block in range(first, last):
             group = block * GROUPS + tl.arange(0, GROUPS)
             logits, ids, mask, first_id = load_nth_block(
@@ -94,7 +95,6 @@ def group_best_kernel(
             scores = block_scores(logits, first_id, draw, sample)
             best = best_of_groups(scores, ids, mask, GROUP)
             tl.store(rows_best + group, best, mask=group < groups)
-        rows_best += groups
     tl.store(programs_first, word_of_best(largest))
 
 
