@@ -63,8 +63,8 @@ NUM_WARPS = 8
 """Logits of a block, and warps of a program: 8 logits a thread, so that 64-bit numbers find
 registers."""
 PROGRAMS_PER_SM, MOST_BLOCKS = 5, 8
-"""About how many programs an SM gets, and the most blocks of one: what belongs to a row is computed
-by each, and a sum that leaves its threads takes half as long as the logits of a block."""
+"""A launch has about so many programs per SM, and a program takes at most so many blocks. Each
+program computes the numbers of its row and adds up its threads, so fewer programs do less."""
 THREE_PER_SM = {} if amd() else {"maxnreg": 80}
 """Of a kernel that takes more registers than it needs: three programs then fit an SM of sm_90."""
 SET_BLOCK = 256
@@ -211,7 +211,7 @@ class TritonShardLogits(ShardLogits):
     def merged(self, gathered: Tensor, count: int) -> Tensor:
         sources, rows, width = gathered.shape
         if sources == 1:
-            return gathered[0]
+            return gathered[0].contiguous()
         best = gathered.new_empty(rows, width)
         merge_best_kernel[(rows,)](
             gathered_ptr=gathered.contiguous(),

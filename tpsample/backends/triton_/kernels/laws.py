@@ -14,7 +14,6 @@ from tpsample.backends.triton_.kernels.head import (
     KEY_NAN,
     TOKEN_BITS,
     TOKEN_MASK,
-    max_or_nan,
     pack,
 )
 from tpsample.backends.triton_.kernels.masses import (
@@ -33,9 +32,12 @@ from tpsample.backends.triton_.kernels.order import (
     NO_ID,
     ROW_POINTERS,
     Mark,
+    better,
     by_thread,
     mark_of,
+    no_best,
     upto,
+    word_of_best,
 )
 from tpsample.core import acceptance, masses, residual
 
@@ -229,22 +231,12 @@ def recovery_scores(residuals, target, noise):
 
 @triton.jit
 def best_of_law(address, shard, BLOCK: tl.constexpr):
-    """The largest order word of the program's blocks, in a row with the address of its logits.
-
-    Logits are compared as fp32 numbers, because to make words of 64 bits costs more. A NaN is the
-    largest number, and of equal ones the first stays.
-    """
-    first_id = shard.start + tl.maximum(shard.first * BLOCK - shard.lead, 0)
-    best = tl.full((BLOCK,), LOWEST, tl.float32)
-    token = tl.zeros((BLOCK,), tl.int32) + first_id  # of a shard without a logit above -inf
+    """The largest order word of the program's blocks, in a row with the address of its logits."""
+    best = no_best(BLOCK)
     for number in range(shard.first, shard.last):
         block = numbered_block(shard, number, BLOCK)
-        its = load_logits(address, block)
-        better = ~(its <= best) & (best == best)
-        best, token = tl.where(better, its, best), tl.where(better, block.ids, token)
-    top = max_or_nan(best, 0)
-    token = tl.min(tl.where((best == top) | (best != best), token, NO_ID), axis=0)
-    return pack(top, token)
+        best = better(best, load_logits(address, block), block.ids, block.mask)
+    return word_of_best(best)
 
 
 @triton.jit
@@ -450,8 +442,8 @@ def residual_kernel(
             noise = noise_tile(quads, r0, r1, r2).reshape(left.shape)
             target = ((high - ROUNDER_BITS).to(tl.int64) << 20) + (low - ROUNDER_BITS)
             score = recovery_scores(left, target, noise)
-            better = (largest > 0) & (score > best)
-            best, token = tl.where(better, score, best), tl.where(better, block.ids, token)
+            beats = (largest > 0) & (score > best)
+            best, token = tl.where(beats, score, best), tl.where(beats, block.ids, token)
     if SUMS:
         tl.atomic_add(found_ptr + rows + at, tl.sum(units, axis=0), sem="relaxed")
     tl.atomic_max(found_ptr + at, best_score(best, token), sem="relaxed")
