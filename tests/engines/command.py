@@ -39,7 +39,9 @@ from tests.engines.comparison import (
     PARTS,
     PLAIN,
     PLUG_IN_TP2,
+    V1_COUNTS,
     V1_HOSTS,
+    V1_LATER,
     V1_TP2,
     V2_TP2,
     compare,
@@ -99,7 +101,7 @@ class Run:
         (kind,) = (kind for kind in PARTS if kind.name == name)
         if kind is EAGLE_TP2:
             self._beside(name, sys.executable, "eagle")
-        return self.serve(kind)
+        return self.refuse(kind) if kind is V1_COUNTS else self.serve(kind)
 
     def serve(self, kind: Kind) -> Part:
         """Start a server, ask it its parts, and end it, some of them by killing a worker."""
@@ -126,6 +128,8 @@ class Run:
                 }
             part["seen"] = server.seen()
             ended = self._kill_worker(server) if kind in (V1_TP2, V2_TP2) else []
+            if kind is V1_LATER:
+                ended.append(told_of_a_later_version(kind.name, server.log(), "0.99.0"))
             if kind is PLUG_IN_TP2:
                 ended.append(told_of_the_sampler(server.log()))
             if sampled_by(kind) == "tpsample":
@@ -134,6 +138,16 @@ class Run:
             part["ended"] = [vars(verdict) for verdict in ended]
         say(f"{kind.name}: asked")
         return part
+
+    def refuse(self, kind: Kind) -> Part:
+        """Start a server that is not to serve, and see that it ends and says why."""
+        folder = self.cache / "runs" / slug(kind.name)
+        with Server(kind, self.python, self.model, folder) as server:
+            with contextlib.suppress(RuntimeError):
+                server.wait_ready(time.monotonic() + START_S)
+            ended = server.wait_ended(5.0) is not None
+            found = refused_by_the_first_step(kind.name, server.log(), ended=ended)
+        return {"answers": {}, "ended": [vars(found)]}
 
     def _ask(self, server: Server, parts: tuple[str, ...]) -> dict[str, Any]:
         out = server.folder / "answers.json"
@@ -188,7 +202,7 @@ class Run:
         found: dict[str, Any] = json.loads(out.read_text())
         ended = [told_of_the_first_step(name, log, ranks)] * (name != HF)
         if name == LATER:
-            ended.append(told_of_a_later_version(name, log))
+            ended.append(told_of_a_later_version(name, log, "0.6.0"))
         if name == DETERMINISTIC:
             ended.append(told_of_determinism(name, log, found))
         return {"answers": found, "ended": [vars(verdict) for verdict in ended]}

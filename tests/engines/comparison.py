@@ -46,6 +46,14 @@ V1_TP2 = Kind("V1, 2 ranks", 2, WATCHED)
 V1_TP1 = Kind("V1, 1 rank", 1, WATCHED, SCREENED)
 V1_HOSTS = Kind("V1, 2 hosts", 2, WATCHED)
 PLAIN = Kind("vLLM itself, 2 ranks", 2, WATCHED_PLAIN)
+V1_LATER, V1_COUNTS = (
+    Kind(f"V1 {what}, 1 rank", 1, f"tests.engines.changed_workers.{name}")
+    for what, name in (
+        ("of a later version", "Later"),
+        ("that counts otherwise", "CountsOtherwise"),
+    )
+)
+"""A vLLM that is changed; the second one is to answer nothing."""
 DRAFTS_TP2 = Kind("V1 with drafts, 2 ranks", 2, WATCHED, BY_N_GRAMS)
 DRAFTS_TP1 = Kind("V1 with drafts, 1 rank", 1, WATCHED, BY_N_GRAMS)
 V2_TP2 = Kind("V2, 2 ranks", 2, WATCHED, variables=V2_ON_CPU)
@@ -134,6 +142,8 @@ PARTS = {
     PLUG_IN_TP2: ("kinds",),
     PLUG_IN_V2: ("kinds",),
     LORA_TP2: ("adapter",),
+    V1_LATER: ("kinds",),
+    V1_COUNTS: (),
 }
 """Parts of the requests that each server gets."""
 VOCAB_SIZE = 49152
@@ -141,7 +151,7 @@ VOCAB_SIZE = 49152
 
 def watched(kind: Kind) -> bool:
     """Return whether tokens come from tpsample, and the oracle looks on."""
-    return kind.worker == WATCHED
+    return kind.worker == WATCHED or kind is V1_LATER
 
 
 def sampled_by(kind: Kind) -> str:
@@ -170,7 +180,7 @@ def compare(answers: Answers, seen: dict[str, list[dict[str, Any]]]) -> list[Ver
         else:
             found.append(verdicts.equal_tokens(what, own, tokens, names))
 
-    for kind in (V1_TP1, V1_HOSTS, V2_TP2, V2_TP1, PLUG_IN_TP2, PLUG_IN_V2):
+    for kind in (V1_TP1, V1_HOSTS, V1_LATER, V2_TP2, V2_TP1, PLUG_IN_TP2, PLUG_IN_V2):
         same(kind.name, answers.get(kind.name, {}).get("kinds"), KINDS)
     same(f"{PLAIN.name}, greedy", answers.get(PLAIN.name, {}).get("greedy"), KINDS, main["greedy"])
     if V1_TP1.name in answers:

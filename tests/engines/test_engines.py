@@ -105,8 +105,8 @@ def test_a_changed_engine_has_to_end_with_the_reason_and_a_later_one_with_a_warn
     assert not refused("SGLang", f"{why}definition has {{}}", ended=False).held
     assert not refused("SGLang", "killed", ended=True).held
     line = "0.5 was tried, 0.6.0 is installed; it serves if its first step passes the self-test"
-    assert verdicts.told_of_a_later_version("SGLang", line).held
-    assert not verdicts.told_of_a_later_version("SGLang", "0.6.0 is installed").held
+    assert verdicts.told_of_a_later_version("SGLang", line, "0.6.0").held
+    assert not verdicts.told_of_a_later_version("SGLang", line, "0.7.0").held
 
 
 def test_deterministic_inference_has_to_keep_the_sampler_and_give_its_seed():

@@ -197,9 +197,9 @@ def told_of_the_first_step(name: str, log: str, ranks: int) -> Verdict:
     return Verdict(what, count == ranks, f"{count} lines, {ranks} ranks")
 
 
-def told_of_a_later_version(name: str, log: str) -> Verdict:
+def told_of_a_later_version(name: str, log: str, version: str) -> Verdict:
     """Look for the line by which an adapter warns of a version that was not tried."""
-    part = "was tried, 0.6.0 is installed; it serves if its first step passes the self-test"
+    part = f"was tried, {version} is installed; it serves if its first step passes the self-test"
     return Verdict(f"{name} starts with a warning", part in log, part if part in log else "none")
 
 
