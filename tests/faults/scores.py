@@ -370,9 +370,17 @@ tpsample/backends/numba_/kernels/head.py
     - if len(head.mask):
     + if False:
     > backends/screening/test_words.py::test_words_of_many_rows_are_those_of_the_definition
+    native: tokens of the output alone have no penalty
+    - some |= history[i]
+    + some |= history[i] & I32(1)
+    > test_random_steps_of_one_rank_are_the_oracles[controls]
+    native: a bias is not looked for
+    - some |= bits_as(F32(bias[i]), U32) & U32(0x7FFFFFFF)
+    + some &= bits_as(F32(bias[i]), U32) & U32(0x7FFFFFFF)
+    > test_random_steps_of_one_rank_are_the_oracles[controls]
     native: drafts are left out of the history
-    -                     history[i] += I32(2)
-    +                     history[i] += I32(0)
+    - history[drafts[k] - first_id] += I32(2)
+    + history[drafts[k] - first_id] += I32(0)
     > test_drafts_count_as_output
 tpsample/backends/numba_/kernels/draw.py
     native: upper ends have no slack

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tpsample.backends.numba_.kernels.compiling import F32, F64, I32, I64, jit
+from tpsample.backends.numba_.kernels.compiling import F32, F64, I32, I64, U32, jit
 from tpsample.backends.numba_.kernels.inputs import BLOCK, Block
 from tpsample.backends.numba_.kernels.numbers import exact_product, power_of_2
 from tpsample.backends.numba_.kernels.primitives import bits_as, larger, smaller
@@ -127,24 +127,42 @@ def control(values, block, row, head):
             allowed = (head.mask[row, (place + i) >> 5] >> I32((place + i) & 31)) & I32(1)
             values[lane + i] = values[lane + i] if allowed else F32(-np.inf)
     if len(head.token_bias) and wants != 0:
-        bias = head.token_bias[slot, place : place + count]
+        bias, some = head.token_bias[slot, place : place + count], U32(0)
         for i in range(count):
+            some |= bits_as(F32(bias[i]), U32) & U32(0x7FFFFFFF)  # -0.0 is no bias
+        for i in range(count if some else 0):
             values[lane + i] = values[lane + i] + bias[i]
     if len(head.history) and wants != 0:
-        history = head.history[slot, place : place + count].copy()
-        if len(head.drafts):
-            for k in range(head.num_drafts[row]):
-                i = head.drafts[row, k] - (block.base + lane)
-                if 0 <= i < count:
-                    history[i] += I32(2)
-        repetition, frequency, presence = head.penalties[slot]
+        history, some = head.history[slot, place : place + count], I32(0)
+        if len(head.drafts) and head.num_drafts[row] > 0:
+            history = with_drafts(history, head.drafts[row, : head.num_drafts[row]], block)
         for i in range(count):
-            logit = values[lane + i]
-            scaled = logit / repetition if logit > F32(0) else logit * repetition
-            logit = scaled if history[i] != 0 else logit
-            occurred = history[i] >> 1
-            logit = logit - frequency * F32(occurred)
-            values[lane + i] = logit - presence * F32(1 if occurred > 0 else 0)
+            some |= history[i]
+        if some:
+            penalise(values[lane : lane + count], history, head.penalties[slot])
+
+
+@jit(allocates=True)
+def with_drafts(history, drafts, block):
+    """Return the history of a block, int32 [count], after some drafted tokens."""
+    history, first_id = history.copy(), block.base + block.lane
+    for k in range(len(drafts)):
+        if 0 <= drafts[k] - first_id < len(history):
+            history[drafts[k] - first_id] += I32(2)
+    return history
+
+
+@jit()
+def penalise(values, history, penalties):
+    """Apply the penalties of a row to the logits of neighbouring ids, in place."""
+    repetition, frequency, presence = penalties
+    for i in range(len(values)):
+        logit = values[i]
+        scaled = logit / repetition if logit > F32(0) else logit * repetition
+        logit = scaled if history[i] != 0 else logit
+        occurred = history[i] >> 1
+        logit = logit - frequency * F32(occurred)
+        values[i] = logit - presence * F32(1 if occurred > 0 else 0)
 
 
 @jit()
