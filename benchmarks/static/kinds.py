@@ -80,7 +80,8 @@ def calls() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "kept sets of plain rows", step(batch({}, kept_cap=100))
     yield "top_p 0.9 with kept sets", step(batch({"top_p": 0.9}, kept_cap=100))
     yield "top_k 50 with kept sets", step(batch({"top_k": 50}, kept_cap=100))
-    for name in ("top_p 0.9", "top_k 300, top_p 0.9", "top_k 1500, top_p 0.9"):
+    joint = "top_k 50, top_p 0.9, joint"
+    for name in ("top_p 0.9", joint, "top_k 300, top_p 0.9", "top_k 1500, top_p 0.9"):
         yield f"{name}, fixed rounds", step(batch(COUNTED[name], fixed_rounds=True))
     for method in ("coupled", "rejection", "block"):
         for fields, suffix in (({}, ""), ({"top_p": 0.9}, " under top_p 0.9")):
@@ -127,7 +128,8 @@ EXPECTED = {
     "top_k 50": Counts(8, 0, 1, 800),
     "top_p 0.9": Counts(8, 1, 2, 544),
     "top_k 50, top_p 0.9": Counts(8, 0, 1, 800),
-    "min_p 0.05": Counts(9, 3, 1, 272),
+    "top_k 50, top_p 0.9, joint": Counts(10, 4, 2, 816),
+    "min_p 0.05": Counts(8, 2, 2, 32),
     "top_k 300": Counts(8, 1, 2, 544),
     "top_k 300, top_p 0.9": Counts(8, 0, 1, 4800),
     "top_k 1500, top_p 0.9": Counts(13, 12, 6, 28752),
@@ -137,6 +139,7 @@ EXPECTED = {
     "top_p 0.9 with kept sets": Counts(13, 14, 5, 17376),
     "top_k 50 with kept sets": Counts(10, 7, 1, 800),
     "top_p 0.9, fixed rounds": Counts(23, 5, 9, 49712),
+    "top_k 50, top_p 0.9, joint, fixed rounds": Counts(10, 4, 2, 816),
     "top_k 300, top_p 0.9, fixed rounds": Counts(8, 0, 1, 4800),
     "top_k 1500, top_p 0.9, fixed rounds": Counts(36, 16, 16, 74304),
     "coupled": Counts(4, 2, 0, 0),

@@ -160,7 +160,9 @@ def test_what_is_kept_of_first_words(twins, count):
     first = twins.plain.first_words(count)
     ones = torch.ones_like(twins.cut)
     open_ = {"most": count * ones, "share": ones.double(), "least": word.LOWEST_DRAWABLE * ones}
-    for thresholds in (twins.thresholds, twins.thresholds._replace(**open_)):
+    totals = (10**12 * ones).where(ones.cumsum(dim=0) % 3 > 0, -1)  # of every third its own
+    given = twins.thresholds._replace(total=totals)
+    for thresholds in (twins.thresholds, given, twins.thresholds._replace(**open_)):
         words, cut, held, top = twins.plain.set_of_first(first, thresholds)
         for rows in twins.kernels:
             *found, its_top = rows.set_of_first(first, thresholds)

@@ -285,7 +285,7 @@ tpsample/filters/sample.py
     + pass
     > test_tokens_and_logprobs_are_the_oracles_without_a_host_read[1-None]
     rows that begin with the search are not counted
-    -     ranks.counters.second_rounds += len(filters)
+    -     ranks.counters.second_rounds += len(filters) * filters.demand.weighed
     -     return
     +     return
     > test_the_search_decides_what_the_rejection_cannot[flat-in-top-k]
@@ -294,7 +294,7 @@ tpsample/filters/sample.py
     + may_read=may_read
     > test_sets_are_those_of_the_definition[batch-1]
     rows that are searched for their sets are not counted
-    - if may_read and (filters.demand.counts or filters.demand.masses):
+    - if may_read and filters.demand.weighed:
     + if False:
     > test_steps_that_search_for_sets_are_counted
     second rounds are not counted
@@ -442,4 +442,72 @@ tpsample/backends/numba_/kernels/cuts.py
     - log_masses[first + j] = below - log_totals[row]
     + log_masses[first + j] = below
     > test_sets_one_behind_the_other
+tpsample/request/row_filter.py
+    a top_k beside top_p weighs its first tokens alone
+    - total=by_first and top_k_behind and not self.keep_ties,
+    + total=False,
+    > filters/test_filters.py::test_tokens_are_the_oracles[0-1]
+tpsample/filters/thresholds.py
+    all first words take a share of all tokens
+    - total=each.where(of_others, -1)
+    + total=each
+    > test_random_steps_of_one_rank_are_the_oracles[mixed]
+tpsample/filters/sample.py
+    a row that bounds leave open keeps the token of the lower one
+    - open_ = (words != others[0]).any(dim=1).tolist()
+    + open_ = [False] * len(words)
+    > test_rows_that_their_bounds_leave_open
+    rows that nothing is looked for in have their best scores listed
+    - return Method.SEARCH if in_vain else method
+    + return method
+    > test_the_search_decides_what_the_rejection_cannot[flat-min-p]
+    sets of all ids are taken for whole
+    - if partial[filters.unfiltered].any():
+    + if False:
+    > test_kept_sets_of_all_ids_are_counted
+    a greedy row is taken for one that keeps all ids
+    - partial &= rows.noise.random.squeeze(1)
+    + pass
+    > test_kept_sets_of_all_ids_are_counted
+tpsample/backends/torch_/passes.py
+    a given total is not taken
+    - total = thresholds.total.where(thresholds.total >= 0, total)
+    + pass
+    > test_what_is_kept_of_first_words
+tpsample/backends/triton_/kernels/sums.py
+    kernel: a given total is not taken
+    - total = tl.where(given >= 0, given, total)
+    + total = tl.where(given < -1, given, total)
+    > test_what_is_kept_of_first_words
+tpsample/backends/numba_/kernels/passes.py
+    native: a given total is not taken
+    - total = given if given >= 0 else total
+    + total = total + 0
+    > test_what_is_kept_of_first_words
+tpsample/backends/numba_/passes.py
+    native: a masked row has the first word of memory that nobody wrote
+    - rows = rows[array_of(self.rough.slack)[rows] < np.inf]
+    + pass
+    > test_random_steps_of_ranks_are_the_oracles[2-200-150-12-controls+texts]
+    native: the best words of upper ends are drawn from them
+    - rows = rows[~known[rows]]
+    > test_best_words_of_upper_ends_are_those_that_were_found
+tpsample/backends/numba_/launch.py
+    native: what a min_p leaves open stores all logits
+    - known = least > -np.inf
+    + known = least > np.inf
+    > test_a_min_p_that_is_open_stores_what_it_keeps
+    native: one first word of a rough row is found
+    - listed = np.array([max(1, its.first) for its in demands])
+    + listed = np.array([1 for its in demands])
+    > test_draws_of_rough_rows
+tpsample/backends/numba_/kernels/draw.py
+    native: a min_p leaves out what it keeps
+    - logits[j] = F32(-np.inf) if logits[j] < threshold else logits[j]
+    + logits[j] = F32(-np.inf) if logits[j] < threshold + F32(1) else logits[j]
+    > test_draws_of_rough_rows
+    native: a row of first words has no others
+    - return listed > 1
+    + return True
+    > test_draws_of_rough_rows
 """)

@@ -95,7 +95,9 @@ def _sample_counting(rows: Rows) -> tuple[torch.Tensor, dict[str, int]]:
     # Of given logits all are there, where a step from hidden states might list those that count.
     own = rows.logits[:, sampler.shard.start : sampler.shard.stop].contiguous()
     token_ids = sampler.sample_logits(own, rows.batch, rows.positions).token_ids
-    assert sampler.counters()["second_rounds"] == taken["_searched"]
+    its = rows.params[0]
+    weighed = its.top_k > 0 or its.top_p < 1  # else nothing is looked for
+    assert sampler.counters()["second_rounds"] == taken["_searched"] * weighed
     return token_ids, taken
 
 
@@ -104,7 +106,7 @@ def _sample_counting(rows: Rows) -> tuple[torch.Tensor, dict[str, int]]:
     [
         ("all-equal", {"top_p": 1e-6}),
         ("ramp-in-shards", {"top_k": 1, "temperature": 3.0, "ties": "keep"}),
-        ("normal", {"top_k": 2, "top_p": 0.5, "filter_order": "joint", "temperature": 300.0}),
+        ("normal", {"top_k": 300, "top_p": 0.004, "filter_order": "joint", "temperature": 300.0}),
         ("ramp-in-shards", {"min_p": 0.999}),
         ("all-equal", {"top_k": 600, "top_p": 1e-6, "ties": "keep"}),
         ("bf16", {"top_p": 0.02, "ties": "keep", "temperature": 50.0}),
@@ -117,13 +119,27 @@ def _sample_counting(rows: Rows) -> tuple[torch.Tensor, dict[str, int]]:
          "ties-of-top-p", "ties-in-top-k", "min-p-last", "min-p-last-in-top-k"],
 )  # fmt: skip
 def test_the_search_decides_what_the_rejection_cannot(kind, changes):
-    searched = changes.get("top_k", 0) > 256  # with a top_p
+    joint = changes.get("filter_order") == "joint"
+    searched = (changes.get("top_k", 0) > 256 and not joint) or changes.keys() == {"min_p"}
     params = [SamplingParams(seed=seed, **changes) for seed in range(40)]
     rows = Rows([KINDS[kind]], params)
     expected = rows.oracle().token_ids
     for token_ids, taken in run_ranks(3, _sample_counting, rows):
         assert_same_rows(token_ids, expected, rows.params, rows.logits, rows.positions)
         assert taken["_by_rejection"] == (0 if searched else 40) and taken["_searched"] > 30, taken
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton", "numba"])
+def test_rows_of_both_orders_weigh_what_is_theirs(backend):
+    """In one step: top_p of what top_k leaves, and of all tokens."""
+    orders = {"filter_order": "sequential"}, {"filter_order": "joint"}
+    kinds = {"top_k": 4, "top_p": 0.6}, {"top_k": 40, "top_p": 0.6, "min_p": 1e-3}
+    params = [SamplingParams(seed=i, **kinds[i // 2 % 2], **orders[i % 2]) for i in range(80)]
+    rows = Rows([KINDS["normal"]], params)
+    sampler = LMHeadSampler(torch.zeros(V, 0), backend=backend)
+    token_ids = sampler.sample_logits(rows.logits, rows.batch, rows.positions).token_ids
+    expected = rows.oracle().token_ids
+    assert_same_rows(token_ids, expected, rows.params, rows.logits, rows.positions)
 
 
 def _boundary_rows() -> Rows:

@@ -1,7 +1,9 @@
 """Rows that upper ends of their logits decide draw the same as from the logits themselves."""
 
 import itertools
+import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -30,6 +32,10 @@ KINDS = [
     {"top_p": 0.9, "min_p": 0.2, "filter_order": "min_p_last"},
     {"top_k": 300},
     {"top_k": 300, "ties": "keep"},
+    {"top_p": 0.9, "top_k": 150, "filter_order": "joint", "temperature": 2.0},
+    {"min_p": 0.02},
+    {"min_p": 0.6, "temperature": 5.0},
+    {"top_p": 0.3, "min_p": 0.01},
 ]
 OTHERS = [{"top_p": 0.8, "min_p": 0.1}, {"top_k": 400, "top_p": 0.9}, {"top_p": 0.7, "logprobs": 2}]
 
@@ -68,9 +74,9 @@ def test_draws_of_rough_rows(name, monkeypatch):
         assert_same_rows(*drawn, params)
         assert torch.equal(*status)
         rows += len(batch.plan.rough)
-    assert rows
+    assert rows > 20
     if name == "normal":
-        assert sum(stores) < rows
+        assert sum(stores) < rows / 4
     if name == "zeros":
         assert stores
 
@@ -103,6 +109,20 @@ class Ends:
         self.thresholds = thresholds_of(plain, filters, Ranks())
 
 
+def test_best_words_of_upper_ends_are_those_that_were_found():
+    """The ends themselves have other scores; rows without a slack are looked at again."""
+    ends = Ends(2)
+    found = ends.rough.rough
+    assert found is not None
+    words = torch.randint(1, 2**40, (6, 2, 2 * BEST_SCORES))
+    rough = replace(ends.rough, rough=replace(found, best=words))
+    scores = rough.best_scores(BEST_SCORES)[:, 1:].unflatten(1, (2, 2, -1))[:, 0]
+    known = found.slack > 0
+    assert torch.equal(scores[known], words.topk(BEST_SCORES, dim=2).values[known])
+    exact = ends.best[:, 1:].unflatten(1, (2, 2, -1))[:, 0]
+    assert torch.equal(scores[~known], exact[~known]) and known.sum() == 4
+
+
 def test_no_kernel_is_called_for_no_rows(monkeypatch):
     """Kernels are made for at least one; with none they would write past their memory."""
     calls: list[object] = []
@@ -118,6 +138,73 @@ def test_no_kernel_is_called_for_no_rows(monkeypatch):
     assert not calls
     local._store_logits(step, torch.tensor([1]), torch.tensor([0]), raw, raw[:0])
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("fields", [{"top_k": 60, "filter_order": "joint"}, {"min_p": 0.02}])
+def test_rows_that_their_bounds_leave_open(fields, monkeypatch):
+    """Of ends far above the logits both bounds of a total, and all best scores, are wrong."""
+    case, draw, rows = problem("normal", V, 40, D), native_backend.draw, range(40)
+    top_p = [0.01 * 1.1**seed if "top_k" in fields else 1.0 for seed in rows]
+    params = [SamplingParams(seed=i, temperature=3.0, top_p=top_p[i], **fields) for i in rows]
+    batch, stores = SamplingBatch.from_params(params, vocab_size=V), stores_of(monkeypatch)
+
+    def loosened(kernel: object, *arguments: Any) -> None:
+        in_ranges(kernel, *arguments)
+        if kernel is draw:
+            best, slack = arguments[-4], arguments[-2]
+            slack[:] = 2.5 if "top_k" in fields else slack
+            best[:] = 0 if "min_p" in fields else best
+
+    in_ranges = native_backend.in_ranges
+    monkeypatch.setattr(native_backend, "in_ranges", loosened)
+    drawn = []
+    for backend in ("numba", "torch"):
+        sampler = LMHeadSampler(case.weight, backend=backend)
+        drawn.append(sampler(case.hidden_states, batch, 3).token_ids)
+    assert_same_rows(*drawn, params)
+    assert len(batch.plan.rough) == 40 and sum(stores) > 5, stores
+
+
+def test_a_min_p_that_is_open_stores_what_it_keeps(monkeypatch):
+    """Many of the others are left out."""
+    case = problem("normal", V, 2, D)
+    batch = SamplingBatch.from_params(
+        [SamplingParams(min_p=0.05, seed=i) for i in (1, 2)], vocab_size=V
+    )
+    local = NativeBackend(settings_of(case.weight, VocabShard(0, V)))
+    step = local.prepare(
+        case.hidden_states, batch._view_of(2), torch.zeros(2, dtype=torch.int64), 1
+    )
+    raw, both = torch.zeros(2, V), torch.arange(2)
+    local._store_logits(step, both, both, raw, raw[:0])
+    logits = case.hidden_states.double() @ case.weight.double().T
+    kept = logits >= logits.amax(dim=1, keepdim=True) + math.log(0.05)
+    assert (raw[kept] > -torch.inf).all() and kept.any(dim=1).all()
+    assert (raw == -torch.inf).sum() > V
+    assert torch.allclose(raw[kept].double(), logits[kept], atol=1e-5)
+
+
+def test_kept_sets_of_all_ids_are_counted(monkeypatch):
+    """Their logits are stored if a mask or a NaN leaves fewer, and then they are right."""
+    case, stores = problem("normal", V, 4, D), stores_of(monkeypatch)
+    case.hidden_states[1, 0] = torch.nan
+    masked = {"allowed_token_ids": [5, 9, 700]}
+    for fields, count in (
+        ([{}, {"temperature": 0.0}, {"top_p": 0.5}, {"temperature": 2.0}], 0),
+        ([{}, {}, {"top_k": 5}, {"temperature": 0.0}], 2),  # a row with a NaN among them
+        ([{}, {"temperature": 0.0}, masked, {"top_k": 3, "top_p": 0.9}], 2),
+    ):
+        params = [SamplingParams(seed=i, **each) for i, each in enumerate(fields)]
+        batch = SamplingBatch.from_params(params, vocab_size=V, kept_cap=50)
+        kept = []
+        for backend in ("numba", "torch"):
+            out = LMHeadSampler(case.weight, backend=backend)(case.hidden_states, batch, 3)
+            assert out.kept is not None
+            its = out.kept.token_ids, out.kept.offsets, out.kept.sizes, out.kept.whole
+            kept.append([out.token_ids, *its, out.kept.overflow, out.kept.log_masses])
+        assert all(map(torch.equal, *kept)), (fields, kept)
+        assert kept[0][4][0] and sum(stores) == count, stores
+        stores.clear()
 
 
 @pytest.mark.parametrize("num_samples", [1, 3])

@@ -35,6 +35,7 @@ OTHERS = {
     "top_p": {"top_p": 0.5},
     "top_k, top_p": {"top_k": 256, "top_p": 0.99},
     "many top_k, top_p": {"top_k": 350, "top_p": 0.8},
+    "top_k beside top_p": {"top_k": 9, "top_p": 0.6, "filter_order": "joint"},
     "top_p in top_k": {"top_p": 0.7, "top_k": 350, "ties": "keep"},
     "min_p": {"min_p": 0.3},
     "logprobs": {"logprobs": 3, "temperature": 0.5},
@@ -54,7 +55,7 @@ SEARCHED: list[tuple[Kind, dict]] = [
     ("min_p", {"min_p": 1.0}),
     ("top_k", {"top_k": 300}),
     ("top_k", {"top_k": 1, "ties": "keep"}),
-    ("top_k, top_p", {"top_k": 20, "top_p": 0.01, "filter_order": "joint"}),
+    ("top_p in top_k", {"top_k": 300, "top_p": 0.01, "filter_order": "joint"}),
 ]
 """Requests whose best scores by noise, at a high temperature, are not in the kept set."""
 GPU = patch("tpsample.core.tensors.READ_ON", ())

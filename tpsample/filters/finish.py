@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -138,8 +139,8 @@ def logprobs_of(
 
 
 def _shown(rows: ShardLogits, asked: LogprobRows) -> ShardLogits:
-    """Return the asking rows, with the logits that their modes are of."""
-    return rows.select(asked.places).shown(asked.processed)
+    """Return the asking rows, with the logits that their modes are of, which are none of bounds."""
+    return replace(rows.select(asked.places).shown(asked.processed), rough=None)
 
 
 def prompt_logprobs(

@@ -81,7 +81,7 @@ def find_cut(
     if filters.by_first_words == {True}:
         gathered = ranks.gather_integers(rows.first_words(filters.demand.first))
         first = rows.first_of(gathered, gathered.shape[2])
-        of_first = thresholds_of_first(rows, first, filters, ranks)
+        (of_first,) = thresholds_of_first(rows, first, filters, ranks)
         _, cut, held, top = rows.set_of_first(first, of_first)
         rows = replace(rows, top=top)
         return Cut(rows, rows.last_cut(cut, of_greedy=of_greedy), first, held[None])

@@ -5,16 +5,18 @@ A row's token is the best score in its kept set. Each of three methods returns t
 
 first words  sends each rank's first k tokens of the order. The first k of these are the first k of
              the vocabulary, with which every rank finishes alone, after one exchange. It serves
-             top_k <= 256 with exact ties, alone or with a top_p of what it leaves.
+             top_k <= 256 with exact ties, alone or with a top_p. A top_p of other tokens, too,
+             takes one exchange more, which sums their mass.
 rejection    takes the first token in descending score that is in the kept set. Whether a token is
              in it follows from its logit, and from the number and the mass of the tokens before it.
              Exchange 1 gathers each rank's 8 best scores. Exchange 2 sums number and mass over the
-             shards, for the 8 best of all; without a top_k and a top_p the logit alone decides, and
-             nothing is summed. If none of the 8 is kept, the row is undecided.
+             shards, for the 8 best of all. If none of the 8 is kept, the row is undecided.
 search       looks for the last kept token (`tpsample.filters.kept_sets`), then takes the best score
              down to it. It decides the undecided rows. Rows with a top_p of what a top_k over 256
              leaves, or one with ties, begin with it, because that top_p is a share of a mass that
-             only this search finds. Its first exchange gathers each rank's largest logit.
+             only this search finds. So do rows with neither top_k nor top_p: where their sets end
+             follows from the largest logit, and nothing is searched. Its first exchange gathers
+             each rank's largest logit.
 
 Where kept sets are asked for, all rows go by first words if these decide each of them, and else all
 begin with the search. The sets need its result, which then decides the tokens as well.
@@ -28,7 +30,7 @@ takes all rows, a program whose row is done ends at once, and a done row exchang
 only a search decides then begin with the rejection, so that one search serves all.
 
 Where the local step stored upper ends of logits in place of logits, exchange 2 sums lower and upper
-bounds. A row whose candidates they leave open gets its logits, and the rejection begins anew.
+bounds. A row that they leave open gets its logits, and its method begins anew.
 
 The best score of a set is a Gumbel-max draw from that set, so the first member is an exact draw
 from the filtered softmax. FlashInfer's sorting-free rejection sampling draws anew in every round;
@@ -80,7 +82,7 @@ def sample_filtered(
             case Method.FIRST_WORDS:
                 found = _by_first_words(part, its, ranks, candidates)
             case Method.SEARCH:
-                found = _by_search(part, its, ranks, candidates)
+                found = _by_search(part, its, ranks, candidates, may_read=may_read)
             case Method.REJECTION:
                 found = _by_rejection(part, its, ranks, candidates, may_read=may_read)
         words = _put(words, index, found)
@@ -108,17 +110,31 @@ def sample_and_cut(
     (candidates,) = gathered
     if filters.by_first_words == {True}:
         first = rows.first_of(candidates, candidates.shape[2])
-        its = thresholds_of_first(rows, first, filters, ranks)
+        (its,) = thresholds_of_first(rows, first, filters, ranks)
         words, ends, held, top = rows.set_of_first(first, its)
         return words, Cut(replace(rows, top=top), ends, first, held[None])
     top_word, top = rows.top_of(candidates)
     rows = replace(rows, top=top)
-    if may_read and (filters.demand.counts or filters.demand.masses):
+    if may_read and filters.demand.weighed:
         ranks.counters.second_rounds += len(filters)
     cut = find_cut(rows, filters, ranks, may_read=may_read, of_greedy=top_word)
+    best, held = _best_and_held(rows, cut, ranks)
+    if (
+        rows.rough is not None
+    ):  # of rows without filters, whose sets nobody weighs if they are whole
+        partial = held[:, :, 1].sum(dim=0) < rows.vocab_size
+        partial &= rows.noise.random.squeeze(1)
+        if partial[filters.unfiltered].any():
+            rows = rows.exact()
+            best, held = _best_and_held(rows, cut, ranks)
+    return best.amax(dim=0), cut._replace(rows=rows, held=held)
+
+
+def _best_and_held(rows: ShardLogits, cut: Cut, ranks: Ranks) -> tuple[Tensor, Tensor]:
+    """Return of each rank the best score words down to a cut, and mass and number of the kept."""
     found = ranks.gather_integers(rows.best_and_mass(cut.words))
     best, held = found.split([rows.noise.num_samples, 2], dim=2)
-    return best.amax(dim=0), cut._replace(held=held)
+    return best, held
 
 
 def own_candidates(
@@ -154,26 +170,47 @@ def _methods(
     filters, and their logits."""
     if may_read and filters.known:
         for method, places, its in filters.methods:
-            yield method, places, its, rows.select(places)
+            yield _first_method(method, its, rows), places, its, rows.select(places)
         return
     for method in (Method.FIRST_WORDS, Method.REJECTION):
         by_first = method is Method.FIRST_WORDS
         if filters.by_first_words == {by_first}:
-            yield method, slice(0, len(filters)), filters, rows
+            yield _first_method(method, filters, rows), slice(0, len(filters)), filters, rows
         elif by_first in filters.by_first_words:
             kinds = [each for each in filters.kinds if bool(each.demand.first) is by_first]
             column = filters.column(BY_FIRST_WORDS)
             mask = column if by_first else ~column
-            yield method, mask, replace(filters, kinds=kinds), rows.without(~mask)
+            its = replace(filters, kinds=kinds)
+            yield _first_method(method, its, rows), mask, its, rows.without(~mask)
+
+
+def _first_method(method: Method, filters: RowFilters, rows: ShardLogits) -> Method:
+    """Return the method with which rows begin: the search where it looks for nothing.
+
+    Where the local step has found the best scores that min_p keeps, they decide in one exchange.
+    """
+    in_vain = method is Method.REJECTION and not filters.demand.weighed and rows.rough is None
+    return Method.SEARCH if in_vain else method
 
 
 def _by_first_words(
     rows: ShardLogits, filters: RowFilters, ranks: Ranks, gathered: Tensor
 ) -> Tensor:
     """Return words [F, num_samples], from the first k tokens of each rank, [W, F, k]. Collective
-    as `thresholds_of` is."""
+    as `thresholds_of_first` is."""
     first = rows.first_of(gathered, gathered.shape[2])
-    return rows.best_of_first(first, thresholds_of_first(rows, first, filters, ranks))
+    its = thresholds_of_first(rows, first, filters, ranks)
+    words, *others = (rows.best_of_first(first, each) for each in its)
+    if not others:
+        return words
+    # The greater the total, the larger the kept set.
+    open_ = (words != others[0]).any(dim=1).tolist()
+    undecided = [row for row, its_ in enumerate(open_) if its_]
+    if not undecided:
+        return words
+    places = index_of(undecided, words.device)
+    left, its_filters = rows.select(places).exact(), filters.select(undecided, places)
+    return _put(words, places, _by_first_words(left, its_filters, ranks, gathered[:, places]))
 
 
 def _by_rejection(
@@ -194,11 +231,12 @@ def _of_best(
     if filters.demand.ends:
         rows = _with_top(rows, best)
     thresholds = thresholds_of(rows, filters, ranks)
-    if filters.demand.counts or filters.demand.masses or rows.rough is not None:
+    judged = rows
+    if filters.demand.weighed:
         sums = ranks.sum_integers(rows.before(best, thresholds, BEST_SCORES))
     else:  # whether a token is kept follows from its logit alone
-        sums = best.new_zeros(best.shape)
-    words, decided = rows.first_kept(best, sums, thresholds, BEST_SCORES)
+        judged, sums = replace(rows, rough=None), best.new_zeros(best.shape)
+    words, decided = judged.first_kept(best, sums, thresholds, BEST_SCORES)
     total: Tensor | None = sums[:, -1]
     if filters.demand.searched:
         rows = _with_top(rows, best)
@@ -225,11 +263,13 @@ def _of_best(
     return _put(words, places, found)
 
 
-def _by_search(rows: ShardLogits, filters: RowFilters, ranks: Ranks, gathered: Tensor) -> Tensor:
+def _by_search(
+    rows: ShardLogits, filters: RowFilters, ranks: Ranks, gathered: Tensor, *, may_read: bool
+) -> Tensor:
     """Return words [F, num_samples], from the first word of each rank, [W, F, 1]. Collective."""
     rows = replace(rows.exact(), top=rows.top_of(gathered)[1])
-    ranks.counters.second_rounds += len(filters)
-    return _searched(rows, filters, ranks, may_read=True)
+    ranks.counters.second_rounds += len(filters) * filters.demand.weighed
+    return _searched(rows, filters, ranks, may_read=may_read)
 
 
 def _searched(

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from tpsample.backends.torch_.passes import ShardLogits
-from tpsample.core.rules import ENDING
+from tpsample.core.rules import ENDING, TOP_K
 from tpsample.core.spread import spread_of
-from tpsample.core.word import LOWEST_DRAWABLE, value_of
+from tpsample.core.word import LOWEST_DRAWABLE
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.filters import RowFilters, Thresholds
 from tpsample.request.row_filter import LOWEST, behind
@@ -29,19 +29,30 @@ def thresholds_of(rows: ShardLogits, filters: RowFilters, ranks: Ranks) -> Thres
             continue
         assert rule.end is not None
         word = rule.end(facts, filters.column(rule.name))
-        in_total = word.masked_fill(filters.column(behind(rule.name)), LOWEST_DRAWABLE)
         least = word if least is lowest else least.maximum(word)
-        of_total = in_total if of_total is lowest else of_total.maximum(in_total)
+        if filters.demand.masses:
+            in_total = word.masked_fill(filters.column(behind(rule.name)), LOWEST_DRAWABLE)
+            of_total = in_total if of_total is lowest else of_total.maximum(in_total)
     return filters.thresholds(least, of_total)
 
 
 def thresholds_of_first(
     rows: ShardLogits, first: Tensor, filters: RowFilters, ranks: Ranks
-) -> Thresholds:
-    """Return the thresholds of rows that know their first words over all ranks, int64 [F, k]."""
-    if filters.demand.ends:
-        rows = replace(rows, top=value_of(first[:, 0]))
-    return thresholds_of(rows, filters, ranks)
+) -> list[Thresholds]:
+    """Return the thresholds of rows that know their first words over all ranks, int64 [F, k].
+
+    They are those of a lower and of an upper bound of the total where this rank stored upper ends
+    of logits. It is collective, too, if a row takes a share of the mass of all tokens.
+    """
+    demand = filters.demand
+    if demand.ends or demand.total:
+        rows = replace(rows, top=rows.top_of(first.unsqueeze(0))[1])
+    its = thresholds_of(rows, filters, ranks)
+    if not demand.total:
+        return [its]
+    totals = ranks.sum_integers(rows.totals(its.least_of_total))
+    of_others = filters.column(behind(TOP_K.name))
+    return [its._replace(total=each.where(of_others, -1)) for each in totals.unbind(dim=1)]
 
 
 @dataclass(frozen=True)

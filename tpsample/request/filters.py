@@ -30,6 +30,8 @@ class Thresholds(NamedTuple):
             more than `most` tokens where the row's best scores do not decide it.
         keep_ties: int64 [F], 1 where only greater logits stand before a token.
         counts: whether `most` may cut some row.
+        total: int64 [F], the totals of rows that have more tokens in them than their first ones,
+            and -1 in the others; None if there are no such rows.
     """
 
     most: Tensor
@@ -38,6 +40,7 @@ class Thresholds(NamedTuple):
     least_of_total: Tensor
     keep_ties: Tensor
     counts: bool
+    total: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,11 @@ class RowFilters:
     def demand(self) -> Demand:
         """The needs of these rows together."""
         return Demand.of_any({kind.demand for kind in self.kinds})
+
+    @cached_property
+    def unfiltered(self) -> list[int]:
+        """The places of rows without filters, which the host must know."""
+        return [place for place, kind in enumerate(self.kinds) if kind.demand == Demand()]
 
     @cached_property
     def by_first_words(self) -> set[bool]:

@@ -29,6 +29,7 @@ KINDS: dict[Kind, dict[str, Any]] = {
     "top_p in top_k": {"top_p": 0.9, "top_k": 1, "ties": "keep"},
     "top_k, top_p": {"top_k": 2, "top_p": 0.9},
     "many top_k, top_p": {"top_k": MAX_TOP_WORDS + 1, "top_p": 0.9},
+    "top_k beside top_p": {"top_k": 2, "top_p": 0.9, "filter_order": "joint"},
     **{rule.name: {rule.name: rule.example} for rule in ENDING},
     "logprobs": {"logprobs": 2, "logprobs_mode": "processed_logprobs"},
     "allowed ids": {"allowed_token_ids": [0]},
@@ -41,15 +42,16 @@ KINDS: dict[Kind, dict[str, Any]] = {
     "kept sets": {},
 }
 """The fields of an example, which fit any vocabulary. A top_p in a top_k that is over 1024, or that
-keeps ties, is a kind of its own, and so is one in any other top_k over 256. The last three belong
-to a batch: two masks, and a `kept_cap`."""
+keeps ties, is a kind of its own, and so is one in any other top_k over 256, or beside one up to
+256. The last three belong to a batch: two masks, and a `kept_cap`."""
 
 _OF_ONE_ROW: tuple[Kind, ...] = (
-    "plain", "top_k", "top_k, top_p", "many top_k, top_p", "top_p", "top_p in top_k", *_ENDING,
+    "plain", "top_k", "top_k, top_p", "many top_k, top_p", "top_k beside top_p", "top_p",
+    "top_p in top_k", *_ENDING,
 )  # fmt: skip
 """Of these a request has one; those by first words stand before the other filters."""
 
-_BY_FIRST_WORDS: tuple[Kind, ...] = ("top_k", "top_k, top_p", "many top_k, top_p")
+_BY_FIRST_WORDS: tuple[Kind, ...] = _OF_ONE_ROW[1:5]
 """Where all rows are of these, kept sets follow from their first words."""
 
 _SEARCHED: Kind = "top_p in top_k"

@@ -137,32 +137,38 @@ class BatchPlan:
 
     @cached_property
     def bounded(self) -> dict[int, Demand]:
-        """The demands of rows that need few of their logits, by place among the stored.
+        """The demands of rows whose few logits are listed, by place among the stored.
 
         A kept set, and logprobs of it, need no others than the row's token does.
         """
-        asked, found = self.logprobs, {}
+        asked, found, rough = self.logprobs, {}, self.rough
         modes = zip(asked.row_list, asked.processed_list, strict=True) if asked else ()
         processed = dict(modes)
         for place, row, demand in self._filtered:
             if asked is not None and row in processed:
                 of_all = asked.chosen.shape[1] > 0 or not processed[row]
                 demand = Demand() if of_all else demand.listing(asked.top)
-            if demand.few:
+            if demand.few and place not in rough:
                 found[place] = demand
         return found
 
     @cached_property
-    def rough(self) -> list[int]:
-        """The places of the other rows that the rejection can decide, from bounds of their sums.
+    def rough(self) -> dict[int, Demand]:
+        """The demands of rows that bounds of their sums nearly always decide, by place among the
+        stored.
 
         There are none in fixed rounds, because a row that bounds leave open takes one round more,
-        nor where the logits are looked at again.
+        nor where the logits are looked at again. A kept set of all ids is only counted.
         """
-        if self.fixed_rounds or self.kept_cap is not None:
-            return []
+        if self.fixed_rounds:
+            return {}
+        if self.kept_cap is not None:
+            drawn = {row for row, request in enumerate(self.requests) if not request.greedy}
+            of_rows = [each for each in self._filtered if each[1] in drawn and each[2] == Demand()]
+        else:
+            of_rows = [each for each in self._filtered if each[2].rough]
         asking = set() if self.logprobs is None else set(self.logprobs.row_list)
-        return [place for place, row, its in self._filtered if its.rough and row not in asking]
+        return {place: its for place, row, its in of_rows if row not in asking}
 
     @property
     def _filtered(self) -> Iterator[tuple[int, int, Demand]]:
@@ -187,7 +193,7 @@ class BatchPlan:
         whole = sorted(set(range(len(stored))).difference(self.bounded, self.rough))
         drawn = [place for place in whole if stored[place] not in replaced]
         lists = [plain]
-        for places in ([*self.bounded], self.rough, whole, drawn):
+        for places in ([*self.bounded], [*self.rough], whole, drawn):
             lists += [[stored[place] for place in places], places]
         lists.append([demand.most for demand in self.bounded.values()])
         least = [demand.least for demand in self.bounded.values()]

@@ -51,6 +51,7 @@ class Demand(NamedTuple):
     Attributes:
         first: k, where the first k order words of each rank decide the row; 0 if its best scores
             or a search do.
+        total: whether top_p takes a share of the mass of other tokens, too, than those first ones.
         searched: whether only a search for the last kept token decides the row.
         counts, masses: whether that search counts tokens for top_k, and weighs them for top_p.
         ends: names of the rules of `ENDING` that are on.
@@ -60,6 +61,7 @@ class Demand(NamedTuple):
     """
 
     first: int = 0
+    total: bool = False
     searched: bool = False
     counts: bool = False
     masses: bool = False
@@ -86,9 +88,15 @@ class Demand(NamedTuple):
         return self.most > 0 or self.least > -math.inf
 
     @property
+    def weighed(self) -> bool:
+        """Whether tokens of the row are counted or weighed, beside those that win."""
+        return self.counts or self.masses
+
+    @property
     def rough(self) -> bool:
         """Whether sums over bounds of all logits nearly always decide the row."""
-        return not (self.first or self.searched or self.few or self.exact)
+        summed = self.total or not self.first
+        return summed and not (self.searched or self.exact or self.most)
 
     def listing(self, count: int) -> Demand:
         """Return what the row needs if its first `count` tokens are reported, kept or not."""
@@ -104,6 +112,7 @@ class Demand(NamedTuple):
         for each in demands:
             found = Demand(
                 max(found.first, each.first),
+                found.total | each.total,
                 found.searched | each.searched,
                 found.counts | each.counts,
                 found.masses | each.masses,
@@ -148,7 +157,7 @@ class RowFilter(NamedTuple):
         A filter keeps the first tokens of an order, and top_p a share of the mass that the rules
         before it leave. So few logits are needed where all that a row weighs lies among its first
         k tokens, k <= 256, with top_p k <= 1024, or at a known y or above. If both bound the row,
-        all lies within both.
+        all lies within both. Behind top_p, k <= 256 tokens need one more number, that mass.
         A rule behind top_p bounds nothing where top_p is on, because top_p weighs tokens that this
         rule removes. Nor does any rule beside one that needs all logits.
         """
@@ -157,16 +166,17 @@ class RowFilter(NamedTuple):
         known = all(ENDING[i].known for i in on)
         top_k_behind, *behind = (each and masses for each in self.behind)
         within_top_k = counts and not top_k_behind
-        worth_sending = MAX_WEIGHED_WORDS if masses else MAX_TOP_WORDS
-        by_first = within_top_k and self.top_k <= worth_sending
+        worth_sending = MAX_WEIGHED_WORDS if masses and within_top_k else MAX_TOP_WORDS
+        by_first = counts and self.top_k <= worth_sending
         least = [self.ends[i] for i in on if known and not behind[i]]
         return Demand(
             first=self.top_k if by_first and not self.keep_ties else 0,
+            total=by_first and top_k_behind and not self.keep_ties,
             searched=within_top_k and masses and (self.keep_ties or not by_first),
             counts=counts,
             masses=masses,
             ends=frozenset(ENDING[i].name for i in on),
-            most=self.top_k if by_first and known else 0,
+            most=self.top_k if by_first and known and within_top_k else 0,
             least=max(least, default=-math.inf),
             exact=not known,
         )

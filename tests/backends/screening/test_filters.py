@@ -169,9 +169,13 @@ def of(params, vocab_size: int, **others) -> SamplingBatch:
     ids=str,
 )
 def test_which_rows_need_few_logits(changes, bounded):
-    """Few of them are then computed: little more than the filter keeps."""
+    """Few of them are then computed: little more than the filter keeps.
+
+    Of a min_p they are listed where kept sets or logprobs are told.
+    """
     case = problem("normal", 20000, 3, 48)
-    batch = of([SamplingParams(seed=row, **changes) for row in range(3)], 20000)
+    told = {"kept_cap": 8} if "min_p" in changes and "logprobs" not in changes else {}
+    batch = of([SamplingParams(seed=row, **changes) for row in range(3)], 20000, **told)
     logits, (counted,) = compare(case, batch)
     assert bool(batch.plan.bounded) is bounded
     assert counted.whole.tolist() == [0 if bounded else 20000] * 3

@@ -29,6 +29,7 @@ FIRST_WORDS = ["group_first", "largest", "group_words", "largest"]
 LISTED, DIGITS = ["words", "cut"], ["digit", "next_digit"] * 6
 SEARCHES = ["bin", *LISTED, *DIGITS, "bin", "mass", *LISTED, *DIGITS]
 TOP_WORDS = [*FIRST_WORDS, "top_words", "write_tokens"]
+BEST_KEPT = ["last_cut", "best_kept", "write_tokens"]
 LOGPROBS = [*FIRST_WORDS, "own_words", "listed_words", "mass", "told_logprobs"]
 
 
@@ -53,14 +54,15 @@ EVERY_END = [kernel for rule in ENDING for kernel in _asked_by(rule)]
 STORED = {
     "top_k": TOP_WORDS,
     "top_p": [*LEADING, *FIRST_KEPT],
-    **{rule.name: [*LEADING, TOP, *_asked_by(rule), *FIRST_KEPT[1:]] for rule in ENDING},
+    **{rule.name: ["group_first", TOP, *_asked_by(rule), *BEST_KEPT] for rule in ENDING},
     "filters, samples": [*LEADING, *FIRST_KEPT],
-    "top_p in top_k": ["group_first", TOP, *SEARCHES, "last_cut", "best_kept", "write_tokens"],
+    "top_p in top_k": ["group_first", TOP, *SEARCHES, *BEST_KEPT],
     "top_k, top_p": TOP_WORDS,
     "many top_k, top_p": TOP_WORDS,
+    "top_k beside top_p": [*FIRST_WORDS, TOP, "mass", *TOP_WORDS[4:]],
     "logprobs": LOGPROBS,
-    "all together": [*FIRST_WORDS, *EVERY_END, *TOP_WORDS[4:], *LOGPROBS],
-    "drafts": [*FIRST_WORDS, *EVERY_END, *TOP_WORDS[4:], *LOGPROBS],
+    "all together": [*FIRST_WORDS, TOP, *EVERY_END, "mass", *TOP_WORDS[4:], *LOGPROBS],
+    "drafts": [*FIRST_WORDS, TOP, *EVERY_END, "mass", *TOP_WORDS[4:], *LOGPROBS],
 }
 """Launches over the stored logits, without their `_kernel`."""
 SCREEN = ["screening_rows", "screen", "list_groups"]
@@ -74,7 +76,7 @@ FIXED = {
     # Launches and exchanges of one of 8 ranks; one rank launches the same, but for what is merged.
     "top_p": [*REJECTION, TOP, *SEARCH_OF_8, *KEPT],
     "top_k 5": [*FIRST_WORDS, "exchange", MERGED, "top_words", "write_tokens"],
-    "min_p": [*REJECTION[:5], TOP, LEAST, "first_kept", *KEPT],
+    "min_p": ["group_first", "exchange", TOP, LEAST, *KEPT],
     "top_k 2000, top_p": [*REJECTION, TOP, *SEARCH_OF_8, "mass", "exchange", *SEARCH_OF_8, *KEPT],
 }
 FIXED["top_k 300"] = FIXED["top_p"]
@@ -99,7 +101,7 @@ OPERATORS = {
     "filters, samples": 1,
     "top_k, top_p": 0,
     "logprobs": 4,
-    "fixed rounds, min_p": 5,
+    "fixed rounds, min_p": 2,
     "fixed rounds, top_p": 5,
     "fixed rounds, top_k 2000, top_p": 16,
     "fixed rounds, top_k 300, top_p": 0,

@@ -3,8 +3,8 @@
 A step has up to five kinds of rows; each takes one reading of the weights:
 
     plain      no filters, no logprobs         `draw`
-    bounded    top_k up to 1024 or a known y   `list_kept`, `store_first`    see `Demand`
-    rough      top_p, or a larger top_k        `draw`         upper ends of their logits are stored
+    bounded    top_k up to 1024                `list_kept`, `store_first`    see `Demand`
+    rough      top_p, min_p or a larger top_k  `draw`         upper ends of their logits are stored
     whole      they need all of their logits   `store`
     given      the caller computed the logits  `draw_given`, `store_given`
 
@@ -46,7 +46,7 @@ COPY_ROWS = 2
 So few rows wait for memory."""
 HEAPED = 64
 """Largest top_k whose tokens are kept in a heap while the weights are read."""
-NO_CUT = np.empty(0, np.int64)
+NONE = np.empty(0, np.int64)
 
 
 class NativeBackend(Backend):
@@ -63,7 +63,8 @@ class NativeBackend(Backend):
         if not plan.bounded and not plan.rough:
             return None
         most = (demand.most for demand in plan.bounded.values())
-        count = max([1, *(k for k in most if k <= HEAPED)])
+        listed = (k for k in most if k <= HEAPED)
+        count = max([1, *listed, *(demand.first for demand in plan.rough.values())])
         shape = torch.get_num_threads(), len(plan.stored_list)
         of_rough = num_samples, BEST_SCORES if plan.rough else 0
         first = self._scratch.take("first words", torch.int64, *shape, count).zero_()
@@ -119,9 +120,16 @@ class NativeBackend(Backend):
         self, step: Step, rows: Tensor, places: Tensor, raw: Tensor, processed: Tensor
     ) -> None:
         """Store logits in place of upper ends; see `Found.store`."""
-        memory = Memory(array_of(places), array_of(raw), array_of(processed))
+        plan, index, source = step.batch.plan, array_of(rows), self._source(0, self._num_ids)
         head = self._head_of(step.controls, given=False)
-        self._store(step, self._source(0, self._num_ids), array_of(rows), head, memory)
+        at, numbers = array_of(places), (array_of(raw), array_of(processed))
+        least = np.array([plan.rough[plan.stored_list.index(row)].least for row in index.tolist()])
+        known = least > -np.inf
+        self._store(step, source, index[~known], head, Memory(at[~known], *numbers))
+        its, none = Memory(at[known], *numbers), np.zeros(known.sum(), np.int64)
+        first = np.zeros((self._threads(source, len(none)), len(index), 1), np.int64)
+        least = self._heated(step, index[known], least[known])
+        self._list_kept(step, source, index[known], head, its, none, least, first)
 
     def _source(self, start: int, stop: int) -> Weight:
         """Return a range of the weight, wherever that lies now."""
@@ -166,9 +174,10 @@ class NativeBackend(Backend):
             if self.copy is not None and (HAS_VNNI or num_rows <= COPY_ROWS):
                 copy = copy_of(self.copy, self._shard.start)
             memory = Memory(np.arange(num_rows))
-            self._run_draw(step, source, index, head, memory, (found, *nothing), copy)
+            every = NONE, NONE.astype(np.bool_), NONE.astype(np.float64)
+            self._run_draw(step, source, index, head, memory, every, (found, *nothing), copy)
         else:
-            rows = index, sources, draws_of(step.noise), head, NO_CUT
+            rows = index, sources, draws_of(step.noise), head, NONE
             self._run(draw_given, source, num_rows, *rows, outputs=(found,))
         words = found[0] if threads == 1 else found.max(axis=0)
         best[:, index] = np.maximum(best[:, index], words[:, :, 0].T)
@@ -180,7 +189,12 @@ class NativeBackend(Backend):
         assert step.found is not None
         threads = self._threads(source, len(index))
         first, best, slack = (array_of(each)[:threads] for each in step.found[:3])
-        self._run_draw(step, source, index, head, memory, (best, first, slack))
+        counted, demands = step.batch.plan.kept_cap is not None, step.batch.plan.rough.values()
+        listed = np.array([max(1, its.first) for its in demands])
+        weighed = np.array([counted or its.weighed for its in demands])
+        least = self._heated(step, index, np.array([its.least for its in demands]))
+        its = listed, weighed, least
+        self._run_draw(step, source, index, head, memory, its, (best, first, slack))
 
     def _run_draw(
         self,
@@ -189,11 +203,12 @@ class NativeBackend(Backend):
         index: np.ndarray,
         head: native.NativeHead,
         memory: Memory,
+        of_rows: tuple[np.ndarray, np.ndarray, np.ndarray],
         outputs: tuple[np.ndarray, ...],
         copy: Copy | None = None,
     ) -> None:
         computed = np.zeros((len(outputs[0]), 2, len(index)), np.int64)
-        rows = hidden_of(step), index, copy, draws_of(step.noise), head, memory
+        rows = hidden_of(step), index, copy, draws_of(step.noise), head, memory, *of_rows
         self._run(draw, source, len(index), *rows, outputs=(*outputs, computed))
 
     def _list(
@@ -204,8 +219,7 @@ class NativeBackend(Backend):
         A row that was made greedy by its temperature alone reports logprobs of all ids.
         """
         kinds, threads = step.batch.plan.kinds, self._threads(source, len(index))
-        heat = safe_temperature(step.batch.temperature[kinds.bounded])[0]
-        most, least = array_of(kinds.most), array_of(heat.double() * kinds.least)
+        most, least = array_of(kinds.most), self._heated(step, index, array_of(kinds.least))
         many = most > HEAPED
         whole = many & (PAIR * threads * most > source.stop - source.start)
         asked = step.batch.plan.logprobs
@@ -213,18 +227,44 @@ class NativeBackend(Backend):
             is_greedy = ~array_of(step.noise.random)[index, 0]
             whole |= is_greedy & np.isin(index, asked.row_list)
         assert step.found is not None
-        first = (array_of(step.found.first)[:threads],)
-        for kernel, rows, found in (
-            (store, whole, ()),
-            (list_kept, ~whole & ~many, first),
-            (store_first, ~whole & many, ()),
-        ):
+        first = array_of(step.found.first)[:threads]
+
+        for rows, found in ((~whole & ~many, first), (~whole & many, None)):
             its = memory._replace(places=memory.places[rows])
-            arguments: tuple[Any, ...] = hidden_of(step), index[rows], head, its
-            if kernel is not store:
-                computed = np.zeros((threads, 2, rows.sum()), np.int64)
-                arguments, found = (*arguments, most[rows], least[rows]), (*found, computed)
-            self._run(kernel, source, rows.sum(), *arguments, outputs=found)
+            self._list_kept(step, source, index[rows], head, its, most[rows], least[rows], found)
+        its = memory._replace(places=memory.places[whole])
+        self._store(step, source, index[whole], head, its)
+
+    def _list_kept(
+        self,
+        step: Step,
+        source: Weight,
+        index: np.ndarray,
+        head: native.NativeHead,
+        memory: Memory,
+        most: np.ndarray,
+        least: np.ndarray,
+        first: np.ndarray | None,
+    ) -> None:
+        """Store the logits that reach the most-th largest, and T · y of them; -inf for the others.
+
+        Args:
+            first: int64 [threads, stored rows, count], memory for the first `most` order words.
+                None where they are found once all ends are stored.
+        """
+        threads = self._threads(source, len(index)) if first is None else len(first)
+        found = () if first is None else (first,)
+        found = *found, np.zeros((threads, 2, len(index)), np.int64)
+        its = hidden_of(step), index, head, memory, most, least
+        self._run(
+            store_first if first is None else list_kept, source, len(index), *its, outputs=found
+        )
+
+    @staticmethod
+    def _heated(step: Step, index: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """Return T · y of some rows, float64 [R]."""
+        heat = safe_temperature(step.batch.temperature[torch.from_numpy(index)])[0]
+        return array_of(heat.double()) * y
 
     def _store(
         self, step: Step, source: Weight, index: np.ndarray, head: native.NativeHead, memory: Memory

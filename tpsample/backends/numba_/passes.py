@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -45,6 +44,8 @@ class NativeShardLogits(ShardLogits):
             known = _descending(array_of(self.first))[:, :count]
             first[rows, : known.shape[1]] = known[rows]
             rows = rows[first[rows, 0] == 0]
+        if self.rough is not None:  # those without a slack store nothing else
+            rows = rows[array_of(self.rough.slack)[rows] < np.inf]
         if count and len(rows):
             self.run(passes.first_words, first, rows=rows)
         return _descending(first)
@@ -56,42 +57,44 @@ class NativeShardLogits(ShardLogits):
         return torch.from_numpy(words)
 
     def best_scores(self, count: int) -> Tensor:
-        if self.rough is None:
-            scores = self._scores(NONE, count)
-        else:
-            scores = _descending(array_of(self.rough.best).copy())[..., :count]
-            left = (self.rough.slack == 0).nonzero().squeeze(1)
-            if len(left):
-                scores[left] = replace(self.select(left), rough=None)._scores(NONE, count)
+        scores = self._scores(NONE, count)
         orders = self.words_of(word.token_of(scores).flatten(1)).view_as(scores) * (scores > 0)
         return torch.cat([self.first_words(1), scores.flatten(1), orders.flatten(1)], dim=1)
 
     def before(self, best: Tensor, thresholds: Thresholds, count: int) -> Tensor:
         top = word.value_of(best[:, 0])
         if self.rough is not None:
-            return self._bounds(top, self._orders(best, count), thresholds)
+            marks, least = self._orders(best, count), thresholds.least_of_total
+            return self._bounds(top, marks, least, counts=thresholds.counts)
         marks = self._marks(best, thresholds, count) + 1  # only greater words come before
         sums = marks.new_zeros(len(marks), 2 * marks.shape[1] + 1)
         tensors = top.contiguous(), marks.contiguous(), thresholds.least_of_total.contiguous(), sums
         self.run(passes.weigh, *map(array_of, tensors))
         return sums
 
-    def _bounds(self, top: Tensor, marks: Tensor, thresholds: Thresholds) -> Tensor:
+    def totals(self, cut: Tensor) -> Tensor:
+        if self.rough is None:
+            return super().totals(cut)
+        return self._bounds(self.largest, cut.new_empty(len(cut), 0), cut, counts=False)
+
+    def _bounds(
+        self, top: Tensor, marks: Tensor, least_of_total: Tensor, *, counts: bool
+    ) -> Tensor:
         """Bound what stands before order words, int64 [F, C], and the total.
 
         Returns:
             int64 [F, 4 (C + 1)], those of `ends.bound_sums`, of the marks and of the total; the
-            first half of them if `most` cuts no row, which the requests decide.
+            first half of them without `counts`.
         """
         assert self.rough is not None
         logits = word.value_of(marks).masked_fill(marks == 0, torch.inf)  # there is none
-        least = thresholds.least_of_total.unsqueeze(1)
+        least = least_of_total.unsqueeze(1)
         total = word.value_of(least).masked_fill(least <= word.LOWEST_DRAWABLE, -torch.inf)
         logits = torch.cat([logits, total], dim=1)
         sums = marks.new_zeros(len(marks), 4, logits.shape[1])
         tensors = self.rough.slack.contiguous(), top.contiguous(), logits, sums
         self.run(ends.bound_sums, *map(array_of, tensors))
-        return sums[:, : 4 if thresholds.counts else 2].flatten(1)
+        return sums[:, : 4 if counts else 2].flatten(1)
 
     def kept(
         self, sums: Tensor, logits: Tensor, top: Tensor, thresholds: Thresholds
@@ -123,7 +126,9 @@ class NativeShardLogits(ShardLogits):
         self, kernel: Any, first: Tensor, thresholds: Thresholds, *arguments: Any
     ) -> None:
         """Call a pass over the first words of all rows."""
-        limits = tuple(array_of(tensor.contiguous()) for tensor in thresholds[:4])
+        total = thresholds.total
+        given = torch.full_like(thresholds.most, -1) if total is None else total
+        limits = tuple(array_of(each.contiguous()) for each in (*thresholds[:4], given))
         rows = array_of(first.contiguous()), array_of(self.temperature.contiguous())
         in_ranges(kernel, 0, len(first), 1, *rows, limits, *arguments)
 
@@ -195,9 +200,16 @@ class NativeShardLogits(ShardLogits):
         return counts
 
     def _scores(self, cut: np.ndarray, count: int) -> Tensor:
-        """Return int64 [F, samples, count], the best score words of what reaches a cut."""
+        """Return int64 [F, samples, count], the best score words of what reaches a cut.
+
+        Those of rows that store upper ends are known, and are of all tokens.
+        """
         rows, samples = self._rows, self.noise.num_samples
         found = np.zeros((len(self.logits), samples, count), np.int64)
+        if self.rough is not None:
+            known = array_of(self.rough.slack) > 0
+            found[known] = _descending(array_of(self.rough.best)[known])[..., :count]
+            rows = rows[~known[rows]]
         source = weight_of(self.logits.contiguous(), self.first_id, 0, self.logits.shape[1])
         draws, cuts, best = draws_of(self.noise), cut[rows] if len(cut) else cut, found[rows]
         its = source, rows, draws, NativeHead(), cuts, best

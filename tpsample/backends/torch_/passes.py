@@ -422,8 +422,8 @@ class ShardLogits:
 
         Args:
             first: int64 [F, n], the first n order words over all ranks, n at least each `most`.
-            thresholds: of these rows. No row keeps ties, and each total is of `most` tokens at
-                the most.
+            thresholds: of these rows. No row keeps ties, and each total that is not given is of
+                `most` tokens at the most.
         """
         logits, ids = word.value_of(first), word.token_of(first)
         kept, samples = self._kept_of_first(first, thresholds)[0], range(self.noise.num_samples)
@@ -461,7 +461,10 @@ class ShardLogits:
         within = torch.arange(first.shape[1], device=first.device) < thresholds.most.unsqueeze(1)
         in_total = within & (first >= thresholds.least_of_total.unsqueeze(1))
         mass = self.masses(word.value_of(first), top)
-        total = (mass * in_total).sum(dim=1, keepdim=True)
+        total = (mass * in_total).sum(dim=1)
+        if thresholds.total is not None:
+            total = thresholds.total.where(thresholds.total >= 0, total)
+        total = total.unsqueeze(1)
         kept = within & (first >= thresholds.least.unsqueeze(1)) & ~top.isnan().unsqueeze(1)
         kept &= mass.cumsum(dim=1) - mass < mass_limit(total, thresholds.share.unsqueeze(1))
         return kept, mass
@@ -740,6 +743,11 @@ class ShardLogits:
             found = masses_and_moments(logits, *its)
             sums += torch.stack([(each * kept).sum(dim=1) for each in found], dim=1)
         return sums
+
+    def totals(self, cut: Tensor) -> Tensor:
+        """Return the mass of the words >= cut, int64 [F], as [F, 1], or a lower and an upper bound
+        of it, [F, 2], where upper ends of logits are stored."""
+        return self.mass_from(cut)[:, :1]
 
     def least_of_mass(self, limit: Tensor) -> Tensor:
         """Return int64 [F], the least order word of this rank whose token has a mass >= a limit.

@@ -287,6 +287,7 @@ class TritonShardLogits(ShardLogits):
             share_ptr=thresholds.share,
             least_ptr=thresholds.least,
             least_of_total_ptr=thresholds.least_of_total,
+            total_ptr=thresholds.total,
             words_ptr=words,
             cut_ptr=cut,
             held_ptr=held,

@@ -43,12 +43,13 @@ LONG_S = 10
 
 INTS, INTS_2, INTS_3, INTS_4 = (types.Array(int64, axes, "C") for axes in range(1, 5))
 FLOATS, FLOATS_2, DOUBLES = float32[::1], float32[:, ::1], float64[::1]
+BOOLS = types.bool_[::1]
 HEAD = typeof(NativeHead())
 MEMORY = typeof(Memory(np.empty(0, np.int64)))
 _FLOATS, _INTS = np.empty(0, np.float32), np.empty(0, np.int64)
 COPY = typeof(Copy(np.empty(0, np.uint8), *[_FLOATS] * 3, 0, 0))
 DRAWS = typeof(Draws(_FLOATS, _INTS, _INTS, 1))
-LIMITS = typeof((_INTS, np.empty(0), _INTS, _INTS))
+LIMITS = typeof((_INTS, np.empty(0), _INTS, _INTS, _INTS))
 DRAFT_ROWS = typeof((_FLOATS, _INTS, _INTS))
 LAWS = typeof(
     laws.NativeLaws(*[np.empty((0, 0), np.float32)] * 2, True, 0, 1, *[_FLOATS] * 3, *[_INTS] * 2)
@@ -66,7 +67,7 @@ def entries(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]
     if weight.shape[1]:  # else there is no weight, and all logits are given
         rows = torch.empty(1, 1, dtype=weight.dtype, device="cpu")
         own = typeof(weight_of(rows, 0, 0, 1)), typeof(array_of(rows)), INTS
-        drawn = DRAWS, HEAD, MEMORY, INTS_4, INTS_3, FLOATS_2, INTS_3
+        drawn = DRAWS, HEAD, MEMORY, INTS, BOOLS, DOUBLES, INTS_4, INTS_3, FLOATS_2, INTS_3
         found += [(draw, (*own, copy, *drawn)) for copy in (types.none, COPY)[: 1 + screened]]
         found += [
             (list_kept, (*own, HEAD, MEMORY, INTS, DOUBLES, INTS_3, INTS_3)),

@@ -41,6 +41,7 @@ from tpsample.backends.numba_.kernels.numbers import (
 )
 from tpsample.backends.numba_.kernels.primitives import larger
 from tpsample.backends.numba_.kernels.products import products_of
+from tpsample.backends.numba_.kernels.store import filter_threshold
 from tpsample.backends.numba_.kernels.threads import share
 from tpsample.core.word import KEY_NAN, LOWEST_DRAWABLE
 
@@ -106,6 +107,22 @@ def push_first(heap, upper, block, weight, hidden, row, head, stored):
         push(heap, len(heap), pack(logit, block.base + j))
 
 
+@jit()
+def draws_none(listed, first, step, block, logits):
+    """Make upper ends below what filters keep -inf; return whether a block has nothing to draw.
+
+    Args:
+        listed, step: as in `draw_range`, of a row.
+        first: the largest order word so far.
+    """
+    if listed > 1 or not step > -np.inf:
+        return listed > 1
+    threshold = filter_threshold(F32(-np.inf), 0, value_of(first), step)
+    for j in range(BLOCK):
+        logits[j] = F32(-np.inf) if logits[j] < threshold else logits[j]
+    return lanes_reaching(logits, F32(-np.inf), lanes_of(block)) == 0
+
+
 @jit(entry=True)
 def draw(start, stop, parts, threads, arguments):
     """Do `draw_range` for each part of a range; see `tpsample.backends.numba_.kernels.threads`."""
@@ -116,34 +133,43 @@ def draw(start, stop, parts, threads, arguments):
 def draw_range(start, stop, part, arguments):
     """Find the best words of a range of the shard.
 
-    Where `memory` has rows, it takes upper ends of the logits, and the logit of each best word.
+    Where `memory` has rows, it takes upper ends of the logits, and the logits of the best words and
+    of the first ones.
 
     Args:
         weight: of the shard.
         hidden: [B, D], as `as_fp32` reads it.
         index: int64 [R], the rows of the batch.
         copy: what is multiplied first in place of the weight, or None.
+        listed: int64 [R], how many first words of a row are found, where `memory` has rows.
+        weighed: bool [R], which of these rows have upper ends there; others have a slack of inf.
+        step: float64 [R], see `store.filter_threshold`: what lies below has no best word. Rows with
+            several first words have none.
         best: int64 [parts, rows of the memory, samples, count], raised; the least word first.
-        first: int64 [parts, rows of the memory, 1], raised: the largest order word.
+        first: int64 [parts, rows of the memory, most], raised: the first order words, the last of
+            them first.
         slack: fp32 [parts, rows of the memory], raised: how far an upper end is above its logit at
             most.
         computed: int64 [parts, 2, R], added to: how many exact logits a row took one by one, and in
             blocks without a proof.
     """
-    weight, hidden, index, copy, draws, head, memory, best, first, slack, computed = arguments
+    weight, hidden, index, copy, draws, head, memory, listed, weighed, step = arguments[:10]
+    best, first, slack, computed = arguments[10:]
     weight = part_of(weight, start, stop)
     rows, noise = take_rows(hidden, index), noise_of(draws, index)
     quantised = quantise(copy, rows, len(index))
     products, lanes = products_of(rows, F32), np.empty((3, BLOCK), F32)
     plain = plain_rows(head, index)
     its = weight, rows, index, copy, quantised, products, lanes, noise, draws.samples, head, plain
-    draw_blocks(its, memory, best[part], first[part], slack[part], computed[part])
+    of_rows = listed, weighed, step, first[part], slack[part]
+    draw_blocks(its, memory, of_rows, best[part], computed[part])
 
 
 @jit()
-def draw_blocks(its, memory, best, first, slack, computed):
+def draw_blocks(its, memory, of_rows, best, computed):
     """Do the work of `draw`, in memory that is there."""
     weight, rows, index, copy, quantised, products, lanes, noise, samples, head, plain = its
+    listed, weighed, step, first, slack = of_rows
     logits, upper, lower = lanes[0], lanes[1], lanes[2]
     stored = lanes[0, :0]
     for n in range(blocks_of(weight)):
@@ -155,16 +181,22 @@ def draw_blocks(its, memory, best, first, slack, computed):
             if not plain[i]:
                 end_logits(logits, block, index[i], head, F32(1))
             if len(memory.raw):
-                lower_ends(products.values[i], products.errors[i], lower)
-                if not plain[i]:
-                    end_logits(lower, block, index[i], head, F32(-1))
-                slack[place] = larger(slack[place], slack_of(logits, lower, block))
                 stored = (memory.processed if len(memory.processed) else memory.raw)[place]
-                put(logits, block, stored)
+                if weighed[i]:
+                    lower_ends(products.values[i], products.errors[i], lower)
+                    if not plain[i]:
+                        end_logits(lower, block, index[i], head, F32(-1))
+                    slack[place] = larger(slack[place], slack_of(logits, lower, block))
+                    put(logits, block, stored)
+                else:
+                    slack[place] = np.inf
                 push_first(
-                    first[place, :1], logits, block, weight, rows.hidden[i], index[i], head, stored
-                )
+                    first[place, : listed[i]], logits, block, weight, rows.hidden[i], index[i],
+                    head, stored,
+                )  # fmt: skip
             computed[1, i] += 0 if products.proved[i] else block.count
+            if len(memory.raw) and draws_none(listed[i], first[place, 0], step[i], block, logits):
+                continue
             for s in range(samples):
                 stream = stream_of(noise, i, s)
                 top = upper_scores(logits, block, stream, upper)
@@ -232,7 +264,8 @@ def draw_logits(given, index, sources, draws, head, cut, best):
             inside = logits[block.lane : block.lane + block.count]
             for k in range(block.count):
                 inside[k] = as_fp32(part[k])
-            control(logits, block, index[i], head)
+            if len(head.slots):  # a call with a head costs as much as 64 ids
+                control(logits, block, index[i], head)
             if len(cut) and cut[i] > LOWEST_DRAWABLE:  # no logit but -inf lies below it
                 for j in range(block.lane, block.lane + block.count):
                     counts = pack(logits[j], block.base + j) >= cut[i]

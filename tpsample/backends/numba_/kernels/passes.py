@@ -231,17 +231,19 @@ def best_of_first(start, stop, parts, threads, arguments):
 
 
 @jit()
-def keep_first(first, top_k, share, least, least_of_total, mass, kept):
+def keep_first(first, top_k, share, least, least_of_total, given, mass, kept):
     """Note which of a row's first tokens its filters keep.
 
     Args:
         first: int64 [n], order words, descending; mass: int64 [n].
         top_k, share, least, least_of_total: of `tpsample.request.filters.Thresholds`.
+        given: the total, or -1.
         kept: bool [n].
     """
     total, before, last = I64(0), I64(0), smaller(len(first), top_k)
     for j in range(last):
         total += mass[j] if first[j] >= least_of_total else I64(0)
+    total = given if given >= 0 else total
     limit = I64(math.ceil(F64(total) * share)) if share < 1.0 else I64(2**62)
     is_nan = key_of(first[0]) == KEY_NAN
     for j in range(len(first)):
@@ -256,19 +258,20 @@ def best_of_first_rows(start, stop, part, arguments):
     Args:
         first: int64 [F, n], order words, descending.
         temperature: fp32 [F].
-        limits: the first four of `tpsample.request.filters.Thresholds`, [F] each.
+        limits: the first four of `tpsample.request.filters.Thresholds` and the total, [F] each.
         out: int64 [F, samples], zeros.
     """
     first, temperature, limits, draws, out = arguments
     num_rows, count = first.shape
-    most, shares, least, least_of_total = limits
+    most, shares, least, least_of_total, totals = limits
     noise, logits = noise_of(draws, np.arange(num_rows)), np.empty(count, F32)
     power, mass, kept = np.empty(count, F32), np.empty(count, I64), np.empty(count, np.bool_)
     for i in range(start, stop):
         for j in range(count):
             logits[j] = value_of(first[i, j])
         weigh_block(logits, mass_row(logits[0], temperature[i]), power, mass)
-        keep_first(first[i], most[i], shares[i], least[i], least_of_total[i], mass, kept)
+        its = most[i], shares[i], least[i], least_of_total[i], totals[i]
+        keep_first(first[i], *its, mass, kept)
         for j in range(count):
             if not kept[j]:
                 continue
@@ -296,14 +299,15 @@ def kept_of_first_rows(start, stop, part, arguments):
     """
     first, temperature, limits, out = arguments
     count = first.shape[1]
-    most, shares, least, least_of_total = limits
+    most, shares, least, least_of_total, totals = limits
     logits, power = np.empty(count, F32), np.empty(count, F32)
     mass, kept = np.empty(count, I64), np.empty(count, np.bool_)
     for i in range(start, stop):
         for j in range(count):
             logits[j] = value_of(first[i, j])
         weigh_block(logits, mass_row(logits[0], temperature[i]), power, mass)
-        keep_first(first[i], most[i], shares[i], least[i], least_of_total[i], mass, kept)
+        its = most[i], shares[i], least[i], least_of_total[i], totals[i]
+        keep_first(first[i], *its, mass, kept)
         out[i, 0] = ABOVE_ALL
         for j in range(count):
             if kept[j]:

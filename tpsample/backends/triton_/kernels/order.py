@@ -43,6 +43,7 @@ class Draw(NamedTuple):
 ROW_POINTERS = [
     *("seed_ptr", "position_ptr", "temperature_ptr", "top_ptr", "row_done_ptr", "cut_ptr", "y_ptr"),
     *("most_ptr", "share_ptr", "least_ptr", "least_of_total_ptr", "keep_ties_ptr", "limit_ptr"),
+    "total_ptr",
     *("prefix_ptr", "reached_ptr", "next_prefix_ptr", "next_reached_ptr", "next_limit_ptr"),
     "bin_ptr",
     *("words_ptr", "first_ptr", "marks_ptr", "number_ptr", "zero_ptr"),

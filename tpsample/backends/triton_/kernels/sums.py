@@ -240,6 +240,7 @@ def keep_first(
     share_ptr,
     least_ptr,
     least_of_total_ptr,
+    total_ptr,
     count,
     BLOCK: tl.constexpr,
 ):
@@ -253,6 +254,9 @@ def keep_first(
     in_total = within & (orders >= tl.load(least_of_total_ptr + row))
     mass = tl.where(within, masses(value_of(orders), mass_row(value_of(first), temperature)), 0)
     total = tl.sum(tl.where(in_total, mass, 0), axis=0)
+    if total_ptr is not None:
+        given = tl.load(total_ptr + row)
+        total = tl.where(given >= 0, given, total)
     limit = mass_limit(total, tl.load(share_ptr + row))
     kept = within & (orders >= tl.load(least_ptr + row))
     return orders, mass, kept & (tl.cumsum(mass, axis=0) - mass < limit), first
@@ -272,6 +276,7 @@ def top_words_kernel(
     share_ptr,  # [F] fp64
     least_ptr,  # [F] int64
     least_of_total_ptr,  # [F] int64
+    total_ptr,  # [F] int64, -1 where it is that of the first tokens; None for all rows
     # outputs
     words_ptr,  # [F, num_samples] int64
     cut_ptr,  # [F] int64, or None without the sets
@@ -285,8 +290,9 @@ def top_words_kernel(
     """The best score among the kept of a row's first tokens, and where these end. Grid: (F,)."""
     row = tl.program_id(0)
     orders, mass, kept, first = keep_first(
-        first_ptr, temperature_ptr, most_ptr, share_ptr, least_ptr, least_of_total_ptr, count, BLOCK
-    )
+        first_ptr, temperature_ptr, most_ptr, share_ptr, least_ptr, least_of_total_ptr, total_ptr,
+        count, BLOCK,
+    )  # fmt: skip
     logits = value_of(orders)
     ids = ((orders & TOKEN_MASK) ^ TOKEN_MASK).to(tl.int32)
     draw = load_draw(seed_ptr, position_ptr, temperature_ptr, row)
