@@ -98,8 +98,7 @@ plain | a load without its mask | behind | @%p\d+ (ld\.global\.b32[^;]*;) | \1
 plain | rows past the edge | behind | \tmin\.s32(\s+%r\d+), (%r\d+), %r\d+; | mov.b32\1, \2;
 plain | the noise takes its tail elsewhere | wrong | 0f3E800000; | 0f3F000000;
 plain | Philox multiplies signed numbers | wrong | mul\.wide\.u32 | mul.wide.s32
-plain 100 | warps take their least maxima | wrong | redux\.sync\.max(\S*f32) | redux.sync.min\1
-plain 80 90 | a lane takes another's maximum | wrong | (shfl\.sync\.bfly[^;]*), 16, 31 | \1, 2, 31
+plain | a lane takes another's maximum | wrong | (shfl\.sync\.bfly[^;]*), (?:16|8), 31 | \1, 2, 31
 decoded | subnormal numbers are flushed | wrong | fma\.rn\.f32 | fma.rn.ftz.f32
 decoded 90 100 | a launch does not wait | before it waits | griddepcontrol\.wait; |
 pushed | an arrival releases nothing | wrong | gpu\.acq_rel\.add | gpu.relaxed.add
