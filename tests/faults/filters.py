@@ -451,7 +451,7 @@ tpsample/filters/thresholds.py
     all first words take a share of all tokens
     - total=each.where(of_others, -1)
     + total=each
-    > test_random_steps_of_one_rank_are_the_oracles[mixed]
+    > test_rows_of_both_orders_weigh_what_is_theirs
 tpsample/filters/sample.py
     a row that bounds leave open keeps the token of the lower one
     - open_ = (words != others[0]).any(dim=1).tolist()
