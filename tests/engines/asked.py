@@ -8,6 +8,8 @@ TOKENS = 24
 FAILING_SEED = 666_666
 """A request with this seed gets NaN hidden states in a late step, from the watched worker."""
 FAILING_STEP = 6
+LATER_VLLM = "0.99.0"
+"""A version of vLLM that nobody has tried, of `changed_workers`."""
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

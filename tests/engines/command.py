@@ -27,6 +27,7 @@ from benchmarks.engines.server import Kind, Server, client_variables, say
 from benchmarks.lab import machine
 from benchmarks.lab.machine import ROOT
 from tests.engines import page
+from tests.engines.asked import LATER_VLLM
 from tests.engines.comparison import (
     CHANGED,
     CHANGES,
@@ -129,7 +130,7 @@ class Run:
             part["seen"] = server.seen()
             ended = self._kill_worker(server) if kind in (V1_TP2, V2_TP2) else []
             if kind is V1_LATER:
-                ended.append(told_of_a_later_version(kind.name, server.log(), "0.99.0"))
+                ended.append(told_of_a_later_version(kind.name, server.log(), LATER_VLLM))
             if kind is PLUG_IN_TP2:
                 ended.append(told_of_the_sampler(server.log()))
             if sampled_by(kind) == "tpsample":

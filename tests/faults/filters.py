@@ -454,8 +454,8 @@ tpsample/filters/thresholds.py
     > test_rows_of_both_orders_weigh_what_is_theirs
 tpsample/filters/sample.py
     a row that bounds leave open keeps the token of the lower one
-    - open_ = (words != others[0]).any(dim=1).tolist()
-    + open_ = [False] * len(words)
+    - differ = (words != others[0]).any(dim=1).tolist()
+    + differ = [False] * len(words)
     > test_rows_that_their_bounds_leave_open
     rows that nothing is looked for in have their best scores listed
     - return Method.SEARCH if in_vain else method

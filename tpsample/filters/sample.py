@@ -119,9 +119,8 @@ def sample_and_cut(
         ranks.counters.second_rounds += len(filters)
     cut = find_cut(rows, filters, ranks, may_read=may_read, of_greedy=top_word)
     best, held = _best_and_held(rows, cut, ranks)
-    if (
-        rows.rough is not None
-    ):  # of rows without filters, whose sets nobody weighs if they are whole
+    if rows.rough is not None:
+        # Rows without filters store upper ends: their sets are counted, and weighed if not whole.
         partial = held[:, :, 1].sum(dim=0) < rows.vocab_size
         partial &= rows.noise.random.squeeze(1)
         if partial[filters.unfiltered].any():
@@ -203,14 +202,14 @@ def _by_first_words(
     words, *others = (rows.best_of_first(first, each) for each in its)
     if not others:
         return words
-    # The greater the total, the larger the kept set.
-    open_ = (words != others[0]).any(dim=1).tolist()
-    undecided = [row for row, its_ in enumerate(open_) if its_]
+    # The greater the total, the larger the set: a token of both bounds is that of the total.
+    differ = (words != others[0]).any(dim=1).tolist()
+    undecided = [row for row, differs in enumerate(differ) if differs]
     if not undecided:
         return words
     places = index_of(undecided, words.device)
-    left, its_filters = rows.select(places).exact(), filters.select(undecided, places)
-    return _put(words, places, _by_first_words(left, its_filters, ranks, gathered[:, places]))
+    left, of_left = rows.select(places).exact(), filters.select(undecided, places)
+    return _put(words, places, _by_first_words(left, of_left, ranks, gathered[:, places]))
 
 
 def _by_rejection(

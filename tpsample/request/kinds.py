@@ -45,14 +45,13 @@ KINDS: dict[Kind, dict[str, Any]] = {
 keeps ties, is a kind of its own, and so is one in any other top_k over 256, or beside one up to
 256. The last three belong to a batch: two masks, and a `kept_cap`."""
 
-_OF_ONE_ROW: tuple[Kind, ...] = (
-    "plain", "top_k", "top_k, top_p", "many top_k, top_p", "top_k beside top_p", "top_p",
-    "top_p in top_k", *_ENDING,
+_BY_FIRST_WORDS: tuple[Kind, ...] = (
+    "top_k", "top_k, top_p", "many top_k, top_p", "top_k beside top_p",
 )  # fmt: skip
-"""Of these a request has one; those by first words stand before the other filters."""
-
-_BY_FIRST_WORDS: tuple[Kind, ...] = _OF_ONE_ROW[1:5]
 """Where all rows are of these, kept sets follow from their first words."""
+
+_OF_ONE_ROW: tuple[Kind, ...] = ("plain", *_BY_FIRST_WORDS, "top_p", "top_p in top_k", *_ENDING)
+"""Of these a request has one; those by first words stand before the other filters."""
 
 _SEARCHED: Kind = "top_p in top_k"
 """The best scores decide no row of this kind."""

@@ -126,10 +126,10 @@ class NativeBackend(Backend):
         least = np.array([plan.rough[plan.stored_list.index(row)].least for row in index.tolist()])
         known = least > -np.inf
         self._store(step, source, index[~known], head, Memory(at[~known], *numbers))
-        its, none = Memory(at[known], *numbers), np.zeros(known.sum(), np.int64)
-        first = np.zeros((self._threads(source, len(none)), len(index), 1), np.int64)
-        least = self._heated(step, index[known], least[known])
-        self._list_kept(step, source, index[known], head, its, none, least, first)
+        some, its = index[known], Memory(at[known], *numbers)
+        most, least = np.zeros(len(some), np.int64), self._heated(step, some, least[known])
+        no_words = np.zeros((self._threads(source, len(some)), len(raw), 1), np.int64)
+        self._list_kept(step, source, some, head, its, most, least, no_words)
 
     def _source(self, start: int, stop: int) -> Weight:
         """Return a range of the weight, wherever that lies now."""
@@ -228,7 +228,6 @@ class NativeBackend(Backend):
             whole |= is_greedy & np.isin(index, asked.row_list)
         assert step.found is not None
         first = array_of(step.found.first)[:threads]
-
         for rows, found in ((~whole & ~many, first), (~whole & many, None)):
             its = memory._replace(places=memory.places[rows])
             self._list_kept(step, source, index[rows], head, its, most[rows], least[rows], found)
@@ -246,11 +245,13 @@ class NativeBackend(Backend):
         least: np.ndarray,
         first: np.ndarray | None,
     ) -> None:
-        """Store the logits that reach the most-th largest, and T · y of them; -inf for the others.
+        """Store the logits that a top_k or a min_p of these rows can keep, and -inf for the others.
 
         Args:
-            first: int64 [threads, stored rows, count], memory for the first `most` order words.
-                None where they are found once all ends are stored.
+            most: int64 [R], the top_k, 0 without.
+            least: float64 [R], T · y of `Demand.least`.
+            first: int64 [threads, stored rows, count], takes the first `most` order words. None
+                where the upper ends of all logits are stored before any is listed.
         """
         threads = self._threads(source, len(index)) if first is None else len(first)
         found = () if first is None else (first,)
