@@ -41,6 +41,23 @@ tpsample/request/kinds.py
     - first, rest, width = filters[:1], filters[1:], max(1, most - 1)
     + first, rest, width = filters[:1], filters[1:], len(kinds)
     > test_a_small_sampler_is_warmed_up_by_all_kinds
+tpsample/backends/triton_/launcher.py
+    a known launch reads words at an address that its binary is not for
+    - numbers, *dtypes, *rests, *options
+    + numbers, *dtypes, *options
+    > test_known_launches_are_those_of_triton
+    a known launch reads words of another size
+    - numbers, *dtypes, *rests, *options
+    + numbers, *rests, *options
+    > test_known_launches_are_those_of_triton
+    a known launch has the programs of another
+    - kind = device, grid, len(arguments)
+    + kind = device, len(arguments)
+    > test_known_launches_are_those_of_triton
+    a known launch has as many warps as another
+    - *dtypes, *rests, *options
+    + *dtypes, *rests
+    > test_known_launches_are_those_of_triton
 tpsample/backends/over_zeros.py
     fewer drafts than the most are not warmed up
     - while width < most:

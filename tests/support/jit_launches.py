@@ -11,7 +11,7 @@ whose value makes another kernel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -51,12 +51,22 @@ def _launcher(source: Any, metadata: Any) -> Any:
     return nvidia.CudaLauncher(source, metadata) if hasattr(nvidia, "make_launcher") else None
 
 
-def only_compile() -> list[tuple[Any, str]]:
-    """Make launches compile and no more; returns where they are listed."""
-    AbsentGpu.launcher_cls = staticmethod(_launcher)  # type: ignore[method-assign]
+def be_absent_h200(launcher: Callable[[Any, Any], Any] = _launcher) -> None:
+    """Compile for a GPU that is absent from now on.
+
+    Args:
+        launcher: returns what launches a kernel's binary, of its source and its metadata.
+    """
+    AbsentGpu.launcher_cls = staticmethod(launcher)  # type: ignore[method-assign]
     AbsentGpu().take()
     # Memory that nothing fills is filled alike: each row is decided, and each list too long.
     torch.use_deterministic_algorithms(True, warn_only=True)
+    Gpu.of = staticmethod(lambda _: Gpu("NVIDIA H200", 90, 132))  # type: ignore[assignment]
+
+
+def only_compile() -> list[tuple[Any, str]]:
+    """Make launches compile and no more; returns where they are listed."""
+    be_absent_h200()
     launches: list[tuple[Any, str]] = []
     run = JITFunction.run
 
@@ -66,7 +76,6 @@ def only_compile() -> list[tuple[Any, str]]:
         return kernel
 
     JITFunction.run = compile_it
-    Gpu.of = staticmethod(lambda _: Gpu("NVIDIA H200", 90, 132))  # type: ignore[assignment]
     return launches
 
 

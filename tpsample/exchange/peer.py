@@ -16,6 +16,7 @@ from torch import Tensor
 from tpsample.backends.torch_.decode import decode_words
 from tpsample.backends.triton_.arguments import early_launch
 from tpsample.backends.triton_.kernels.inbox import peer_finish_kernel
+from tpsample.backends.triton_.launcher import launch_kernel
 from tpsample.core import word
 from tpsample.exchange.base import Exchange
 from tpsample.exchange.collective import require_maximum, ring_bytes
@@ -84,7 +85,9 @@ class PeerExchange(Exchange):
         """
         num_rows, push = out.status.shape[0], self.push
         num_slots = push.num_chunks * push.world_size
-        peer_finish_kernel[(-(-num_rows // _BLOCK_B),)](
+        launch_kernel(
+            peer_finish_kernel,
+            (-(-num_rows // _BLOCK_B),),
             inboxes_ptr=self.memory.addresses,
             epoch_ptr=self.epoch,
             done_ptr=self.done,

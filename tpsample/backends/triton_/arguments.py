@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from tpsample.backends.triton_.kernels.token_mask import token_mask_kernel
+from tpsample.backends.triton_.launcher import launch_kernel
 from tpsample.core.score import Head
 from tpsample.request.controls.apply import ControlRows, StepControls
 from tpsample.request.controls.token_state import TokenState
@@ -17,7 +18,9 @@ def make_mask(rows: ControlRows, state: TokenState) -> Tensor:
     tables = rows.tables
     mask = state.mask_buffer(len(rows.slots))
     grammar, drafts = rows.grammar_bitmask, rows.drafts if tables.has_masks else None
-    token_mask_kernel[(len(rows.slots),)](
+    launch_kernel(
+        token_mask_kernel,
+        (len(rows.slots),),
         state_slot_ptr=rows.slots,
         allowed_ptr=tables.allowed,
         grammar_ptr=grammar,

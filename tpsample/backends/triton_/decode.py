@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tpsample.backends.triton_.arguments import early_launch
 from tpsample.backends.triton_.kernels.decode import decode_kernel
+from tpsample.backends.triton_.launcher import launch_kernel
 from tpsample.output import SampleOutput
 
 ROW_BLOCK = 64
@@ -21,7 +22,9 @@ def decoder(*, overlap: bool = False) -> Callable[[Tensor, Tensor, SampleOutput]
 
     def decode(words: Tensor, seeds: Tensor, out: SampleOutput) -> None:
         num_rows = out.status.shape[0]
-        decode_kernel[(-(-num_rows // ROW_BLOCK),)](
+        launch_kernel(
+            decode_kernel,
+            (-(-num_rows // ROW_BLOCK),),
             words_ptr=words,
             stride_words_s=words.stride(0),
             seed_ptr=seeds,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from tpsample.backends.triton_.kernels.drafts import draft_kernel
+from tpsample.backends.triton_.launcher import launch_kernel
 from tpsample.backends.triton_.passes import BLOCK, NUM_WARPS
 from tpsample.core.row_noise import RowNoise
 
@@ -15,7 +16,9 @@ def draft_words(logits: Tensor, first_id: int, noise: RowNoise, sample: int, dom
     words = noise.seed.new_zeros(1, num_rows)
     if width:
         logits = logits if logits.stride(1) == 1 else logits.contiguous()
-        draft_kernel[(-(-(lead + width) // BLOCK), num_rows)](
+        launch_kernel(
+            draft_kernel,
+            (-(-(lead + width) // BLOCK), num_rows),
             logits_ptr=logits,
             stride_logits=logits.stride(0),
             seed_ptr=noise.seed,

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tpsample.backends.torch_ import logprobs as plain
 from tpsample.backends.triton_.kernels.largest import largest_kernel
+from tpsample.backends.triton_.launcher import launch_kernel
 from tpsample.request.row_filter import MAX_TOP_WORDS, MAX_WEIGHED_WORDS
 
 FEW, MOST = MAX_TOP_WORDS, MAX_WEIGHED_WORDS
@@ -53,7 +54,9 @@ def largest(
     words = words.contiguous()
     found, most = words.new_empty(words.shape[0], count), most or (FEW if count <= FEW else MOST)
     if words.shape[0]:
-        largest_kernel[(words.shape[0],)](
+        launch_kernel(
+            largest_kernel,
+            (words.shape[0],),
             words_ptr=words,
             number_ptr=number,
             largest_ptr=found,

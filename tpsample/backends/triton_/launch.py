@@ -18,6 +18,7 @@ from tpsample.backends.triton_.arguments import (
     make_mask,
 )
 from tpsample.backends.triton_.kernels.lm_head import lm_head_kernel
+from tpsample.backends.triton_.launcher import launch_kernel
 from tpsample.backends.triton_.screen_launches import Screen
 from tpsample.backends.triton_.tile_table import (
     MAX_BLOCK_B,
@@ -115,7 +116,7 @@ class TritonBackend(Backend):
             "num_listed_ptr": None if screen is None else screen.num_listed_ptr,
             **early_launch(screen is not None and self._overlap),
         }
-        lm_head_kernel[grid](**named)
+        launch_kernel(lm_head_kernel, grid, **named)
 
     def _tile_of(self, num_rows: int, edits: bool, stores: bool, given: bool, listed: bool) -> Tile:
         """Return the tile that overrides the table, or the table's.

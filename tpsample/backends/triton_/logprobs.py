@@ -14,6 +14,7 @@ from tpsample.backends.triton_.kernels.logprobs import (
     told_logprobs_kernel,
 )
 from tpsample.backends.triton_.largest import first_of
+from tpsample.backends.triton_.launcher import launch_kernel
 from tpsample.output import Logprobs
 from tpsample.request.filters import LogprobRows
 
@@ -34,7 +35,9 @@ def own_words(shard: dict[str, Any], first: Tensor, token_ids: Tensor) -> Tensor
     """
     (num_rows, count), num_ids = first.shape, token_ids.shape[1]
     words = first.new_empty(num_rows, count + num_ids)
-    own_words_kernel[(num_rows,)](
+    launch_kernel(
+        own_words_kernel,
+        (num_rows,),
         **shard,
         first_ptr=first,
         stride_first=first.stride(0),
@@ -55,7 +58,9 @@ def listed_words(temperature: Tensor, asked: LogprobRows, gathered: Tensor) -> L
     first = first_of(gathered, count)
     top, shown_temperature = temperature.new_empty(2, num_rows).unbind()
     own, marks = first.new_empty(num_rows, num_own), first.new_empty(num_rows, num_own + 1)
-    listed_words_kernel[(num_rows,)](
+    launch_kernel(
+        listed_words_kernel,
+        (num_rows,),
         gathered_ptr=gathered,
         first_ptr=first,
         stride_first=first.stride(0),
@@ -88,7 +93,9 @@ def told_logprobs(
     width = drawn + asked.top + chosen
     token_ids, ranks = first.new_empty(2, num_rows, width).unbind()
     values, entropies = log_total.new_empty(num_rows, width), torch.empty_like(log_total)
-    told_logprobs_kernel[(num_rows,)](
+    launch_kernel(
+        told_logprobs_kernel,
+        (num_rows,),
         first_ptr=first,
         stride_first=first.stride(0),
         own_ptr=words.own,

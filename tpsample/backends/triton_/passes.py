@@ -49,6 +49,7 @@ from tpsample.backends.triton_.kernels.sums import (
     top_words_kernel,
 )
 from tpsample.backends.triton_.largest import MOST, Start, first_of, in_order, largest
+from tpsample.backends.triton_.launcher import launch_kernel
 from tpsample.backends.triton_.tile_table import Gpu
 from tpsample.core.machine import amd, interpreted
 from tpsample.core.order import ABOVE_ALL, BINS, DIGIT_BITS, DIGITS, Search
@@ -103,7 +104,9 @@ class TritonShardLogits(ShardLogits):
         if not self.logits.shape[1]:
             return
         programs = self.count_of(BLOCK) if programs is None else programs
-        kernel[(self.logits.shape[0], programs)](
+        launch_kernel(
+            kernel,
+            (self.logits.shape[0], programs),
             **self.shard_arguments(),
             **arguments,
             BLOCK=BLOCK,
@@ -162,7 +165,9 @@ class TritonShardLogits(ShardLogits):
         """
         rows, groups = chosen.shape
         words = made(rows, groups * GROUP, dtype=torch.int64, device=chosen.device)
-        group_words_kernel[(groups, rows)](
+        launch_kernel(
+            group_words_kernel,
+            (groups, rows),
             **self.shard_arguments(),
             first_ptr=chosen,
             least_ptr=start.least,
@@ -192,7 +197,9 @@ class TritonShardLogits(ShardLogits):
             best = largest(best.view(rows * samples, groups), count, ordered=False)
             groups = count
         found = best.new_empty(rows, 1 + 2 * samples * count)
-        best_scores_kernel[(samples, rows)](
+        launch_kernel(
+            best_scores_kernel,
+            (samples, rows),
             **self.shard_arguments(),
             **self.noise_arguments(),
             group_ptr=best,
@@ -213,7 +220,9 @@ class TritonShardLogits(ShardLogits):
         if sources == 1:
             return gathered[0].contiguous()
         best = gathered.new_empty(rows, width)
-        merge_best_kernel[(rows,)](
+        launch_kernel(
+            merge_best_kernel,
+            (rows,),
             gathered_ptr=gathered.contiguous(),
             best_scores_ptr=best,
             num_rows=rows,
@@ -246,7 +255,9 @@ class TritonShardLogits(ShardLogits):
     ) -> tuple[Tensor, Tensor]:
         words = best.new_empty(best.shape[0], self.noise.num_samples)
         decided = best.new_empty(best.shape[0], dtype=torch.bool)
-        first_kept_kernel[(best.shape[0],)](
+        launch_kernel(
+            first_kept_kernel,
+            (best.shape[0],),
             most_ptr=thresholds.most,
             share_ptr=thresholds.share,
             least_ptr=thresholds.least,
@@ -280,7 +291,9 @@ class TritonShardLogits(ShardLogits):
         """Write `best_of_first`, and where there is memory for it the rest of `set_of_first`."""
         count = first.shape[1]
         cut, held, top = of_sets or (None, None, None)
-        top_words_kernel[(first.shape[0],)](
+        launch_kernel(
+            top_words_kernel,
+            (first.shape[0],),
             first_ptr=first.contiguous(),
             **self.noise_arguments(),
             most_ptr=thresholds.most,
@@ -298,7 +311,9 @@ class TritonShardLogits(ShardLogits):
         )
 
     def write_tokens(self, words: Tensor, index: Tensor, out: SampleOutput) -> None:
-        write_tokens_kernel[(index.shape[0],)](
+        launch_kernel(
+            write_tokens_kernel,
+            (index.shape[0],),
             words_ptr=words,
             row_ptr=index,
             token_ptr=out.token_ids,
@@ -308,7 +323,9 @@ class TritonShardLogits(ShardLogits):
 
     def least_word(self, y: Tensor, temperature: Tensor) -> Tensor:
         words = torch.empty_like(self.largest, dtype=torch.int64)
-        least_word_kernel[(words.shape[0],)](
+        launch_kernel(
+            least_word_kernel,
+            (words.shape[0],),
             temperature_ptr=temperature,
             top_ptr=self.largest.contiguous(),
             y_ptr=y,
@@ -398,7 +415,9 @@ class TritonShardLogits(ShardLogits):
         sources, rows, width = listed.shape
         cut = listed.new_empty(rows)
         left = cut.new_empty(rows, dtype=torch.bool)
-        cut_kernel[(rows,)](
+        launch_kernel(
+            cut_kernel,
+            (rows,),
             listed_ptr=listed.contiguous(),
             temperature_ptr=self.temperature,
             top_ptr=self.largest,
@@ -425,7 +444,9 @@ class TritonShardLogits(ShardLogits):
     def top_of(self, gathered: Tensor) -> tuple[Tensor, Tensor]:
         sources, rows, _ = gathered.shape
         words, top = gathered.new_empty(rows), self.temperature.new_empty(rows)
-        top_kernel[(rows,)](
+        launch_kernel(
+            top_kernel,
+            (rows,),
             gathered_ptr=gathered,
             stride_source=gathered.stride(0),
             stride_row=gathered.stride(1),
@@ -443,7 +464,9 @@ class TritonShardLogits(ShardLogits):
         keep_ties: Tensor | None = None,
     ) -> Search:
         found = _search(bins.shape[0], search.limit)
-        next_digit_kernel[(bins.shape[0],)](
+        launch_kernel(
+            next_digit_kernel,
+            (bins.shape[0],),
             bins_ptr=bins.contiguous(),
             prefix_ptr=search.prefix,
             reached_ptr=search.reached,
@@ -469,7 +492,9 @@ class TritonShardLogits(ShardLogits):
     ) -> Tensor:
         least = least.contiguous()
         cut = torch.empty_like(least)
-        last_cut_kernel[(cut.shape[0],)](
+        launch_kernel(
+            last_cut_kernel,
+            (cut.shape[0],),
             least_ptr=least,
             by_number_ptr=least if by_number is None else by_number,
             by_mass_ptr=least if by_mass is None else by_mass,
@@ -488,7 +513,9 @@ class TritonShardLogits(ShardLogits):
         sizes, mass, listed_cut, offsets = (cut.new_empty(rows + i // 3) for i in range(4))
         whole, overflow = cut.new_empty(2, rows, dtype=torch.bool).unbind()
         needed = cut.new_ones(3)  # what the host reads where launches only compile
-        set_sizes_kernel[(1,)](
+        launch_kernel(
+            set_sizes_kernel,
+            (1,),
             gathered_ptr=gathered,
             stride_source=gathered.stride(0),
             stride_row=gathered.stride(1),
@@ -568,7 +595,9 @@ class TritonShardLogits(ShardLogits):
         ids = words.new_full((total,), NO_TOKEN)
         log_masses = torch.full_like(ids, torch.nan, dtype=torch.float64)
         if total:
-            listed_sets_kernel[(triton.cdiv(count, SET_BLOCK), rows)](
+            launch_kernel(
+                listed_sets_kernel,
+                (triton.cdiv(count, SET_BLOCK), rows),
                 words_ptr=words,
                 stride_words=words.stride(0),
                 cut_ptr=sets.cut,

@@ -13,6 +13,7 @@ from tpsample.backends.triton_.arguments import early_launch, has_edits, head_ar
 from tpsample.backends.triton_.kernels import head
 from tpsample.backends.triton_.kernels.limbs import screening_rows_kernel
 from tpsample.backends.triton_.kernels.screening import list_groups_kernel, screen_kernel
+from tpsample.backends.triton_.launcher import launch_kernel
 from tpsample.backends.triton_.tile_table import Gpu, Tile
 from tpsample.core.machine import interpreted
 from tpsample.request.step import Step
@@ -141,7 +142,9 @@ class Screen:
             "scale_ptr": scale,
             **self._limbs,
         }
-        screening_rows_kernel[(num_rows,)](
+        launch_kernel(
+            screening_rows_kernel,
+            (num_rows,),
             hidden_ptr=hidden_states,
             stride_hidden_b=hidden_states.stride(0),
             seed_ptr=step.batch.seed,
@@ -157,7 +160,9 @@ class Screen:
         )
         copy = self.copy
         padded = copy.quantised.shape[1]
-        screen_kernel[(-(-self.num_groups * GROUP // tile.block_v),)](
+        launch_kernel(
+            screen_kernel,
+            (-(-self.num_groups * GROUP // tile.block_v),),
             **rows,
             copy_ptr=copy.quantised,
             stride_copy_v=copy.quantised.stride(0),
@@ -180,7 +185,9 @@ class Screen:
             **early_launch(self._overlap),
             enable_fp_fusion=False,
         )
-        list_groups_kernel[(-(-self.num_groups // LIST_BLOCK),)](
+        launch_kernel(
+            list_groups_kernel,
+            (-(-self.num_groups // LIST_BLOCK),),
             upper_ptr=self.tops,
             stride_upper=self.tops.stride(0),
             bar_ptr=self.bars,

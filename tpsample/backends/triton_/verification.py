@@ -22,6 +22,7 @@ from tpsample.backends.triton_.kernels.acceptance import (
     law_rows_kernel,
 )
 from tpsample.backends.triton_.kernels.laws import law_sums_kernel, law_tops_kernel, residual_kernel
+from tpsample.backends.triton_.launcher import launch_kernel
 from tpsample.backends.triton_.passes import BLOCK, NUM_WARPS, TritonShardLogits
 from tpsample.output import SampleOutput, VerifyOutput
 
@@ -36,7 +37,9 @@ def drafted_rows(
     num_rows, width = len(drafts), drafts.shape[1] + 1
     found, at = drafts.new_empty(num_rows, width), drafts.new_empty(num_rows * width)
     if num_rows:
-        drafted_rows_kernel[(num_rows,)](
+        launch_kernel(
+            drafted_rows_kernel,
+            (num_rows,),
             drafts_ptr=drafts.contiguous(),
             drawn_ptr=undrawn,
             position_ptr=positions,
@@ -55,7 +58,9 @@ def coupled_output(drafts: Tensor, out: SampleOutput) -> VerifyOutput:
     num_rows, width = drafts.shape
     accepted, seeds = drafts.new_empty(2, num_rows).unbind()
     tokens, status = torch.empty_like(drafts), out.status.new_empty(num_rows)
-    coupled_kernel[(num_rows,)](
+    launch_kernel(
+        coupled_kernel,
+        (num_rows,),
         drafts_ptr=drafts,
         sampled_ptr=out.token_ids,
         status_ptr=out.status,
@@ -105,7 +110,9 @@ class TritonVerification(Verification):
         count, each = self.rows.count_of(BLOCK), self.rows.blocks_each(rows)
         if not count:
             return
-        kernel[(triton.cdiv(count, each), rows)](
+        launch_kernel(
+            kernel,
+            (triton.cdiv(count, each), rows),
             **self._law_arguments,
             **arguments,
             blocks_each=parts * each,
@@ -161,7 +168,9 @@ class TritonVerification(Verification):
         top, draft_top = self.rows.logits.new_empty(2, num_rows, width).unbind()
         cut, drafts = self.drafts.new_empty(2, num_rows, width).unbind()
         laws = Laws(top, draft_top, cut, drafts, torch.empty_like(self.status))
-        law_rows_kernel[(width, num_rows)](
+        launch_kernel(
+            law_rows_kernel,
+            (width, num_rows),
             gathered_ptr=gathered.contiguous(),
             temperature_ptr=self.rows.noise.temperature,
             status_ptr=self.status,
@@ -190,7 +199,9 @@ class TritonVerification(Verification):
         drafts, index = torch.empty_like(laws.drafts), self.drafts.new_empty(shape)
         weights = self.drafts.new_empty(2, *shape)
         coefficient = torch.empty_like(index, dtype=torch.float64)
-        accept_kernel[(num_rows,)](
+        launch_kernel(
+            accept_kernel,
+            (num_rows,),
             sums_ptr=sums.contiguous(),
             drafts_ptr=laws.drafts,
             seed_ptr=self.seed,
@@ -225,7 +236,9 @@ class TritonVerification(Verification):
         num_rows = len(self.drafts)
         accepted, tokens = self.drafts.new_empty(num_rows), torch.empty_like(self.drafts)
         status = self.status.new_empty(num_rows)
-        emit_kernel[(num_rows,)](
+        launch_kernel(
+            emit_kernel,
+            (num_rows,),
             gathered_ptr=gathered.contiguous(),
             place_ptr=places.index,
             coefficient_ptr=places.coefficient,

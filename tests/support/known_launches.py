@@ -1,0 +1,101 @@
+"""Makes each launch by Triton's own way and by the known one, for a GPU that is absent.
+
+    python -m tests.support.known_launches    # prints how many launches were the same, by kernel
+
+What Triton hands to a kernel's binary is taken down in both ways, and has to be equal: the binary,
+the grid, the stream, and each argument, of a tensor its address.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from tests.support import jit_launches
+from tests.support.jit_launches import be_absent_h200, cases
+from tpsample.backends.triton_ import launcher
+from tpsample.backends.triton_.kernels.decode import write_tokens_kernel
+from tpsample.backends.triton_.launcher import KnownLaunches, launch_kernel
+
+same: Counter[str] = Counter()
+"""Launches by kernel, each made in three ways."""
+made: list[tuple[object, ...]] = []
+
+
+def _taking_down(source: Any, metadata: Any) -> Callable[..., None]:
+    """Return what stands for the launch of a binary: its arguments are appended to `made`."""
+
+    def launch(*launched: Any) -> None:
+        grid_and_stream, arguments = launched[:4], launched[9:]
+        named = zip(source.fn.arg_names, arguments, strict=True)
+        seen = [_address(value) if name.endswith("_ptr") else value for name, value in named]
+        made.append((metadata.hash, *grid_and_stream, *seen))
+
+    return launch
+
+
+def _address(pointer: Any) -> int:
+    """Return the address that a launch of Triton reads of a pointer; of None it is 0."""
+    return pointer if isinstance(pointer, int) else 0 if pointer is None else pointer.data_ptr()
+
+
+def _three_ways(known: KnownLaunches, grid: tuple[int, ...], arguments: dict[str, Any]) -> None:
+    """Launch by Triton, then as something new may be, then as something known."""
+    named_so = {name for name, value in arguments.items() if isinstance(value, torch.Tensor)}
+    assert all(name.endswith("_ptr") for name in named_so), f"a pointer by another name: {named_so}"
+    made.clear()
+    known._kernel[grid](**arguments)
+    for _ in range(2):
+        _known_way(known, grid, arguments)
+    by_triton, *others = made
+    name = known._kernel.fn.__name__
+    assert others == [by_triton] * 2, f"{name} {grid}: {others} in place of {by_triton}"
+    same[name] += 1
+
+
+_known_way, KnownLaunches.launch = KnownLaunches.launch, _three_ways  # type: ignore[method-assign]
+
+
+def variants() -> None:
+    """One kernel with all that makes another binary, each twice and in turns with the others."""
+    words = torch.zeros(64, dtype=torch.int64)
+    tokens, status = torch.zeros(64, dtype=torch.int64), torch.zeros(64, dtype=torch.int32)
+    for _, first, dtype, samples, warps, programs in itertools.product(
+        range(2), (0, 1, 2), (torch.int64, torch.int32), (1, 2, 16, 2**40), (4, 8), (1, 3)
+    ):
+        launch_kernel(
+            write_tokens_kernel,
+            (programs,),
+            words_ptr=words[first:],
+            row_ptr=tokens,
+            token_ptr=tokens.to(dtype),
+            status_ptr=status,
+            num_samples=samples,
+            num_warps=warps,
+        )
+
+
+def main() -> None:
+    be_absent_h200(_taking_down)
+    # What counts operators watches launches, too, and then all of them go Triton's own way.
+    nothing = nullcontext(SimpleNamespace(called=[]))
+    with patch.object(jit_launches, "Operators", lambda: nothing):
+        for launch in cases([]).values():
+            launch()
+    variants()
+    launcher.MOST_KNOWN = 1
+    launcher._KNOWN.clear()
+    variants()
+    for name, count in sorted(same.items()):
+        print(name, count)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Launches kernels, and finds the binary of a launch that was made before without Triton.
+
+In each launch Triton binds the arguments, writes a text of what its compiler sees of them, compares
+the globals of the kernel, and asks the driver about every pointer. All this takes the host longer
+than the launch itself. Here a dictionary names the binary that Triton's own launch returned, and it
+is handed addresses, as in Triton's tutorial on kernels that are compiled ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any
+
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from tpsample.core.machine import amd
+
+ALIGNED = 16
+"""Triton compiles for addresses that are multiples of this, or for any."""
+MOST_KNOWN = 4096
+"""Launches of a kernel that are known at a time. Their numbers name them, and rows may change."""
+OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion", "launch_pdl")
+_RUN = JITFunction.run
+
+
+def launch_kernel(kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
+    """Launch a kernel on the current device and stream.
+
+    Args:
+        kernel: made by `triton.jit`. The names of its pointers, and no others, end in "_ptr".
+        grid: programs, in up to three dimensions.
+        arguments: all of the kernel's by name, and options of Triton such as num_warps.
+    """
+    known = _KNOWN.get(id(kernel))
+    if known is None and type(kernel) is JITFunction and not amd():
+        known = _KNOWN[id(kernel)] = KnownLaunches(kernel)
+    # Who puts a function of his own in the place of Triton's sees every launch.
+    if known is None or JITFunction.run is not _RUN:
+        kernel[grid](**arguments)
+    else:
+        known.launch(grid, arguments)
+
+
+class KnownLaunches:
+    """The launches of one kernel, each by all that its compiler may see of it.
+
+    Args:
+        kernel: for a GPU of NVIDIA. For AMD's the size of a tensor matters, too.
+    """
+
+    def __init__(self, kernel: JITFunction[Any]) -> None:
+        self._kernel = kernel
+        pointers = [param for param in kernel.params if param.name.endswith("_ptr")]
+        numbers = [param for param in kernel.params if param not in pointers]
+        names = [param.name for param in (*pointers, *numbers)]
+        self._pointers = _values_of([param.name for param in pointers])
+        self._numbers = _values_of([param.name for param in numbers])
+        self._in_order = _values_of([names.index(name) for name in kernel.arg_names])
+        self._aligned = [
+            place
+            for place, param in enumerate(pointers)
+            if not (param.do_not_specialize or param.do_not_specialize_on_alignment)
+        ]
+        self._binaries: dict[tuple[Any, ...], Callable[..., None]] = {}
+
+    def launch(self, grid: tuple[int, ...], arguments: dict[str, Any]) -> None:
+        """Launch by the binary of an equal launch, or by Triton if there was none.
+
+        Args:
+            arguments: options among them.
+        """
+        pointers, numbers = self._pointers(arguments), self._numbers(arguments)
+        addresses = [0 if each is None else each.data_ptr() for each in pointers]
+        dtypes = [None if each is None else each.dtype for each in pointers]
+        rests = [addresses[place] % ALIGNED for place in self._aligned]
+        device = driver.active.get_current_device()
+        options = map(arguments.get, OPTIONS)
+        kind = device, grid, len(arguments), numbers, *dtypes, *rests, *options
+        binary = self._binaries.get(kind)
+        if binary is not None:
+            stream = driver.active.get_current_stream(device)
+            binary(*self._in_order((*addresses, *numbers)), stream=stream)
+            return
+        assert arguments.keys() <= {*self._kernel.arg_names, *OPTIONS}
+        compiled = self._kernel[grid](**arguments)
+        if len(self._binaries) == MOST_KNOWN:
+            self._binaries.clear()
+        self._binaries[kind] = compiled[(*grid, 1, 1)[:3]]
+
+
+_KNOWN: dict[int, KnownLaunches] = {}
+
+
+def _values_of(keys: Sequence[Any]) -> Callable[[Any], tuple[Any, ...]]:
+    """Return what returns the values of some keys; `itemgetter` does, of two or more."""
+    return itemgetter(*keys) if len(keys) > 1 else lambda given: tuple(given[key] for key in keys)
