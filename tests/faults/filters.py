@@ -275,6 +275,33 @@ tpsample/backends/triton_/kernels/masses.py
     kernel: a moment has its whole part alone
     - moment += (sums_of(high_rest).to(tl.int64) << 20) + sums_of(low_rest).to(tl.int64)
     > test_every_backend_finds_the_bits_of_the_page[_triton]
+tpsample/filters/by_cuts.py
+    a greedy row is taken for one that keeps all ids
+    - partial &= rows.noise.random.squeeze(1)
+    + pass
+    > test_kept_sets_of_all_ids_are_counted
+    sets of all ids are taken for whole
+    - if partial[filters.unfiltered].any():
+    + if False:
+    > test_kept_sets_of_all_ids_are_counted
+    a greedy row keeps what its masks left
+    - of_greedy = top_word if sets else None
+    + of_greedy = None
+    > test_sets_are_those_of_the_definition[batch-1]
+    rows that are searched for their sets are not counted
+    - if may_read and filters.demand.weighed:
+    + if False:
+    > test_steps_that_search_for_sets_are_counted
+tpsample/filters/kept_sets.py
+    the logprobs of a greedy row with kept sets end with its token
+    - if not self.one_of_greedy:
+    + if True:
+    > test_processed_logprobs_of_rows_made_greedy_are_of_all_ids
+tpsample/request/plan.py
+    processed logprobs of all filtered rows are searched for anew
+    - return asked is not None and self.filters is not None and len(asked) == len(self.filters)
+    + return False
+    > test_each_kind_of_call_is_as_dear_as_its_page_says
 tpsample/filters/sample.py
     in fixed rounds undecided rows keep what the rejection found
     - return torch.where(decided.unsqueeze(1), words, found)
@@ -289,14 +316,6 @@ tpsample/filters/sample.py
     -     return
     +     return
     > test_the_search_decides_what_the_rejection_cannot[flat-in-top-k]
-    a greedy row keeps what its masks left
-    - may_read=may_read, of_greedy=top_word
-    + may_read=may_read
-    > test_sets_are_those_of_the_definition[batch-1]
-    rows that are searched for their sets are not counted
-    - if may_read and filters.demand.weighed:
-    + if False:
-    > test_steps_that_search_for_sets_are_counted
     second rounds are not counted
     - ranks.counters.second_rounds += len(undecided)
     + ranks.counters.second_rounds += bool(undecided)
@@ -461,14 +480,6 @@ tpsample/filters/sample.py
     - return Method.SEARCH if in_vain else method
     + return method
     > test_the_search_decides_what_the_rejection_cannot[flat-min-p]
-    sets of all ids are taken for whole
-    - if partial[filters.unfiltered].any():
-    + if False:
-    > test_kept_sets_of_all_ids_are_counted
-    a greedy row is taken for one that keeps all ids
-    - partial &= rows.noise.random.squeeze(1)
-    + pass
-    > test_kept_sets_of_all_ids_are_counted
 tpsample/backends/torch_/passes.py
     a given total is not taken
     - total = thresholds.total.where(thresholds.total >= 0, total)

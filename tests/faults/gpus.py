@@ -29,10 +29,14 @@ tpsample/request/kinds.py
     - kept_cap=2 if "kept sets" in mix else None,
     + kept_cap=None,
     > test_kept_sets_of_each_kind_are_warm
-    mixes are warmed up with kept sets alone
-    - dict.fromkeys((*_all_of(kinds, most), *_all_of(without, most)))
-    + dict.fromkeys(_all_of(kinds, most))
-    > test_a_mix_is_warm_with_kept_sets_and_without[None]
+    mixes are warmed up with kept sets and logprobs alone
+    - for left_out in ((), ("kept sets",), _REPORTS):
+    + for left_out in ((), ("kept sets",)):
+    > test_a_mix_is_warm_with_kept_sets_and_without[fields0-None]
+    first words are warmed up with kept sets alone
+    - for report in reports[:1] for kind in by_first
+    + for report in reports[:1] for kind in by_first if report == "kept sets"
+    > test_sets_that_first_words_hold_and_others_are_warm[50.0-logprobs-top_k]
     plain rows of a verification are not warmed up
     - range("plain" not in kinds, len(one_each) + 1)
     + range(1, len(one_each) + 1)

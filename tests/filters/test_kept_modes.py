@@ -244,6 +244,29 @@ def test_first_words_of_rows_without_a_token_and_of_greedy_ones(backend, mode):
     assert kept.token_ids[-1] == logits[3].argmax() and kept.log_masses[-1] == 0
 
 
+@pytest.mark.parametrize("fields", [{"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.3}])
+@pytest.mark.parametrize("kept_cap", [None, CAP])
+def test_processed_logprobs_of_rows_made_greedy_are_of_all_ids(fields, kept_cap):
+    """Its kept set is its token all the same."""
+    logits = torch.randn(2, 600, generator=torch.Generator().manual_seed(5))
+    asked = {"logprobs": 3, "logprobs_mode": "processed_logprobs"}
+    params = [SamplingParams(**fields, **asked, seed=seed) for seed in range(2)]
+    batch = SamplingBatch.from_params(params, vocab_size=600, kept_cap=kept_cap)
+    batch.temperature[1] = 0.0
+    of_all = logits.double().log_softmax(dim=1)
+    entropies = -(of_all.exp() * of_all).sum(dim=1)
+    for backend in ("torch", "numba"):
+        sampler = LMHeadSampler(torch.zeros(600, 4), backend=backend, group="alone")
+        out = sampler.sample_logits(logits, batch, 0)
+        found = out.logprobs
+        assert found is not None
+        assert torch.allclose(found.values[1], of_all[1][found.token_ids[1]], atol=5e-7, rtol=0)
+        assert torch.allclose(found.entropies[1], entropies[1], atol=1e-5)
+        assert found.entropies[0] < entropies[0] - 1
+        if kept_cap is not None:
+            assert out.kept.sizes[1] == 1 and out.kept.token_ids[-1] == logits[1].argmax()
+
+
 def test_a_grammar_leaves_an_unfiltered_row_less_than_all():
     rows = Rows([KINDS["normal"]], [SamplingParams(seed=1)] * 2, kept_cap=CAP)
     batch = rows.batch

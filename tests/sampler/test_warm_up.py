@@ -155,13 +155,29 @@ def test_a_mix_of_kinds_is_warm_too():
 
 
 @pytest.mark.parametrize("kept_cap", [None, 5])
-def test_a_mix_is_warm_with_kept_sets_and_without(kept_cap):
-    """In fixed rounds rows by first words and others leave each other out as rows that are done."""
-    kinds: list[Kind] = ["top_k", "top_p", "kept sets"]
+@pytest.mark.parametrize("fields", [{}, KINDS["logprobs"]])
+def test_a_mix_is_warm_with_kept_sets_and_without(kept_cap, fields):
+    """In fixed rounds rows by first words and others leave each other out as rows that are done.
+    Where sets or logprobs of them are asked for, all rows go one way."""
+    kinds: list[Kind] = ["top_k", "top_p", "logprobs", "kept sets"]
     sampler = LMHeadSampler(_weight(), backend="triton")
     warm = _warm(sampler, kinds)
-    batch = _batch([OTHERS["top_k"], OTHERS["top_p"]], kept_cap=kept_cap, fixed_rounds=True)
+    requests = [OTHERS[kind] | fields for kind in ("top_k", "top_p")]
+    batch = _batch(requests, kept_cap=kept_cap, fixed_rounds=True)
     assert _later(sampler, 2, batch) <= warm
+
+
+@pytest.mark.parametrize("kind", ["top_k", "top_p", "top_k beside top_p", *long("min_p", "plain")])
+@pytest.mark.parametrize("report", ["kept sets", "logprobs"])
+@pytest.mark.parametrize("temperature", [1e-3, 50.0])
+def test_sets_that_first_words_hold_and_others_are_warm(kind, report, temperature):
+    """A cold row keeps few tokens and a hot one many, so that it is searched."""
+    sampler = LMHeadSampler(_weight(), backend="triton")
+    warm = _warm(sampler, [kind, report], run_them=True)
+    fields = OTHERS[kind] | KINDS[report] | {"temperature": temperature}
+    with listed(run_them=True) as later:
+        _step(sampler, [fields] * 3, kind=report)
+    assert later and set(later) <= warm
 
 
 def test_a_head_without_a_weight_is_warmed_up_by_logits():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
@@ -14,9 +13,10 @@ from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core import word
 from tpsample.core.tensors import capturing
 from tpsample.core.vocab_shard import VocabShard
+from tpsample.filters.by_cuts import own_first_words, sample_by_cuts
 from tpsample.filters.kept_sets import Cut, find_kept_sets
 from tpsample.filters.logprobs import find_logprobs, own_words
-from tpsample.filters.sample import own_candidates, sample_and_cut, sample_filtered
+from tpsample.filters.sample import own_candidates, sample_filtered
 from tpsample.output import KeptSets, Logprobs
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.batch import SamplingBatch
@@ -47,8 +47,10 @@ def candidates_of(rows: ShardLogits, step: Step, words: Tensor) -> list[Tensor]:
     plan, found = step.batch.plan, []
     if plan.filters is not None:
         filtered = rows.select(slice(0, len(plan.filters.row_list)))
-        how = {"may_read": may_read(step.batch), "sets": plan.kept_cap is not None}
-        found += own_candidates(filtered, plan.filters, **how)
+        if plan.by_cuts:
+            found.append(own_first_words(filtered, plan.filters))
+        else:
+            found += own_candidates(filtered, plan.filters, may_read=may_read(step.batch))
     if plan.logprobs is not None and plan.logprobs.unfiltered:
         best = words.view(-1, step.batch.rows).T[plan.logprobs.row_index]
         found.append(own_words(_shown(rows, plan.logprobs), plan.logprobs, word.decode(best)[0]))
@@ -76,16 +78,17 @@ def finish_logits(
     if filters is not None:
         filtered = rows.select(slice(0, len(filters.row_list)))
         its = filtered, filters, ranks
-        how: dict[str, Any] = {"may_read": may_read(batch), "gathered": gathered}
-        if batch.plan.kept_cap is None:
-            words = sample_filtered(*its, **how)
+        reads, sets = may_read(batch), batch.plan.kept_cap is not None
+        if batch.plan.by_cuts:
+            own = None if gathered is None else gathered[0]
+            words, cut = sample_by_cuts(*its, sets=sets, may_read=reads, gathered=own)
         else:
-            words, cut = sample_and_cut(*its, **how)
+            words = sample_filtered(*its, may_read=reads, gathered=gathered)
         filtered.write_tokens(words, filters.row_index, out)
     if asked is not None:
-        ends = None if cut is None else cut.words
+        ends = None if cut is None else cut.words_of_logprobs
         out.logprobs = logprobs_of(rows, batch, ranks, out.token_ids, ends, of_logprobs)
-    return cut
+    return None if batch.plan.kept_cap is None else cut
 
 
 def may_read(batch: BatchView) -> bool:

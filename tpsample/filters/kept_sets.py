@@ -46,12 +46,21 @@ class Cut(NamedTuple):
         first: int64 [F, k], the first words over all ranks, where these hold every set; else None.
         held: int64 [W, F, 2], mass and number of the kept tokens of each rank, or [1, F, 2] of all;
             None where no message has brought them yet.
+        one_of_greedy: whether a greedy row keeps one token, and not what a mask leaves.
     """
 
     rows: ShardLogits
     words: Tensor
     first: Tensor | None = None
     held: Tensor | None = None
+    one_of_greedy: bool = True
+
+    @property
+    def words_of_logprobs(self) -> Tensor:
+        """Where logprobs end, int64 [F]: a greedy row keeps one token, but reports all."""
+        if not self.one_of_greedy:
+            return self.words
+        return self.words.where(self.rows.noise.random.squeeze(1), word.LOWEST_DRAWABLE)
 
 
 def find_cut(
@@ -78,34 +87,37 @@ def find_cut(
         total: int64 [F], the masses that top_p takes a share of, over all ranks; None to sum them.
         of_greedy: int64 [F], where the sets of greedy rows end; None keeps what a mask leaves.
     """
+    one = of_greedy is not None
     if filters.by_first_words == {True}:
         gathered = ranks.gather_integers(rows.first_words(filters.demand.first))
         first = rows.first_of(gathered, gathered.shape[2])
         (of_first,) = thresholds_of_first(rows, first, filters, ranks)
         _, cut, held, top = rows.set_of_first(first, of_first)
         rows = replace(rows, top=top)
-        return Cut(rows, rows.last_cut(cut, of_greedy=of_greedy), first, held[None])
+        ends = rows.last_cut(cut, of_greedy=of_greedy)
+        return Cut(rows, ends, first, held[None], one)
     assert rows.top is not None
     its = thresholds_of(rows, filters, ranks) if thresholds is None else thresholds
     if not may_read:
         cuts = _by_rounds(rows, filters, its, total, ranks)
-        return Cut(rows, rows.last_cut(its.least, **cuts, of_greedy=of_greedy))
+        ends = rows.last_cut(its.least, **cuts, of_greedy=of_greedy)
+        return Cut(rows, ends, one_of_greedy=one)
     least, total_cut = its.least, its.least_of_total
     if filters.demand.counts:
         bins = ranks.sum_integers(rows.bins(mass=False))
         last = (None, None) if filters.demand.masses else (least, of_greedy)
         cut = _in_a_bin(rows, bins, its.most, its.keep_ties, ranks, *last, mass=False)
         if not filters.demand.masses:
-            return Cut(rows, cut)
+            return Cut(rows, cut, one_of_greedy=one)
         before_top_p = cut.masked_fill(filters.column(behind(TOP_K.name)), 0)
         least, total_cut = least.maximum(cut), total_cut.maximum(before_top_p)
     if not filters.demand.masses:
-        return Cut(rows, rows.last_cut(least, of_greedy=of_greedy))
+        return Cut(rows, rows.last_cut(least, of_greedy=of_greedy), one_of_greedy=one)
     whole = not (filters.demand.counts or filters.demand.ends)
     total, bins = _masses_of(rows, ranks, total, None if whole else total_cut)
     last = least, of_greedy
     cut = _in_a_bin(rows, bins, total, its.keep_ties, ranks, *last, share=its.share, mass=True)
-    return Cut(rows, cut)
+    return Cut(rows, cut, one_of_greedy=one)
 
 
 def _by_rounds(

@@ -59,7 +59,7 @@ def find_logprobs(
         sampled: int64 [R, S], the tokens drawn, or those that came; -1 for none. A row without a
             token, with a NaN, or with nothing but masked tokens has ids -1, values NaN and ranks 0.
         may_read: as `find_cut` takes it.
-        ends: int64, where the kept sets of the batch's filtered rows end, if that is known.
+        ends: int64, where the logprobs of the batch's filtered rows end, if that is known.
         gathered: the `own_words` of all ranks, each with its own best tokens in place of the
             drawn ones, if they came with the words of the step.
     """
@@ -77,9 +77,8 @@ def find_logprobs(
         its, filtered = rows.select(asked.filtered), asked.filtered
         if ends is None:
             cut = find_cut(its, asked.filters, ranks, may_read=may_read).words
-        else:  # a row made greedy by its temperature keeps one token, but its logprobs are of all
-            random = its.noise.random.squeeze(1)
-            cut = ends[asked.of_filters].where(random, word.LOWEST_DRAWABLE)
+        else:
+            cut = ends[asked.of_filters]
         if not has_all(filtered, len(marks)):
             of_all = torch.zeros_like(marks[:, 0])
             of_all[filtered] = cut

@@ -18,8 +18,8 @@ search       looks for the last kept token (`tpsample.filters.kept_sets`), then 
              follows from the largest logit, and nothing is searched. Its first exchange gathers
              each rank's largest logit.
 
-Where kept sets are asked for, all rows go by first words if these decide each of them, and else all
-begin with the search. The sets need its result, which then decides the tokens as well.
+Where a step needs the ends of the kept sets, too, these decide the tokens
+(`tpsample.filters.by_cuts`).
 
 Where ranks meet on the host, the first exchange of each travels with the words.
 
@@ -47,7 +47,7 @@ from torch import Tensor
 
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core.row_noise import has_all
-from tpsample.filters.kept_sets import Cut, find_cut
+from tpsample.filters.kept_sets import find_cut
 from tpsample.filters.thresholds import thresholds_of, thresholds_of_first
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.filters import RowFilters, Thresholds, index_of
@@ -85,68 +85,14 @@ def sample_filtered(
                 found = _by_search(part, its, ranks, candidates, may_read=may_read)
             case Method.REJECTION:
                 found = _by_rejection(part, its, ranks, candidates, may_read=may_read)
-        words = _put(words, index, found)
+        words = put(words, index, found)
     return words
 
 
-def sample_and_cut(
-    rows: ShardLogits,
-    filters: RowFilters,
-    ranks: Ranks,
-    *,
-    may_read: bool = True,
-    gathered: list[Tensor] | None = None,
-) -> tuple[Tensor, Cut]:
-    """Return what `sample_filtered` does, and where the kept sets of all rows end. Collective.
-
-    Where the sets end decides the tokens, too. All rows go by first words, or all by the search.
-
-    Args:
-        gathered: the `own_candidates` of all ranks with `sets`, if the words brought them.
-    """
-    if gathered is None:
-        (own,) = own_candidates(rows, filters, sets=True)
-        gathered = [ranks.gather_integers(own)]
-    (candidates,) = gathered
-    if filters.by_first_words == {True}:
-        first = rows.first_of(candidates, candidates.shape[2])
-        (its,) = thresholds_of_first(rows, first, filters, ranks)
-        words, ends, held, top = rows.set_of_first(first, its)
-        return words, Cut(replace(rows, top=top), ends, first, held[None])
-    top_word, top = rows.top_of(candidates)
-    rows = replace(rows, top=top)
-    if may_read and filters.demand.weighed:
-        ranks.counters.second_rounds += len(filters)
-    cut = find_cut(rows, filters, ranks, may_read=may_read, of_greedy=top_word)
-    best, held = _best_and_held(rows, cut, ranks)
-    if rows.rough is not None:
-        # Rows without filters store upper ends: their sets are counted, and weighed if not whole.
-        partial = held[:, :, 1].sum(dim=0) < rows.vocab_size
-        partial &= rows.noise.random.squeeze(1)
-        if partial[filters.unfiltered].any():
-            rows = rows.exact()
-            best, held = _best_and_held(rows, cut, ranks)
-    return best.amax(dim=0), cut._replace(rows=rows, held=held)
-
-
-def _best_and_held(rows: ShardLogits, cut: Cut, ranks: Ranks) -> tuple[Tensor, Tensor]:
-    """Return of each rank the best score words down to a cut, and mass and number of the kept."""
-    found = ranks.gather_integers(rows.best_and_mass(cut.words))
-    best, held = found.split([rows.noise.num_samples, 2], dim=2)
-    return best, held
-
-
 def own_candidates(
-    rows: ShardLogits, filters: RowFilters, *, may_read: bool = True, sets: bool = False
+    rows: ShardLogits, filters: RowFilters, *, may_read: bool = True
 ) -> list[Tensor]:
-    """Return what this rank sends in the first exchange of each method that rows begin with.
-
-    Args:
-        sets: whether `sample_and_cut` will take them.
-    """
-    if sets:
-        by_first = filters.by_first_words == {True}
-        return [_candidates(Method.FIRST_WORDS if by_first else Method.SEARCH, filters, rows)]
+    """Return what this rank sends in the first exchange of each method that rows begin with."""
     methods = _methods(rows, filters, may_read)
     return [_candidates(method, its, part) for method, _, its, part in methods]
 
@@ -209,7 +155,7 @@ def _by_first_words(
         return words
     places = index_of(undecided, words.device)
     left, of_left = rows.select(places).exact(), filters.select(undecided, places)
-    return _put(words, places, _by_first_words(left, of_left, ranks, gathered[:, places]))
+    return put(words, places, _by_first_words(left, of_left, ranks, gathered[:, places]))
 
 
 def _by_rejection(
@@ -259,7 +205,7 @@ def _of_best(
         ends = its.thresholds(thresholds.least[places], thresholds.least_of_total[places])
         left = _with_top(left, best[places])
         found = _searched(left, its, ranks, ends, known, may_read=True)
-    return _put(words, places, found)
+    return put(words, places, found)
 
 
 def _by_search(
@@ -300,7 +246,7 @@ def _with_top(rows: ShardLogits, best: Tensor) -> ShardLogits:
     return replace(rows, top=rows.top_of(best.unsqueeze(0))[1])
 
 
-def _put(words: Tensor, index: Tensor | slice, found: Tensor) -> Tensor:
+def put(words: Tensor, index: Tensor | slice, found: Tensor) -> Tensor:
     """Put words of some rows in place. Nothing is copied if a slice has all rows."""
     if has_all(index, len(words)):
         return found

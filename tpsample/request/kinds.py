@@ -50,6 +50,9 @@ _BY_FIRST_WORDS: tuple[Kind, ...] = (
 )  # fmt: skip
 """Where all rows are of these, kept sets follow from their first words."""
 
+_REPORTS: tuple[Kind, ...] = ("kept sets", "logprobs")
+"""Of rows with filters they need where the kept sets end, which then decides the tokens as well."""
+
 _OF_ONE_ROW: tuple[Kind, ...] = ("plain", *_BY_FIRST_WORDS, "top_p", "top_p in top_k", *_ENDING)
 """Of these a request has one; those by first words stand before the other filters."""
 
@@ -96,10 +99,10 @@ def batches_of(
 ) -> Iterator[StepBatch | BatchView]:
     """Yield batches whose steps launch all that steps of these kinds launch, in any mix.
 
-    They are of each kind by itself and of all together, with kept sets and without, because these
-    decide how a token is found. Filtered ones are also in fixed rounds, which steps over slots are
-    on a GPU. Rows of one filter alone may all be decided by their best scores, and others need a
-    search. So a kind that is searched whatever its logits are comes with each filter.
+    They are of each kind by itself and of all together, with kept sets and logprobs and without,
+    because these decide how a token is found. Filtered ones are also in fixed rounds, which steps
+    over slots are on a GPU. Rows of one filter alone may all be decided by their best scores, and
+    others need a search. So a kind that is searched whatever its logits are comes with each filter.
 
     Args:
         num_rows: of each batch; more where the filters of a mix need more.
@@ -111,9 +114,13 @@ def batches_of(
     how: dict[str, Any] = {"vocab_size": vocab_size, "device": device}
     if any(kind in _OF_ONE_ROW[1:] for kind in kinds):
         kinds = tuple(dict.fromkeys((*kinds, _SEARCHED)))
-    reported = [(kind, "kept sets") for kind in _BY_FIRST_WORDS if {kind, "kept sets"} <= {*kinds}]
-    without = [kind for kind in kinds if kind != "kept sets"]
-    together = dict.fromkeys((*_all_of(kinds, most), *_all_of(without, most)))
+    reports = [kind for kind in _REPORTS if kind in kinds]
+    by_first = [kind for kind in _BY_FIRST_WORDS if kind in kinds]
+    reported = [(kind, report) for report in reports[:1] for kind in by_first]
+    together: dict[tuple[Kind, ...], None] = {}
+    for left_out in ((), ("kept sets",), _REPORTS):
+        some = [kind for kind in kinds if kind not in left_out]
+        together |= dict.fromkeys(_all_of(some, most))
     for mix in (*((kind,) for kind in kinds), *reported, *together):
         batch = _batch_of(mix, num_rows, **how)
         yield batch

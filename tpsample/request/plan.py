@@ -170,6 +170,15 @@ class BatchPlan:
         asking = set() if self.logprobs is None else set(self.logprobs.row_list)
         return {place: its for place, row, its in of_rows if row not in asking}
 
+    @cached_property
+    def by_cuts(self) -> bool:
+        """Whether tokens of filtered rows follow from where their kept sets end, because sets or
+        processed logprobs of all of these rows need that anyway."""
+        if self.kept_cap is not None:
+            return True
+        asked = None if self.logprobs is None else self.logprobs.filters
+        return asked is not None and self.filters is not None and len(asked) == len(self.filters)
+
     @property
     def _filtered(self) -> Iterator[tuple[int, int, Demand]]:
         """Yield the place, the row and the demand of each filtered row; of none if all logits are
