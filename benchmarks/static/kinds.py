@@ -135,6 +135,7 @@ EXPECTED = {
     "top_k 1500, top_p 0.9": Counts(13, 12, 6, 28752),
     "logprobs 5": Counts(10, 4, 2, 160),
     "top_p 0.9, processed logprobs 5": Counts(17, 10, 6, 16592),
+    "top_k 50, processed logprobs 5": Counts(11, 12, 2, 864),
     "kept sets of plain rows": Counts(8, 6, 2, 64),
     "top_p 0.9 with kept sets": Counts(13, 14, 5, 17376),
     "top_k 50 with kept sets": Counts(10, 7, 1, 800),

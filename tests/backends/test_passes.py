@@ -163,11 +163,13 @@ def test_what_is_kept_of_first_words(twins, count):
     totals = (10**12 * ones).where(ones.cumsum(dim=0) % 3 > 0, -1)  # of every third its own
     given = twins.thresholds._replace(total=totals)
     for thresholds in (twins.thresholds, given, twins.thresholds._replace(**open_)):
-        words, cut, held, top = twins.plain.set_of_first(first, thresholds)
+        words, cut, held, top, drawn = twins.plain.set_of_first(first, thresholds)
         for rows in twins.kernels:
-            *found, its_top = rows.set_of_first(first, thresholds)
-            assert all(map(_equal, found, (words, cut, held)))
-            assert _equal(its_top.nan_to_num(), top.nan_to_num())
+            found = rows.set_of_first(first, thresholds)
+            assert all(map(_equal, (*found[:3], found.drawn), (words, cut, held, drawn)))
+            assert _equal(found.top.nan_to_num(), top.nan_to_num())
+        ids, names = word.token_of(drawn), word.decode(words)[0]
+        assert ids[drawn > 0].equal(names[drawn > 0]) and (names >= 0).equal(drawn > 0)
         assert words.equal(twins.plain.best_of_first(first, thresholds))
         mass, number = held.unbind(dim=1)
         random = twins.plain.noise.random.squeeze(1)

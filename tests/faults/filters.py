@@ -68,8 +68,8 @@ tpsample/filters/kept_sets.py
     + torch.cat([bins, bins.sum(dim=1, keepdim=True)], dim=1)
     > test_sampling_by_an_explicit_threshold_is_the_same[zipf-True]
     a greedy row keeps what its top_k left
-    - rows.last_cut(cut, of_greedy=of_greedy)
-    + rows.last_cut(cut, of_greedy=None)
+    - rows.last_cut(found.cut, of_greedy=of_greedy)
+    + rows.last_cut(found.cut, of_greedy=None)
     > test_first_words_of_rows_without_a_token_and_of_greedy_ones[torch-rejection]
     a row that its bin leaves open forgets its other rules
     - found = some.last_cut(least[places].maximum(found), of_greedy=kept)
@@ -194,6 +194,10 @@ tpsample/backends/triton_/kernels/best_scores.py
     + kept = tl.load(best + 1 + marks + place) <= least
     > test_decided_and_undecided_rows_of_one_step[triton-2-None]
 tpsample/backends/triton_/kernels/sums.py
+    the word of the first kept token stands for that of the drawn one
+    - drawn = tl.max(tl.where((words == best) & (best > 0), orders, 0), axis=0)
+    + drawn = tl.max(tl.where(kept, orders, 0), axis=0)
+    > test_what_is_kept_of_first_words
     kernel: a greedy row keeps what its top_k left
     - cut = tl.where(tl.load(temperature_ptr + row) >= GREEDY_BELOW, cut, first)
     + cut = tl.where(tl.load(temperature_ptr + row) >= -1.0, cut, first)
@@ -275,6 +279,23 @@ tpsample/backends/triton_/kernels/masses.py
     kernel: a moment has its whole part alone
     - moment += (sums_of(high_rest).to(tl.int64) << 20) + sums_of(low_rest).to(tl.int64)
     > test_every_backend_finds_the_bits_of_the_page[_triton]
+tpsample/filters/finish.py
+    logprobs before penalties are of words behind them
+    - same = asked.row_list == filters.row_list and rows.logits is rows.raw
+    + same = asked.row_list == filters.row_list
+    > test_words_that_decided_the_rows_serve_their_logprobs
+    logprobs of some rows are of others' words
+    - same = asked.row_list == filters.row_list and rows.logits is rows.raw
+    + same = rows.logits is rows.raw
+    > test_a_row_without_filters_has_logprobs_of_its_own
+    chosen ids are not looked up where first words decide
+    - if first is None or cut.drawn is None or asked.chosen.shape[1]:
+    + if first is None or cut.drawn is None:
+    > test_words_that_decided_the_rows_serve_their_logprobs
+    fewer of the most likely tokens are reported than were asked for
+    - return same and asked.top <= first.shape[1]
+    + return same
+    > test_words_that_decided_the_rows_serve_their_logprobs
 tpsample/filters/by_cuts.py
     a greedy row is taken for one that keeps all ids
     - partial &= rows.noise.random.squeeze(1)
@@ -299,8 +320,8 @@ tpsample/filters/kept_sets.py
     > test_processed_logprobs_of_rows_made_greedy_are_of_all_ids
 tpsample/request/plan.py
     processed logprobs of all filtered rows are searched for anew
-    - return asked is not None and self.filters is not None and len(asked) == len(self.filters)
-    + return False
+    - processed = asked is not None and len(asked) == len(self.filters)
+    + processed = False
     > test_each_kind_of_call_is_as_dear_as_its_page_says
 tpsample/filters/sample.py
     in fixed rounds undecided rows keep what the rejection found

@@ -2,6 +2,7 @@
 
 import math
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -49,6 +50,46 @@ def test_rows_that_are_all_stored_in_another_order_keep_their_own_tokens_and_log
     ]
     rows = Rows([KINDS["normal"]], params)
     assert_same(rows.step(), rows.oracle())
+
+
+AMONG_FIRST: list[tuple[dict[str, Any], int]] = [
+    ({"logprobs": 3}, 1),
+    ({"logprobs": 3, "logprobs_mode": "processed_logprobs"}, 1),
+    ({"logprobs": 5, "top_p": 0.6}, 1),
+    ({"logprobs": 6}, 2),
+    ({"logprobs": 3, "logprob_token_ids": [7]}, 2),
+    ({"logprobs": 3, "presence_penalty": 2.0}, 2),
+]
+"""Fields beside a top_k of 5, and how many exchanges gather words of tokens."""
+
+
+@pytest.mark.parametrize("num_samples", [None, 2])
+@pytest.mark.parametrize(("fields", "gathers"), AMONG_FIRST)
+@pytest.mark.parametrize("backend", ["torch", "numba", "triton"])
+def test_words_that_decided_the_rows_serve_their_logprobs(fields, gathers, backend, num_samples):
+    """Unless more tokens are asked for, or other logits: a NaN and a masked row have none."""
+    nan, nothing = torch.zeros(1200), torch.full((1200,), -math.inf)
+    nan[5] = math.nan
+    kinds = [KINDS["normal"], KINDS["all-equal"], nan, nothing]
+    params = [SamplingParams(top_k=5, seed=seed, **fields) for seed in range(2)]
+    rows = Rows(kinds, params, prompt_token_ids=[[1]] * 8, output_token_ids=[[2, 40]] * 8)
+    sampler = rows.sampler(backend=backend)
+    calls, gather = [], sampler.ranks.gather_integers
+    with patch.object(sampler.ranks, "gather_integers", lambda own: calls.append(1) or gather(own)):
+        given = rows.logits, rows.batch, rows.positions
+        found = sampler.sample_logits(*given, num_samples=num_samples, head_applied=True)
+    assert_same(found, rows.oracle(num_samples))
+    assert len(calls) == gathers
+
+
+def test_a_row_without_filters_has_logprobs_of_its_own():
+    """Filtered rows stand among others that ask, and some of them do not."""
+    asks = {"logprobs": 2}
+    fields = [{"top_k": 5, **asks}, asks, {"top_k": 4}, {"top_k": 3, **asks}]
+    params = [SamplingParams(seed=seed, **its) for seed, its in enumerate(fields)]
+    for chosen in (params, [params[0], params[2]], [params[2], params[3]]):
+        rows = Rows([KINDS["normal"]], chosen)
+        assert_same(rows.step(), rows.oracle())
 
 
 def test_a_spike_over_a_long_tail_is_within_tolerance():

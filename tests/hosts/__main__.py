@@ -33,7 +33,7 @@ KINDS: dict[str, tuple[dict[str, Any], tuple[float, float]]] = {
     "top_k 300 with top_p": ({"top_k": 300, "top_p": 0.9}, (3, 6)),
     "top_p": ({"top_p": 0.9}, (5, 5)),
     "logprobs": ({"logprobs": 5}, (5, 5)),
-    "logprobs of top_k 50": ({"logprobs": 5, "top_k": 50}, (7, 7)),
+    "logprobs of top_k 50": ({"logprobs": 5, "top_k": 50}, (5, 5)),
     "processed logprobs of top_p": ({"top_p": 0.9, **PROCESSED}, (14, 16)),
     "kept sets": ({"kept_cap": 100}, (5, 5)),
     "kept sets of top_k 50": ({"top_k": 50, "kept_cap": 100}, (3, 3)),

@@ -40,8 +40,9 @@ def sample_by_cuts(
     if filters.by_first_words == {True}:
         first = rows.first_of(gathered, gathered.shape[2])
         (its,) = thresholds_of_first(rows, first, filters, ranks)
-        words, ends, held, top = rows.set_of_first(first, its)
-        return words, Cut(replace(rows, top=top), ends, first, held[None])
+        found = rows.set_of_first(first, its)
+        rows = replace(rows, top=found.top)
+        return found.words, Cut(rows, found.cut, first, found.held[None], drawn=found.drawn)
     top_word, top = rows.top_of(gathered)
     rows = replace(rows, top=top)
     if may_read and filters.demand.weighed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from tpsample.backends import room_of
@@ -15,14 +16,14 @@ from tpsample.core.tensors import capturing
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.filters.by_cuts import own_first_words, sample_by_cuts
 from tpsample.filters.kept_sets import Cut, find_kept_sets
-from tpsample.filters.logprobs import find_logprobs, own_words
+from tpsample.filters.logprobs import find_logprobs, own_words, words_of_drawn
 from tpsample.filters.sample import own_candidates, sample_filtered
 from tpsample.output import KeptSets, Logprobs
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.filters import LogprobRows, lists_all
 from tpsample.request.params import SamplingParams
-from tpsample.request.plan import BatchView
+from tpsample.request.plan import BatchPlan, BatchView
 from tpsample.request.step import Step
 from tpsample.settings import Settings
 
@@ -86,8 +87,7 @@ def finish_logits(
             words = sample_filtered(*its, may_read=reads, gathered=gathered)
         filtered.write_tokens(words, filters.row_index, out)
     if asked is not None:
-        ends = None if cut is None else cut.words_of_logprobs
-        out.logprobs = logprobs_of(rows, batch, ranks, out.token_ids, ends, of_logprobs)
+        out.logprobs = logprobs_of(rows, batch, ranks, out.token_ids, cut, of_logprobs)
     return None if batch.plan.kept_cap is None else cut
 
 
@@ -116,7 +116,7 @@ def logprobs_of(
     batch: BatchView,
     ranks: Ranks,
     token_ids: Tensor,
-    ends: Tensor | None = None,
+    cut: Cut | None = None,
     gathered: Tensor | None = None,
 ) -> Logprobs:
     """Return the logprobs of the rows that ask for them. Collective.
@@ -124,7 +124,9 @@ def logprobs_of(
     Args:
         rows: the logits of the rows that `batch.plan` stores.
         token_ids: int64 [B] or [B, num_samples], the tokens drawn; -1 in a row without.
-        ends, gathered: as in `find_logprobs`.
+        cut: where the kept sets of the batch's filtered rows end, if that is known.
+        gathered: the `own_words` of all ranks, if they came with the words of the step, each with
+            its own best tokens in place of the drawn ones.
     """
     asked = batch.plan.logprobs
     assert asked is not None
@@ -133,12 +135,29 @@ def logprobs_of(
     sampled = drawn.view(len(asked.row_list), -1)
     if asked.asks is not None:  # a row that asks for nothing is reported as one without a token
         sampled = sampled.where(asked.asks.unsqueeze(1), word.NO_TOKEN)
+    ends = None if cut is None or asked.filters is None else cut.words_of_logprobs
+    if gathered is not None:
+        gathered = words_of_drawn(gathered, asked, sampled)
+    elif cut is not None and _lie_among(cut, rows, batch.plan):
+        assert cut.first is not None and cut.drawn is not None
+        gathered = torch.cat([cut.first[:, : max(1, asked.top)], cut.drawn], dim=1)[None]
     its = _shown(rows, asked), asked, sampled, ranks
     found = find_logprobs(*its, may_read=may_read(batch), ends=ends, gathered=gathered)
     if all_rows:
         return found
     whole = Logprobs.none(batch.rows, found.token_ids.shape[1], token_ids.device)
     return whole.put(asked.row_index, found)
+
+
+def _lie_among(cut: Cut, rows: ShardLogits, plan: BatchPlan) -> bool:
+    """Return whether all words that logprobs ask for are among the first words of filtered rows, and
+    no other row asks."""
+    asked, filters, first = plan.logprobs, plan.filters, cut.first
+    assert asked is not None and filters is not None
+    if first is None or cut.drawn is None or asked.chosen.shape[1]:
+        return False
+    same = asked.row_list == filters.row_list and rows.logits is rows.raw
+    return same and asked.top <= first.shape[1]
 
 
 def _shown(rows: ShardLogits, asked: LogprobRows) -> ShardLogits:

@@ -46,6 +46,7 @@ class Cut(NamedTuple):
         first: int64 [F, k], the first words over all ranks, where these hold every set; else None.
         held: int64 [W, F, 2], mass and number of the kept tokens of each rank, or [1, F, 2] of all;
             None where no message has brought them yet.
+        drawn: int64 [F, num_samples], the order words of the drawn tokens, if these are known.
         one_of_greedy: whether a greedy row keeps one token, and not what a mask leaves.
     """
 
@@ -54,6 +55,7 @@ class Cut(NamedTuple):
     first: Tensor | None = None
     held: Tensor | None = None
     one_of_greedy: bool = True
+    drawn: Tensor | None = None
 
     @property
     def words_of_logprobs(self) -> Tensor:
@@ -92,10 +94,10 @@ def find_cut(
         gathered = ranks.gather_integers(rows.first_words(filters.demand.first))
         first = rows.first_of(gathered, gathered.shape[2])
         (of_first,) = thresholds_of_first(rows, first, filters, ranks)
-        _, cut, held, top = rows.set_of_first(first, of_first)
-        rows = replace(rows, top=top)
-        ends = rows.last_cut(cut, of_greedy=of_greedy)
-        return Cut(rows, ends, first, held[None], one)
+        found = rows.set_of_first(first, of_first)
+        rows = replace(rows, top=found.top)
+        ends = rows.last_cut(found.cut, of_greedy=of_greedy)
+        return Cut(rows, ends, first, found.held[None], one)
     assert rows.top is not None
     its = thresholds_of(rows, filters, ranks) if thresholds is None else thresholds
     if not may_read:

@@ -41,6 +41,13 @@ def own_words(rows: ShardLogits, asked: LogprobRows, sampled: Tensor) -> Tensor:
     return rows.own_words(max(1, asked.top), ids)
 
 
+def words_of_drawn(gathered: Tensor, asked: LogprobRows, sampled: Tensor) -> Tensor:
+    """Return the `own_words` of all ranks, where each sent its best tokens for the drawn ones."""
+    best = gathered[:, :, max(1, asked.top) :][..., : sampled.shape[1]]
+    best *= word.token_of(best) == sampled  # the rank of the drawn token has its word
+    return gathered
+
+
 def find_logprobs(
     rows: ShardLogits,
     asked: LogprobRows,
@@ -60,14 +67,10 @@ def find_logprobs(
             token, with a NaN, or with nothing but masked tokens has ids -1, values NaN and ranks 0.
         may_read: as `find_cut` takes it.
         ends: int64, where the logprobs of the batch's filtered rows end, if that is known.
-        gathered: the `own_words` of all ranks, each with its own best tokens in place of the
-            drawn ones, if they came with the words of the step.
+        gathered: the `own_words` of all ranks, or of them together; None to gather them.
     """
     if gathered is None:
         gathered = ranks.gather_integers(own_words(rows, asked, sampled))
-    else:
-        best = gathered[:, :, max(1, asked.top) :][..., : sampled.shape[1]]
-        best *= word.token_of(best) == sampled  # the rank of the drawn token has its word
     words = rows.listed_words(asked, gathered)
     rows = replace(rows, top=words.top)
 

@@ -173,11 +173,15 @@ class BatchPlan:
     @cached_property
     def by_cuts(self) -> bool:
         """Whether tokens of filtered rows follow from where their kept sets end, because sets or
-        processed logprobs of all of these rows need that anyway."""
+        processed logprobs of all of these rows need that anyway, or logprobs lie among the first
+        words that decide them all."""
         if self.kept_cap is not None:
             return True
-        asked = None if self.logprobs is None else self.logprobs.filters
-        return asked is not None and self.filters is not None and len(asked) == len(self.filters)
+        if self.logprobs is None or self.filters is None:
+            return False
+        asked = self.logprobs.filters
+        processed = asked is not None and len(asked) == len(self.filters)
+        return processed or self.filters.by_first_words == {True}
 
     @property
     def _filtered(self) -> Iterator[tuple[int, int, Demand]]:

@@ -113,9 +113,8 @@ def verify_by_ratio(
         warnings.warn(OTHER_LAW, stacklevel=4)
     verified = its.output(laws, places, ranks.gather_integers(its.residuals(laws, places)))
     if batch.plan.logprobs is not None:
-        ends = None if cut is None else cut.words_of_logprobs
         tokens = verified.token_ids.flatten()
-        verified.logprobs = logprobs_of(stored, batch, ranks, tokens, ends)
+        verified.logprobs = logprobs_of(stored, batch, ranks, tokens, cut)
     if cut is not None and batch.plan.kept_cap is not None:
         emitted = reached(verified.num_accepted, width).flatten()
         verified.kept = kept_sets_of(cut, batch, ranks, emitted)

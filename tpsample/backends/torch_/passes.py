@@ -81,6 +81,24 @@ class Rough:
         return Rough(self.best[index], self.slack[index], self.index[index], self.store)
 
 
+class SetOfFirst(NamedTuple):
+    """The kept sets of F rows, and the tokens that are drawn from them, all among first tokens.
+
+    Attributes:
+        words: int64 [F, num_samples], the best score words of the kept.
+        cut: int64 [F], where the sets end, as `last_cut` has it; of greedy rows with their first.
+        held: int64 [F, 2], mass and number of the kept.
+        top: fp32 [F], the largest logits.
+        drawn: int64 [F, num_samples], the order words of the best tokens; 0 of a row without one.
+    """
+
+    words: Tensor
+    cut: Tensor
+    held: Tensor
+    top: Tensor
+    drawn: Tensor
+
+
 class SetSizes(NamedTuple):
     """How large the kept sets of F rows are, over all ranks.
 
@@ -441,19 +459,14 @@ class ShardLogits:
         last = first.where(kept, ABOVE_ALL).amin(dim=1)
         return torch.stack([last, (mass * kept).sum(dim=1), kept.sum(dim=1)], dim=1)
 
-    def set_of_first(
-        self, first: Tensor, thresholds: Thresholds
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return `best_of_first`, and the kept sets of these rows among their first tokens.
-
-        Returns:
-            Words [F, num_samples]; where the sets end, int64 [F], as `last_cut` has it, of greedy
-            rows with their first token; mass and number of the kept, int64 [F, 2]; and the largest
-            logits, fp32 [F].
-        """
+    def set_of_first(self, first: Tensor, thresholds: Thresholds) -> SetOfFirst:
+        """Return `best_of_first`, and the kept sets of these rows among their first tokens."""
         found, top = self.kept_of_first(first, thresholds), word.value_of(first[:, 0])
         cut = replace(self, top=top).last_cut(found[:, 0], of_greedy=first[:, 0])
-        return self.best_of_first(first, thresholds), cut, found[:, 1:], top
+        words = self.best_of_first(first, thresholds)
+        ids, drawn = word.token_of(first).unsqueeze(1), word.decode(words)[0].unsqueeze(2)
+        orders = (first.unsqueeze(1) * (ids == drawn)).amax(dim=2)
+        return SetOfFirst(words, cut, found[:, 1:], top, orders)
 
     def _kept_of_first(self, first: Tensor, thresholds: Thresholds) -> tuple[Tensor, Tensor]:
         """Return which first tokens are kept, bool [F, n], and their masses, int64."""

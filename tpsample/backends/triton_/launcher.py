@@ -36,7 +36,7 @@ def launch_kernel(kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
     known = _KNOWN.get(id(kernel))
     if known is None and type(kernel) is JITFunction and not amd():
         known = _KNOWN[id(kernel)] = KnownLaunches(kernel)
-    # Who puts a function of his own in the place of Triton's sees every launch.
+    # A function in the place of Triton's own sees every launch.
     if known is None or JITFunction.run is not _RUN:
         kernel[grid](**arguments)
     else:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tpsample.backends.torch_ import logprobs as plain
 from tpsample.backends.torch_.logprobs import ListedWords, log_totals
-from tpsample.backends.torch_.passes import GROUP, SetSizes, ShardLogits
+from tpsample.backends.torch_.passes import GROUP, SetOfFirst, SetSizes, ShardLogits
 from tpsample.backends.triton_ import logprobs
 from tpsample.backends.triton_.kernels.best_scores import (
     before_kernel,
@@ -276,21 +276,19 @@ class TritonShardLogits(ShardLogits):
         self._draw_of_first(first, thresholds, words)
         return words
 
-    def set_of_first(
-        self, first: Tensor, thresholds: Thresholds
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        words = first.new_empty(first.shape[0], self.noise.num_samples)
+    def set_of_first(self, first: Tensor, thresholds: Thresholds) -> SetOfFirst:
+        words, drawn = first.new_empty(2, first.shape[0], self.noise.num_samples).unbind()
         cut, held = first.new_empty(first.shape[0]), first.new_empty(first.shape[0], 2)
-        top = self.temperature.new_empty(first.shape[0])
-        self._draw_of_first(first, thresholds, words, cut, held, top)
-        return words, cut, held, top
+        found = SetOfFirst(words, cut, held, self.temperature.new_empty(first.shape[0]), drawn)
+        self._draw_of_first(first, thresholds, *found)
+        return found
 
     def _draw_of_first(
         self, first: Tensor, thresholds: Thresholds, words: Tensor, *of_sets: Tensor | None
     ) -> None:
         """Write `best_of_first`, and where there is memory for it the rest of `set_of_first`."""
         count = first.shape[1]
-        cut, held, top = of_sets or (None, None, None)
+        cut, held, top, drawn = of_sets or (None, None, None, None)
         launch_kernel(
             top_words_kernel,
             (first.shape[0],),
@@ -305,6 +303,7 @@ class TritonShardLogits(ShardLogits):
             cut_ptr=cut,
             held_ptr=held,
             top_ptr=top,
+            drawn_ptr=drawn,
             count=count,
             BLOCK=MAX_TOP_WORDS if count <= MAX_TOP_WORDS else MAX_WEIGHED_WORDS,
             enable_fp_fusion=False,

@@ -282,6 +282,7 @@ def top_words_kernel(
     cut_ptr,  # [F] int64, or None without the sets
     held_ptr,  # [F, 2] int64
     top_ptr,  # [F] fp32
+    drawn_ptr,  # [F, num_samples] int64, the order words of the drawn tokens
     # sizes
     num_samples,
     count,
@@ -299,8 +300,12 @@ def top_words_kernel(
     is_nan = ((first >> TOKEN_BITS) & KEY_MASK) == KEY_NAN
     for sample in range(num_samples):
         scores = token_scores(logits, ids, draw, sample)
-        best = tl.max(tl.where(kept, pack(scores, ids), 0), axis=0)
-        tl.store(words_ptr + row * num_samples + sample, tl.where(is_nan, nan_word(), best))
+        words = tl.where(kept, pack(scores, ids), 0)
+        best, place = tl.max(words, axis=0), row * num_samples + sample
+        tl.store(words_ptr + place, tl.where(is_nan, nan_word(), best))
+        if cut_ptr is not None:
+            drawn = tl.max(tl.where((words == best) & (best > 0), orders, 0), axis=0)
+            tl.store(drawn_ptr + place, tl.where(is_nan, 0, drawn))
     if cut_ptr is not None:
         kept = kept & ~is_nan
         cut = tl.min(tl.where(kept, orders, ABOVE_ALL), axis=0)
