@@ -2,8 +2,8 @@
 
     python -m tests.support.known_launches    # prints how many launches were the same, by kernel
 
-What Triton hands to a kernel's binary is taken down in both ways, and has to be equal: the binary,
-the grid, the stream, and each argument, of a tensor its address.
+The arguments that a kernel's binary gets are taken down in both ways, and have to be equal: the
+grid, the stream, and each argument, of a tensor its address.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def variants() -> None:
 
 def main() -> None:
     be_absent_h200(_taking_down)
-    # What counts operators watches launches, too, and then all of them go Triton's own way.
+    # The count of operators watches launches, and then all of them go Triton's own way.
     nothing = nullcontext(SimpleNamespace(called=[]))
     with patch.object(jit_launches, "Operators", lambda: nothing):
         for launch in cases([]).values():
