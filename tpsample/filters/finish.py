@@ -150,8 +150,8 @@ def logprobs_of(
 
 
 def _lie_among(cut: Cut, rows: ShardLogits, plan: BatchPlan) -> bool:
-    """Return whether all words that logprobs ask for are among the first words of filtered rows, and
-    no other row asks."""
+    """Return whether logprobs ask for no words but first ones of filtered rows, and no other row
+    asks."""
     asked, filters, first = plan.logprobs, plan.filters, cut.first
     assert asked is not None and filters is not None
     if first is None or cut.drawn is None or asked.chosen.shape[1]:
