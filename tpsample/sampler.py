@@ -379,8 +379,8 @@ class LMHeadSampler(Sealed):
             failed_rows: rows whose status was not OK. On a CPU every step counts its own; on a GPU
                 `count_failed` does, for a status that was read.
             second_rounds: filtered rows whose last kept token was searched for, because nothing
-                else decides their tokens, or for their kept sets. With `fixed_rounds` and in
-                captured graphs the device alone knows.
+                else decides their tokens, or for their kept sets or processed logprobs. With
+                `fixed_rounds` and in captured graphs the device alone knows.
             bytes_sent: bytes of payload that this rank handed to its peers.
             waited_s: seconds in which the host waited for peers; 0.0 where the device does.
             lost_ranks: the ranks that a `PeerLost` has named, ascending.
