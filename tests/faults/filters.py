@@ -319,9 +319,13 @@ tpsample/filters/kept_sets.py
     + if True:
     > test_processed_logprobs_of_rows_made_greedy_are_of_all_ids
 tpsample/request/plan.py
+    rows that store bounds are taken for rows whose logprobs lie among first words
+    - all_ask = self.logprobs.row_list == self.filters.row_list
+    + all_ask = True
+    > test_a_row_without_filters_has_logprobs_of_its_own
     processed logprobs of all filtered rows are searched for anew
-    - processed = asked is not None and len(asked) == len(self.filters)
-    + processed = False
+    - return processed or (all_ask
+    + return (all_ask
     > test_each_kind_of_call_is_as_dear_as_its_page_says
 tpsample/filters/sample.py
     in fixed rounds undecided rows keep what the rejection found

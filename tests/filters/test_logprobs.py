@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tests.support.filtered import Rows, assert_same, kinds_of_logits
-from tpsample import SamplingParams
+from tpsample import SamplingBatch, SamplingParams
+from tpsample.core import tensors
 
 KINDS = kinds_of_logits()
 
@@ -82,14 +83,33 @@ def test_words_that_decided_the_rows_serve_their_logprobs(fields, gathers, backe
     assert len(calls) == gathers
 
 
-def test_a_row_without_filters_has_logprobs_of_its_own():
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+@pytest.mark.parametrize("order", ["sequential", "joint"])
+def test_a_row_without_filters_has_logprobs_of_its_own(backend, order):
     """Filtered rows stand among others that ask, and some of them do not."""
-    asks = {"logprobs": 2}
-    fields = [{"top_k": 5, **asks}, asks, {"top_k": 4}, {"top_k": 3, **asks}]
+    asks, both = {"logprobs": 2}, {"top_p": 0.9, "filter_order": order}
+    fields = [{"top_k": 5, **both, **asks}, asks, {"top_k": 4, **both}, {"top_k": 3, **asks}]
     params = [SamplingParams(seed=seed, **its) for seed, its in enumerate(fields)]
-    for chosen in (params, [params[0], params[2]], [params[2], params[3]]):
+    for chosen in (params, [params[0], params[2]], [params[2], params[3]], [params[0], params[3]]):
         rows = Rows([KINDS["normal"]], chosen)
-        assert_same(rows.step(), rows.oracle())
+        assert_same(rows.step(backend=backend), rows.oracle())
+
+
+def test_a_slot_that_does_not_ask_reports_nothing_where_the_host_knows_no_slot():
+    params = [SamplingParams(seed=1, top_k=5, logprobs=2), SamplingParams(seed=2, top_k=4)]
+    slots = SamplingBatch.of_slots(2, vocab_size=1200)
+    slots.put([0, 1], params)
+    rows = Rows([KINDS["normal"]], params)
+    sampler, chosen = rows.sampler(backend="triton"), torch.arange(2)
+    given = rows.logits, rows.positions
+    known = sampler.sample_logits(given[0], slots.select(chosen, host=[0, 1]), given[1])
+    with patch.object(tensors, "READ_ON", ()):  # as on a GPU
+        found = sampler.sample_logits(given[0], slots.select(chosen), given[1])
+    assert torch.equal(found.token_ids, known.token_ids) and found.logprobs.values[1].isnan().all()
+    for name in ("token_ids", "ranks", "values"):
+        of_both = getattr(found.logprobs, name)[0], getattr(known.logprobs, name)[0]
+        assert torch.equal(*of_both)
+    assert (found.logprobs.token_ids[1] == -1).all() and (found.logprobs.ranks[1] == 0).all()
 
 
 def test_a_spike_over_a_long_tail_is_within_tolerance():

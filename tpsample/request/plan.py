@@ -172,16 +172,17 @@ class BatchPlan:
 
     @cached_property
     def by_cuts(self) -> bool:
-        """Whether tokens of filtered rows follow from where their kept sets end, because sets or
-        processed logprobs of all of these rows need that anyway, or logprobs lie among the first
-        words that decide them all."""
+        """Whether tokens of filtered rows follow from where their kept sets end: sets, or processed
+        logprobs of all of these rows, need that anyway, and the first words that decide all rows
+        hold the words of their logprobs."""
         if self.kept_cap is not None:
             return True
         if self.logprobs is None or self.filters is None:
             return False
         asked = self.logprobs.filters
         processed = asked is not None and len(asked) == len(self.filters)
-        return processed or self.filters.by_first_words == {True}
+        all_ask = self.logprobs.row_list == self.filters.row_list
+        return processed or (all_ask and self.filters.by_first_words == {True})
 
     @property
     def _filtered(self) -> Iterator[tuple[int, int, Demand]]:
