@@ -108,7 +108,8 @@ MESSAGES = {
     "logprobs": ({"logprobs": 3, "logprob_token_ids": [7, 299]}, 6, 2),
     "logprobs of samples": ({"logprobs": 3}, 6, 2),
     "logprobs of greedy rows": ({"logprobs": 0, "temperature": 0.0}, 6, 2),
-    "logprobs of top_k": ({"logprobs": 3, "top_k": 50}, 6, 3),
+    "logprobs of top_k": ({"logprobs": 3, "top_k": 50}, 6, 2),
+    "logprobs of an id": ({"logprobs": 3, "logprob_token_ids": [7], "top_k": 50}, 6, 3),
 }
 """Requests, how many rows ask them, and messages to every peer."""
 
