@@ -55,6 +55,10 @@ tpsample/request/filters.py
     + return len(index) == count
     > test_rows_that_are_all_stored_in_another_order_keep_their_own_tokens_and_logprobs
 tpsample/filters/kept_sets.py
+    a verification reports the tokens that a step would have drawn
+    - return found._replace(words=ends, drawn=None, one_of_greedy=one)
+    + return found._replace(words=ends, one_of_greedy=one)
+    > test_logprobs_of_rows_that_first_words_decide_are_of_the_emitted_tokens
     the threshold renormalises joint rows
     - before_top_p = cut.masked_fill(filters.column(behind(TOP_K.name)), 0)
     + before_top_p = cut
@@ -68,8 +72,8 @@ tpsample/filters/kept_sets.py
     + torch.cat([bins, bins.sum(dim=1, keepdim=True)], dim=1)
     > test_sampling_by_an_explicit_threshold_is_the_same[zipf-True]
     a greedy row keeps what its top_k left
-    - rows.last_cut(found.cut, of_greedy=of_greedy)
-    + rows.last_cut(found.cut, of_greedy=None)
+    - found.rows.last_cut(found.words, of_greedy=of_greedy)
+    + found.rows.last_cut(found.words, of_greedy=None)
     > test_first_words_of_rows_without_a_token_and_of_greedy_ones[torch-rejection]
     a row that its bin leaves open forgets its other rules
     - found = some.last_cut(least[places].maximum(found), of_greedy=kept)

@@ -269,3 +269,20 @@ def test_logprobs_are_those_of_the_emitted_tokens(problem, method):
     assert torch.equal(found.isnan(), expected.values.isnan())
     assert found[(emitted >= 0) & shown.repeat_interleave(K + 1)].isfinite().any()
     torch.testing.assert_close(found, expected.values, rtol=0, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("method", ["rejection", "block"])
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
+def test_logprobs_of_rows_that_first_words_decide_are_of_the_emitted_tokens(problem, method, mode):
+    """The tokens that a plain step would draw among these words are others."""
+    asked = {"top_k": 6, "logprobs": 2, "logprobs_mode": mode}
+    params = [SamplingParams(seed=request.seed, **asked) for request in problem.params]
+    batch = SamplingBatch.from_params(params, vocab_size=V)
+    out = problem.verify(problem.sampler(), method, problem.draft, batch)
+    emitted = out.token_ids.flatten()
+    drafted = batch._with_drafts(problem.drafts)
+    expected = plain_reference.logprobs(problem.logits.flatten(0, 1), drafted, emitted)
+    there = emitted >= 0
+    assert there.any() and torch.equal(out.logprobs.token_ids[there], expected.token_ids[there])
+    near = {"rtol": 0, "atol": 1e-6, "equal_nan": True}
+    torch.testing.assert_close(out.logprobs.values, expected.values, **near)

@@ -12,8 +12,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from tpsample.backends.torch_.passes import ShardLogits
-from tpsample.filters.kept_sets import Cut, find_cut
-from tpsample.filters.thresholds import thresholds_of_first
+from tpsample.filters.kept_sets import Cut, cut_of_first, find_cut
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.filters import RowFilters
 
@@ -38,11 +37,7 @@ def sample_by_cuts(
     if gathered is None:
         gathered = ranks.gather_integers(own_first_words(rows, filters))
     if filters.by_first_words == {True}:
-        first = rows.first_of(gathered, gathered.shape[2])
-        (its,) = thresholds_of_first(rows, first, filters, ranks)
-        found = rows.set_of_first(first, its)
-        rows = replace(rows, top=found.top)
-        return found.words, Cut(rows, found.cut, first, found.held[None], drawn=found.drawn)
+        return cut_of_first(rows, filters, ranks, gathered)
     top_word, top = rows.top_of(gathered)
     rows = replace(rows, top=top)
     if may_read and filters.demand.weighed:

@@ -92,12 +92,9 @@ def find_cut(
     one = of_greedy is not None
     if filters.by_first_words == {True}:
         gathered = ranks.gather_integers(rows.first_words(filters.demand.first))
-        first = rows.first_of(gathered, gathered.shape[2])
-        (of_first,) = thresholds_of_first(rows, first, filters, ranks)
-        found = rows.set_of_first(first, of_first)
-        rows = replace(rows, top=found.top)
-        ends = rows.last_cut(found.cut, of_greedy=of_greedy)
-        return Cut(rows, ends, first, found.held[None], one)
+        _, found = cut_of_first(rows, filters, ranks, gathered)
+        ends = found.rows.last_cut(found.words, of_greedy=of_greedy)
+        return found._replace(words=ends, drawn=None, one_of_greedy=one)  # nothing is drawn here
     assert rows.top is not None
     its = thresholds_of(rows, filters, ranks) if thresholds is None else thresholds
     if not may_read:
@@ -120,6 +117,22 @@ def find_cut(
     last = least, of_greedy
     cut = _in_a_bin(rows, bins, total, its.keep_ties, ranks, *last, share=its.share, mass=True)
     return Cut(rows, cut, one_of_greedy=one)
+
+
+def cut_of_first(
+    rows: ShardLogits, filters: RowFilters, ranks: Ranks, gathered: Tensor
+) -> tuple[Tensor, Cut]:
+    """Return the tokens of rows that first words decide, as score words [F, num_samples], and where
+    their kept sets end. Collective as `thresholds_of_first` is.
+
+    Args:
+        gathered: int64 [W, F, k], the first words of each rank.
+    """
+    first = rows.first_of(gathered, gathered.shape[2])
+    (its,) = thresholds_of_first(rows, first, filters, ranks)
+    found = rows.set_of_first(first, its)
+    rows = replace(rows, top=found.top)
+    return found.words, Cut(rows, found.cut, first, found.held[None], drawn=found.drawn)
 
 
 def _by_rounds(

@@ -116,7 +116,7 @@ def batches_of(
         kinds = tuple(dict.fromkeys((*kinds, _SEARCHED)))
     reports = [kind for kind in _REPORTS if kind in kinds]
     by_first = [kind for kind in _BY_FIRST_WORDS if kind in kinds]
-    reported = [(kind, report) for report in reports[:1] for kind in by_first]
+    reported = [(kind, report) for report in reports[:1] for kind in by_first]  # one is as another
     together: dict[tuple[Kind, ...], None] = {}
     for left_out in ((), ("kept sets",), _REPORTS):
         some = [kind for kind in kinds if kind not in left_out]

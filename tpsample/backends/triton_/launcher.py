@@ -1,9 +1,10 @@
-"""Launches kernels, and finds the binary of a launch that was made before without Triton.
+"""Launches kernels. Triton finds the binary of a new launch, and this module that of a known one.
 
 In each launch Triton binds the arguments, writes a text of what its compiler sees of them, compares
 the globals of the kernel, and asks the driver about every pointer. All this takes the host longer
-than the launch itself. Here a dictionary names the binary that Triton's own launch returned, and it
-is handed addresses, as in Triton's tutorial on kernels that are compiled ahead.
+than the launch itself. Here a dictionary has the binary that Triton's own launch returned, and the
+binary gets addresses, as in Triton's tutorial on kernels that are compiled ahead. It does not ask
+the driver whether these are of a GPU: the arguments of a step are checked before its first launch.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from tpsample.core.machine import amd
 
 ALIGNED = 16
 """Triton compiles for addresses that are multiples of this, or for any."""
-MOST_KNOWN = 4096
-"""Launches of a kernel that are known at a time. Their numbers name them, and rows may change."""
+MOST_KNOWN = 1024
+"""Launches of a kernel that are known at a time. Each number of rows makes another one."""
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion", "launch_pdl")
+"""Arguments of a launch that are Triton's, and not the kernel's."""
 _RUN = JITFunction.run
 
 
@@ -69,7 +71,7 @@ class KnownLaunches:
         """Launch by the binary of an equal launch, or by Triton if there was none.
 
         Args:
-            arguments: options among them.
+            arguments: those of the kernel, and `OPTIONS`.
         """
         pointers, numbers = self._pointers(arguments), self._numbers(arguments)
         addresses = [0 if each is None else each.data_ptr() for each in pointers]
@@ -85,7 +87,7 @@ class KnownLaunches:
             return
         assert arguments.keys() <= {*self._kernel.arg_names, *OPTIONS}
         compiled = self._kernel[grid](**arguments)
-        if len(self._binaries) == MOST_KNOWN:
+        if len(self._binaries) >= MOST_KNOWN:  # two threads may pass it together
             self._binaries.clear()
         self._binaries[kind] = compiled[(*grid, 1, 1)[:3]]
 
