@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import random
@@ -30,12 +31,14 @@ from tpsample.request.step import Inputs
 
 WORLD_SIZE = 2
 CASE = Case.make(24, 3, hidden_size=4)
-MAX_GROWTH_MB = 8
+MAX_GROWTH_MB = 2
 """In the second half; in the first, torch's flight recorder fills with 1 kB per collective."""
 
 
 def _resident_mb() -> float:
+    """After what is freed went back to the system: it comes to 4 MB, more or less by chance."""
     gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 2**20
 
@@ -141,7 +144,7 @@ def _changing_soak(num_steps: int, size: int, limit_mb: float) -> tuple[str, Tal
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize(
     ("world_size", "num_steps", "size", "limit_mb"),
-    [(1, 400, 2000, 4.0), *long((1, 20_000, 300, 0.5), (2, 20_000, 300, 0.5))],
+    [(1, 400, 2000, 1.0), *long((1, 20_000, 300, 0.5), (2, 20_000, 300, 0.5))],
 )
 def test_a_changing_batch_does_not_grow(world_size, num_steps, size, limit_mb):
     how = {"timeout_s": 60 + num_steps / 3, "group_timeout_s": 300}
