@@ -26,9 +26,11 @@ from typing import Any
 
 import torch
 
+from benchmarks.engines import client
+from benchmarks.engines.client import Client
 from benchmarks.engines.environment import make_environment, make_model, versions
 from benchmarks.engines.rounds import OF_VLLM, PARTS, TPSAMPLE, VIEWS, VLLM, notes, rows
-from benchmarks.engines.server import NAME, Kind, Server, client_variables, say
+from benchmarks.engines.server import NAME, Kind, Server, say
 from benchmarks.engines.steps import Steps
 from benchmarks.lab import machine
 from benchmarks.lab.page import write_page
@@ -40,7 +42,7 @@ OPTION = '{"tpsample": {"screening": "int8"}}'
 """Of --additional-config, with the adapter; all other options are the same."""
 INPUT_TOKENS, OUTPUT_TOKENS, SPREAD = 64, 32, 0.5
 """Lengths are drawn between 1 - SPREAD and 1 + SPREAD times these."""
-PAUSE_S = 3.0
+PAUSE_S = 1.5
 """Workers of vLLM spin for a second after their last request."""
 
 
@@ -67,10 +69,14 @@ class Bench:
     texts: dict[int, int] = field(default_factory=dict)
     commands: dict[str, str] = field(default_factory=dict)
     _steps: dict[str, Steps] = field(default_factory=dict)
+    _client: Client | None = None
 
     def measure(self, ranks: int, most_rounds: int, deadline: float) -> None:
         """Start both servers, compare their texts, and take rounds until the deadline."""
         with ExitStack() as stack:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            command = [str(self.python), *client.COMMAND]
+            self._client = stack.enter_context(Client(command, self.folder / "client.log"))
             servers = {
                 name: stack.enter_context(
                     Server(
@@ -133,15 +139,8 @@ class Bench:
         """Run `vllm bench serve` once, and return its result."""
         out = server.folder / f"bench-{name}.json"
         out.unlink(missing_ok=True)
-        with (server.folder / "bench.log").open("ab") as log:
-            subprocess.run(
-                bench_command(server, self.model, out, load, greedy=greedy),
-                check=True,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                timeout=max(1.0, deadline - time.monotonic()),
-                env=client_variables(),
-            )
+        assert self._client is not None
+        self._client.ask(bench_arguments(server, self.model, out, load, greedy=greedy), deadline)
         return read(out, load)
 
 
@@ -157,13 +156,13 @@ def kind_of(name: str, ranks: int, most: int) -> Kind:
     return Kind(title, ranks, worker=worker, arguments=(*room, *option))
 
 
-def bench_command(
+def bench_arguments(
     server: Server, model: Path, out: Path, requests: int, *, greedy: bool
 ) -> list[str]:
-    """Return the command that asks a server; the prompts are the same in every round."""
+    """Return the arguments that ask a server; the prompts are the same in every round."""
     return [
-        *(server.command[0], "bench", "serve", "--backend", "openai"),
-        *("--base-url", server.url.removesuffix("/v1"), "--endpoint", "/v1/completions"),
+        *("--backend", "openai", "--endpoint", "/v1/completions"),
+        *("--base-url", server.url.removesuffix("/v1")),
         *("--model", str(model), "--served-model-name", NAME, "--seed", "0"),
         *("--dataset-name", "random", "--random-range-ratio", str(SPREAD)),
         *("--random-input-len", str(INPUT_TOKENS), "--random-output-len", str(OUTPUT_TOKENS)),

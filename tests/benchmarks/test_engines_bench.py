@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +16,7 @@ import pytest
 
 from benchmarks.engines import bench, rounds, steps
 from benchmarks.engines.bench import Void
+from benchmarks.engines.client import Client
 from benchmarks.engines.server import Server
 from benchmarks.lab.page import write_page
 from benchmarks.lab.results import RESULT
@@ -53,9 +57,9 @@ def _rounds(ours: float, theirs: float, ranks: int = 2, pairs: int = 3) -> list[
     found = []
     for requests in (16, 64):
         for number in range(pairs):
-            for server, time in (("tpsample", ours), ("vLLM", theirs)):
-                each = dict.fromkeys(rounds.SHOWN, time + number)
-                each["output_throughput"] = 1000 / (time + number)
+            for server, ms in (("tpsample", ours), ("vLLM", theirs)):
+                each = dict.fromkeys(rounds.SHOWN, ms + number)
+                each["output_throughput"] = 1000 / (ms + number)
                 found.append({"ranks": ranks, "requests": requests, "server": server, **each})
     return found
 
@@ -124,9 +128,34 @@ def test_both_servers_have_the_same_options_but_for_the_worker(tmp_path: Path) -
     assert bench.shown(ours) == f"{same} --additional-config {bench.OPTION}"
     assert bench.shown(theirs).startswith("vllm serve MODEL --served-model-name smol --dtype")
     assert bench.shown(theirs).endswith(" --max-num-seqs 64 --max-num-batched-tokens 8192")
-    command = bench.bench_command(ours, tmp_path, tmp_path / "out", 9, greedy=False)
-    assert "--request-rate inf --ignore-eos --temperature 1 " in " ".join(command)
-    assert command[0] == str(tmp_path / "vllm") and "--seed" in command
+    asked = bench.bench_arguments(ours, tmp_path, tmp_path / "out", 9, greedy=False)
+    assert "--request-rate inf --ignore-eos --temperature 1 " in " ".join(asked)
+    assert "--seed" in asked
+
+
+def test_a_client_is_asked_again_and_one_that_is_late_or_ends_is_told(tmp_path: Path) -> None:
+    """Here it makes the file that it is asked for, or ends, or sleeps."""
+    stand_in = (
+        "import json, sys, time\n"
+        "for line in sys.stdin:\n"
+        "    (word,) = json.loads(line)\n"
+        "    if word == 'end': sys.exit('the end came')\n"
+        "    if word == 'nap': time.sleep(60)\n"
+        "    open(word, 'w').close()\n"
+        "    print('done', flush=True)\n"
+    )
+    command, soon = [sys.executable, "-u", "-c", stand_in], time.monotonic() + 60
+    with Client(command, tmp_path / "log") as asked:
+        for name in "ab":
+            asked.ask([str(tmp_path / name)], soon)
+            assert (tmp_path / name).exists()
+        with pytest.raises(RuntimeError, match=r"(?s)`vllm bench serve` ended:.*the end came"):
+            asked.ask(["end"], soon)
+    with Client(command, tmp_path / "log") as asked:
+        with pytest.raises(subprocess.TimeoutExpired):
+            asked.ask(["nap"], time.monotonic())
+        process = asked._process
+    assert process is not None and process.returncode == -signal.SIGKILL
 
 
 def test_servers_change_places_and_a_round_that_does_not_end_is_not_counted(
