@@ -293,6 +293,11 @@ tpsample/request/batch.py
     +                 self._table.version -= 1
     > test_a_selection_and_masks_of_rows_that_changed_are_refused[forced_token_ids-free]
 tpsample/request/plan.py
+    rows that the host does not know are taken for the first of those that store their logits
+    - if self.stores_all and count < self.num_rows:
+    + if False:
+    > test_rows_without_a_request_may_stand_before_those_that_the_host_does_not_know
+    > test_a_request_without_filters_may_stand_before_rows_that_the_host_does_not_know
     the plan of a selection sends to the device
     - return self.numbers
     + return torch.tensor(stored, device=device), self.numbers[1]

@@ -83,6 +83,34 @@ def test_tensors_draw_what_requests_with_these_numbers_draw(known, order, given)
         assert torch.equal(rows[:3], sampler(hidden_states[:3, 0], chosen, 9).token_ids)
 
 
+@pytest.mark.parametrize("slots", [[-1, 0, 1, 2], [3, -1, 0, 1], [2, 2, 1, 0], [1, 2, 0, -1]])
+def test_rows_without_a_request_may_stand_before_those_that_the_host_does_not_know(slots):
+    """On a GPU, from slots that the host knows: padding, a slot that is named twice, none."""
+    its = tensors(7) | {"top_k": torch.tensor([3, 5, 2, 4] * 2)}
+    sampler, hidden_states = sampler_of(), torch.randn(4, D)
+    batch = batch_of(its, "unknown")
+    with GPU:
+        found = sampler(hidden_states, batch.select(torch.tensor(slots), host=slots), 9).token_ids
+    for row, slot in enumerate(slots):
+        alone = SamplingBatch.from_params([requests(its)[slot]], vocab_size=V)
+        right = sampler(hidden_states[row : row + 1], alone, 9).token_ids.item()
+        assert found[row] == (-1 if slot < 0 or slot in slots[:row] else right)
+
+
+def test_a_request_without_filters_may_stand_before_rows_that_the_host_does_not_know():
+    its = tensors(7) | {"top_k": torch.tensor([3, 5, 2, 4] * 2)}
+    sampler, hidden_states, plain = sampler_of(), torch.randn(ROWS, D), SamplingParams(seed=5)
+    batch = batch_of(its, "unknown")
+    with GPU:
+        for row in (0, 4):
+            batch.update(row, plain)
+        found = sampler(hidden_states, batch, 9).token_ids
+    same = requests(its)
+    same[0] = same[4] = plain
+    expected = SamplingBatch.from_params(same, vocab_size=V)
+    assert_same_rows(found, sampler(hidden_states, expected, 9).token_ids, same)
+
+
 @pytest.mark.parametrize("known", KNOWN)
 @pytest.mark.parametrize("name", OTHER_FILTERS)
 def test_every_other_rule_may_be_a_tensor(name, known):

@@ -47,7 +47,7 @@ def candidates_of(rows: ShardLogits, step: Step, words: Tensor) -> list[Tensor]:
     """
     plan, found = step.batch.plan, []
     if plan.filters is not None:
-        filtered = rows.select(slice(0, len(plan.filters.row_list)))
+        filtered = rows.select(plan.filtered_places)
         if plan.by_cuts:
             found.append(own_first_words(filtered, plan.filters))
         else:
@@ -77,7 +77,7 @@ def finish_logits(
     if gathered is not None and asked is not None and asked.unfiltered:
         *gathered, of_logprobs = gathered
     if filters is not None:
-        filtered = rows.select(slice(0, len(filters.row_list)))
+        filtered = rows.select(batch.plan.filtered_places)
         its = filtered, filters, ranks
         reads, sets = may_read(batch), batch.plan.kept_cap is not None
         if batch.plan.by_cuts:

@@ -74,8 +74,9 @@ class BatchPlan:
         fixed_rounds: a step with filters never waits for the device.
         stores_all: a step keeps every row's logits, whether the request needs them or not.
         numbers: int64 and int32 [B], 0 … B - 1, if the caller has them already.
-        stored_list, stored_index: the rows whose logits a step keeps on their ranks, filtered rows
-            first, as a list and int64; [] and None if there are none.
+        stored_list, stored_index: the rows whose logits a step keeps on their ranks, as a list and
+            int64; [] and None if there are none. With `stores_all` they are all rows in order, and
+            else the filtered ones come first.
         stored_place: int32 [B], the index of each row in that list, or -1; None if it is empty.
     """
 
@@ -120,6 +121,15 @@ class BatchPlan:
         places = torch.arange(len(stored), dtype=torch.int32, device=device)
         none = torch.full((self.num_rows,), -1, dtype=torch.int32, device=device)
         return index, none.index_copy_(0, index, places)
+
+    @property
+    def filtered_places(self) -> slice | Tensor:
+        """The places of the filtered rows among the stored ones, in the order of `filters`."""
+        assert self.filters is not None
+        count = len(self.filters.row_list)
+        if self.stores_all and count < self.num_rows:
+            return self.filters.row_index
+        return slice(0, count)
 
     @cached_property
     def storing_every_row(self) -> BatchPlan:
