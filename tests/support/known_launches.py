@@ -11,12 +11,14 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import torch
+import triton
 
 from tests.support import jit_launches
 from tests.support.jit_launches import be_absent_h200, cases
@@ -82,6 +84,20 @@ def variants() -> None:
         )
 
 
+def compiled_aside() -> None:
+    """A kernel that another thread compiles: the first launch returns something else than it."""
+    rows = torch.zeros(8, dtype=torch.int64)
+    names = "words_ptr", "row_ptr", "token_ptr", "status_ptr"
+    arguments = {**dict.fromkeys(names, rows), "num_samples": 1, "num_warps": 2}
+    known = KnownLaunches(write_tokens_kernel)
+    made.clear()
+    with ThreadPoolExecutor(1) as executor, triton.AsyncCompileMode(executor):
+        for _ in range(3):
+            _known_way(known, (8,), arguments)
+    first, *others = made
+    assert others == [first] * 2
+
+
 def main() -> None:
     be_absent_h200(_taking_down)
     # The count of operators watches launches, and then all of them go Triton's own way.
@@ -93,6 +109,7 @@ def main() -> None:
     launcher.MOST_KNOWN = 1
     launcher._KNOWN.clear()
     variants()
+    compiled_aside()
     for name, count in sorted(same.items()):
         print(name, count)
 

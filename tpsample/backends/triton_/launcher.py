@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
+from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
@@ -87,6 +88,8 @@ class KnownLaunches:
             return
         assert arguments.keys() <= {*self._kernel.arg_names, *OPTIONS}
         compiled = self._kernel[grid](**arguments)
+        if not isinstance(compiled, CompiledKernel):  # one that is still compiled, or that a hook
+            return  # kept from being launched
         if len(self._binaries) >= MOST_KNOWN:  # two threads may pass it together
             self._binaries.clear()
         self._binaries[kind] = compiled[(*grid, 1, 1)[:3]]
