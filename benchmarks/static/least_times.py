@@ -65,19 +65,22 @@ MEASURED_SHAPE, MEASURED_WIDTH = "151936x4096 B64", 151936
 
 
 class Pass(NamedTuple):
-    """One pass over stored logits: a kernel, and whether it weighs masses if that is its choice."""
+    """One pass over stored logits: a kernel, and whether it weighs masses, or sums their moments,
+    if that is its choice."""
 
     name: str
     kernel: str
-    mass: bool | None = None
+    choice: bool | None = None
 
     def is_of(self, launch: Launch) -> bool:
-        name = launch.kernel.split(":")[1].removesuffix("_kernel")
-        return name == self.kernel and launch.named.get("MASS") == self.mass
+        name, named = launch.kernel.split(":")[1].removesuffix("_kernel"), launch.named
+        return name == self.kernel and named.get("MASS", named.get("MOMENTS")) == self.choice
 
 
 PASSES = (
-    *(Pass(name, name) for name in ("group_first", "group_best", "before", "mass")),
+    *(Pass(name, name) for name in ("group_first", "group_best", "before")),
+    Pass("mass", "mass", False),
+    Pass("mass and moment", "mass", True),
     Pass("digit of masses", "digit", True),
     Pass("digit of numbers", "digit", False),
     Pass("bin of masses", "bin", True),
@@ -94,7 +97,8 @@ PASS_REASONS: dict[str, tuple[int, str]] = {
     "group_first": (30, "a maximum that minds NaN, then the lowest id that has it"),
     "group_best": (107, f"{_NOISE}; a NaN and the lowest id of equal scores are minded twice"),
     "before": (157, f"{_MASS}; the second half is of blocks that have tokens before a mark"),
-    "mass": (115, f"{_MASS}, and a moment 13"),
+    "mass": (100, _MASS),
+    "mass and moment": (115, f"{_MASS}, and a moment 13"),
     "digit of masses": (131, f"{_MASS}; blocks without a word of the prefix stop before"),
     "digit of numbers": (80, "blocks without a word of the prefix stop before most of it"),
     "bin of masses": (90, f"{_MASS}; a sum in memory takes longer than both"),
@@ -449,7 +453,7 @@ def _beside(counts: dict[int, Counts]) -> str:
     chip = next(chip for chip in CHIPS if chip.name == "H100")
     lines = []
     for each in PASSES:
-        us = None if each.mass is False else measured(each.kernel)
+        us = None if each.choice is False else measured(each.kernel)
         # Verifications have four positions a row there.
         if us is None or each.kernel in ("law_tops", "law_sums", "residual", "digit"):
             continue

@@ -230,7 +230,7 @@ def test_spreads_are_those_of_the_definition(twins):
 
 def test_sums_down_to_a_word(twins):
     plain, cut, numbers = twins.plain, twins.cut, twins.numbers
-    sums = plain.mass_from(cut)
+    sums = plain.moment_from(cut)
     some = plain.first_words(1).squeeze(1)  # a mark that is a word itself
     marks = torch.stack([cut, cut + (5 << word.TOKEN_BITS), torch.zeros_like(cut), some], dim=1)
     for rows in twins.kernels:
@@ -238,7 +238,8 @@ def test_sums_down_to_a_word(twins):
         assert _equal(_unmasked(rows.best_kept(some)), _unmasked(plain.best_kept(some)))
         assert _equal(rows.best_and_mass(cut)[numbers], plain.best_and_mass(cut)[numbers])
         assert _equal(rows.best_and_mass(cut)[:, :-2], plain.best_kept(cut))
-        assert _equal(rows.mass_from(cut)[numbers], sums[numbers])
+        assert _equal(rows.mass_from(cut)[numbers], sums[numbers, 0])
+        assert _equal(rows.held_from(cut)[numbers], plain.held_from(cut)[numbers])
         assert _equal(rows.weigh(cut, marks)[numbers], plain.weigh(cut, marks)[numbers])
         for ends in (cut, some):
             most = int(plain.count_from(ends.unsqueeze(1)).max())
@@ -250,7 +251,7 @@ def test_a_search_by_digits_finds_what_the_definition_does(twins, mass):
     """A whole search of one digit after the other, and the mass it ends with."""
     numbers, plain, limit = twins.numbers, twins.plain, twins.thresholds.most
     if mass:
-        limit = plain.mass_from(torch.zeros_like(twins.cut))[:, 0] // 2 + 1
+        limit = plain.mass_from(torch.zeros_like(twins.cut)) // 2 + 1
     limit = torch.stack([limit, 7 * limit], dim=1)[:, 0]  # beside other sums, as ranks have it
     search = Search(torch.zeros_like(twins.cut), torch.zeros_like(twins.cut), limit)
     shares = torch.tensor([0.3, 0.9, 1.0]).double().repeat(len(limit))[: len(limit)]
@@ -406,7 +407,7 @@ def test_sets_one_behind_the_other(twins):
     words = plain.first_words(9) * (torch.arange(9) < torch.arange(len(twins.cut)).unsqueeze(1) % 8)
     words *= numbers.unsqueeze(1)
     cut = words.masked_fill(words == 0, ABOVE_ALL).amin(dim=1)
-    own = plain.weigh(cut, cut.unsqueeze(1))[None, :, ::2]
+    own = plain.held_from(cut)[None]
     sets = plain.set_sizes(own, cut, cap=8)
     total = int(sets.needed[2]) + 3
     ids, log_masses = plain.listed_sets(words, sets, total)
@@ -425,7 +426,7 @@ def test_which_sets_are_listed(twins, drawn):
     plain, cut, width = twins.plain, twins.cut.clone(), twins.plain.logits.shape[1]
     there = torch.arange(len(cut)) % 5 != 0 if drawn else None
     cut[1], cut[2] = 0, ABOVE_ALL
-    gathered = torch.stack([plain.weigh(cut, cut.unsqueeze(1))[:, ::2]] * 2)
+    gathered = torch.stack([plain.held_from(cut)] * 2)
     for cap in (1, 2 * width // 3, 2 * width):
         plain = replace(plain, vocab_size=2 * width)
         expected = plain.set_sizes(gathered, cut, cap, there)

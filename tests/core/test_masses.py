@@ -162,7 +162,7 @@ def _numba(logits: Tensor, top: Tensor, temperature: Tensor) -> tuple[Tensor, ..
     stored = passes.Stored(logits.numpy().reshape(-1, 1), 0, next(each), rows)
     sums = np.zeros((len(rows), 2), np.int64)
     arguments = stored, next(each), np.zeros(len(rows), np.int64), sums
-    in_ranges(passes.mass_from, 0, len(rows), 1, *arguments)
+    in_ranges(passes.moment_from, 0, len(rows), 1, *arguments)
     return tuple(torch.from_numpy(sums).view(*logits.shape, 2).unbind(dim=2))
 
 

@@ -151,7 +151,7 @@ def _by_rounds(
         total_cut = total_cut.maximum(before_top_p)
     if filters.demand.masses:
         if total is None:
-            total = ranks.sum_integers(rows.mass_from(total_cut)[:, 0])
+            total = ranks.sum_integers(rows.mass_from(total_cut))
         by_mass = _by_digits(rows, total, its.keep_ties, ranks, share=its.share, mass=True)
     return {"by_number": by_number, "by_mass": by_mass, "share": its.share}
 
@@ -169,7 +169,7 @@ def _masses_of(
     if total is not None or total_cut is None:
         bins = ranks.sum_integers(bins)
         return bins.sum(dim=1) if total is None else total, bins
-    both = ranks.sum_integers(torch.cat([bins, rows.mass_from(total_cut)[:, :1]], dim=1))
+    both = ranks.sum_integers(torch.cat([bins, rows.mass_from(total_cut).unsqueeze(1)], dim=1))
     return both[:, BINS], both[:, :BINS]
 
 
@@ -259,7 +259,7 @@ def find_kept_sets(
     """
     rows, held = cut.rows, cut.held
     if held is None:
-        held = ranks.gather_integers(rows.weigh(cut.words, cut.words.unsqueeze(1)))[:, :, ::2]
+        held = ranks.gather_integers(rows.held_from(cut.words))
     sets = rows.set_sizes(held, cut.words, cap, drawn)
     width = longest = min(cap, rows.vocab_size)
     total = len(cut.words) * longest

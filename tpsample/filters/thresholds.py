@@ -72,7 +72,7 @@ class _OverRanks:
     def total_mass(self) -> Tensor:
         assert self.rows.top is not None
         lowest = torch.full_like(self.rows.top, LOWEST_DRAWABLE, dtype=torch.int64)
-        return self.ranks.sum_integers(self.rows.mass_from(lowest)[:, 0])
+        return self.ranks.sum_integers(self.rows.mass_from(lowest))
 
     def least_of_mass(self, limit: Tensor) -> Tensor:
         least = self.ranks.gather_integers(self.rows.least_of_mass(limit)).amin(dim=0)

@@ -161,17 +161,20 @@ class NativeShardLogits(ShardLogits):
         best = self._scores(array_of(cut.contiguous()), 1).squeeze(2)
         return self.of_undone(or_nan(best, self.largest))
 
-    def best_and_mass(self, cut: Tensor) -> Tensor:
+    def mass_from(self, cut: Tensor) -> Tensor:
+        return self.held_from(cut)[:, 0]
+
+    def held_from(self, cut: Tensor) -> Tensor:
         cut = cut.contiguous()
         sums, none = cut.new_zeros(len(cut), 3), torch.full_like(cut, ABOVE_ALL)
         tensors = self.largest.contiguous(), cut.unsqueeze(1), none, sums
         self.run(passes.weigh, *map(array_of, tensors))
-        return torch.cat([self.best_kept(cut), sums[:, :2]], dim=1)
+        return sums[:, :2]
 
-    def mass_from(self, cut: Tensor) -> Tensor:
+    def moment_from(self, cut: Tensor) -> Tensor:
         sums = cut.new_zeros(len(cut), 2)
         tensors = self.largest.contiguous(), cut.contiguous(), sums
-        self.run(passes.mass_from, *map(array_of, tensors))
+        self.run(passes.moment_from, *map(array_of, tensors))
         return sums
 
     def least_of_mass(self, limit: Tensor) -> Tensor:

@@ -736,21 +736,28 @@ class ShardLogits:
 
     def best_and_mass(self, cut: Tensor) -> Tensor:
         """Return int64 [F, num_samples + 2]: `best_kept`, then mass and number of the tokens."""
-        own = self.weigh(cut, cut.unsqueeze(1))[:, ::2]  # without the moment
-        return torch.cat([self.best_kept(cut), self.of_undone(own)], dim=1)
+        return torch.cat([self.best_kept(cut), self.of_undone(self.held_from(cut))], dim=1)
 
     def mass_from(self, cut: Tensor) -> Tensor:
-        """Return int64 [F, 2], Σ q and Σ m, from which the entropy follows.
+        """Return int64 [F], Σ q of the tokens whose order word is >= a cut, int64 [F].
 
-        Where nothing is a number, or all is masked, they mean nothing.
-
-        Args:
-            cut: int64 [F]; tokens count whose order word is >= it.
+        Where nothing is a number, or all is masked, it means nothing.
         """
-        its, sums = (
-            (self.largest.unsqueeze(1), self.temperature.unsqueeze(1)),
-            cut.new_zeros(len(cut), 2),
-        )
+        mass = torch.zeros_like(cut)
+        for first_id, logits in self.tiles():
+            kept = order_words(logits, first_id) >= cut.unsqueeze(1)
+            mass += (self.masses(logits) * kept).sum(dim=1)
+        return mass
+
+    def held_from(self, cut: Tensor) -> Tensor:
+        """Return int64 [F, 2], `mass_from` and the number of these tokens."""
+        return torch.stack([self.mass_from(cut), self.count_from(cut.unsqueeze(1))[:, 0]], dim=1)
+
+    def moment_from(self, cut: Tensor) -> Tensor:
+        """Return int64 [F, 2], `mass_from` and Σ m of these tokens, from which the entropy
+        follows."""
+        its = self.largest.unsqueeze(1), self.temperature.unsqueeze(1)
+        sums = cut.new_zeros(len(cut), 2)
         for first_id, logits in self.tiles():
             kept = order_words(logits, first_id) >= cut.unsqueeze(1)
             found = masses_and_moments(logits, *its)
@@ -760,7 +767,7 @@ class ShardLogits:
     def totals(self, cut: Tensor) -> Tensor:
         """Return the mass of the words >= cut, int64 [F], as [F, 1], or a lower and an upper bound
         of it, [F, 2], where upper ends of logits are stored."""
-        return self.mass_from(cut)[:, :1]
+        return self.mass_from(cut).unsqueeze(1)
 
     def least_of_mass(self, limit: Tensor) -> Tensor:
         """Return int64 [F], the least order word of this rank whose token has a mass >= a limit.
@@ -802,13 +809,13 @@ class ShardLogits:
         return ids[:-1], found.scatter_(0, place, log_masses.flatten())[:-1]
 
     def weigh(self, cut: Tensor | None, marks: Tensor) -> Tensor:
-        """Return int64 [F, 2 + C], `mass_from` of a cut and `count_from` of marks [F, C].
+        """Return int64 [F, 2 + C], `moment_from` of a cut and `count_from` of marks [F, C].
 
         Args:
             cut: int64 [F]; None takes all tokens.
         """
         cut = marks.new_zeros(len(marks)) if cut is None else cut
-        return torch.cat([self.mass_from(cut), self.count_from(marks)], dim=1)
+        return torch.cat([self.moment_from(cut), self.count_from(marks)], dim=1)
 
     def count_from(self, marks: Tensor) -> Tensor:
         """Return int64 [F, C], how many order words of this rank are >= each of `marks` [F, C]."""

@@ -558,10 +558,16 @@ class TritonShardLogits(ShardLogits):
         return found
 
     def mass_from(self, cut: Tensor) -> Tensor:
-        return self.weigh(cut, cut.new_empty(cut.shape[0], 0))
+        return self._weigh(cut, cut.new_empty(cut.shape[0], 0), moments=False)[:, 0]
+
+    def held_from(self, cut: Tensor) -> Tensor:
+        return self._weigh(cut, cut.unsqueeze(1), moments=False)
 
     def weigh(self, cut: Tensor | None, marks: Tensor) -> Tensor:
-        sums = marks.new_zeros(len(marks), 2 + marks.shape[1])
+        return self._weigh(cut, marks, moments=True)
+
+    def _weigh(self, cut: Tensor | None, marks: Tensor, *, moments: bool) -> Tensor:
+        sums = marks.new_zeros(len(marks), 1 + moments + marks.shape[1])
         self.launch_programs(
             mass_kernel,
             temperature_ptr=self.temperature,
@@ -570,6 +576,7 @@ class TritonShardLogits(ShardLogits):
             marks_ptr=marks.contiguous(),
             sums_ptr=sums,
             num_marks=marks.shape[1],
+            MOMENTS=moments,
         )
         return sums
 

@@ -87,7 +87,7 @@ def entries(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]
         (passes.first_words, (STORED, INTS_2)),
         (cuts.words_from, (STORED, INTS, INTS_2)),
         (passes.weigh, (STORED, FLOATS, INTS_2, INTS, INTS_2)),
-        (passes.mass_from, (STORED, FLOATS, INTS, INTS_2)),
+        (passes.moment_from, (STORED, FLOATS, INTS, INTS_2)),
         (passes.least_of_mass, (STORED, FLOATS, INTS, INTS)),
         (passes.spread, (STORED, FLOATS, INTS_2)),
         (passes.count_from, (STORED, INTS_2, INTS_2)),

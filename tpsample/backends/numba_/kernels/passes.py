@@ -117,13 +117,13 @@ def weigh_of_rows(start, stop, part, arguments):
 
 
 @jit(entry=True)
-def mass_from(start, stop, parts, threads, arguments):
-    """Do `mass_from_of_rows` for each part of the rows; see `backends.numba_.kernels.threads`."""
-    share(mass_from_of_rows, start, stop, parts, threads, arguments)
+def moment_from(start, stop, parts, threads, arguments):
+    """Do `moment_from_of_rows` for each part of the rows; see `backends.numba_.kernels.threads`."""
+    share(moment_from_of_rows, start, stop, parts, threads, arguments)
 
 
 @jit(allocates=True)
-def mass_from_of_rows(start, stop, part, arguments):
+def moment_from_of_rows(start, stop, part, arguments):
     """Sum the masses and moments of what reaches a cut, int64 [F]; sums: int64 [F, 2], zeros."""
     stored, top, cut, sums = arguments
     num_ids = stored.logits.shape[1]

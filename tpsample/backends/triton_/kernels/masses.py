@@ -164,6 +164,14 @@ def masses_of_threads(high, low, kept):
 
 
 @triton.jit
+def masses_alone(logits, row, kept):
+    """Σ q `by_thread`, int64, of the kept logits of a `MassRow`."""
+    power, _, _ = powers(logits, row, kept)
+    high, low = halves(power)
+    return (sums_of(high).to(tl.int64) << 20) + sums_of(low).to(tl.int64)
+
+
+@triton.jit
 def masses_and_moments(logits, row, kept):
     """Σ q and Σ m `by_thread`, int64, of the kept logits of a `MassRow`."""
     power, shifted, f = powers(logits, row, kept)

@@ -12,6 +12,7 @@ from tpsample.backends.triton_.kernels.masses import (
     halves_of_masses,
     mass_row,
     masses,
+    masses_alone,
     masses_and_moments,
     masses_of_threads,
 )
@@ -60,23 +61,25 @@ def mass_kernel(
     cut_ptr,  # [F] int64, or None for all tokens
     marks_ptr,  # [F, num_marks] int64
     # outputs
-    sums_ptr,  # [F, 2 + num_marks] int64, zero before: Σ q, Σ m of order words >= cut, and numbers
+    sums_ptr,  # [F, 1 + num_marks] int64, zero before: Σ q of order words >= cut, and numbers; with
+    # MOMENTS [F, 2 + num_marks], Σ m as the second
     # sizes
     num_marks,
     vocab_start,
     lead,
     width,
     blocks_each,
+    MOMENTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Mass of the tokens down to a word, the sum of their entropy, and how many order words are
-    >= each mark. Grid: (F, programs)."""
+    """Mass of the tokens down to a word, with MOMENTS the sum of their entropy, and how many order
+    words are >= each mark. Grid: (F, programs)."""
     row = tl.program_id(0)
     its = mass_row(tl.load(top_ptr + row), tl.load(temperature_ptr + row))
     cut = mark_of(tl.full((), 0, tl.int64))
     if cut_ptr is not None:
         cut = mark_of(tl.load(cut_ptr + row))
-    sums = sums_ptr + row * (2 + num_marks)
+    sums = sums_ptr + row * (1 + MOMENTS + num_marks)
     mass, moment = tl.zeros((BLOCK // 8,), tl.int64), tl.zeros((BLOCK // 8,), tl.int64)
     first, last = blocks_of_program(blocks_each, lead, width, BLOCK)
     for block in range(first, last):
@@ -86,15 +89,19 @@ def mass_kernel(
         kept = logits == logits
         if cut_ptr is not None:
             kept = upto(logits, ids, cut)
-        own_mass, own_moment = masses_and_moments(logits, its, kept)
-        mass += own_mass
-        moment += own_moment
+        if MOMENTS:
+            own_mass, own_moment = masses_and_moments(logits, its, kept)
+            mass += own_mass
+            moment += own_moment
+        else:
+            mass += masses_alone(logits, its, kept)
         for mark in range(num_marks):
             reached = upto(logits, ids, mark_of(tl.load(marks_ptr + row * num_marks + mark)))
             number = tl.sum(reached.to(tl.int32), axis=0)
-            tl.atomic_add(sums + 2 + mark, number.to(tl.int64), sem="relaxed")
+            tl.atomic_add(sums + 1 + MOMENTS + mark, number.to(tl.int64), sem="relaxed")
     tl.atomic_add(sums, tl.sum(mass, axis=0), sem="relaxed")
-    tl.atomic_add(sums + 1, tl.sum(moment, axis=0), sem="relaxed")
+    if MOMENTS:
+        tl.atomic_add(sums + 1, tl.sum(moment, axis=0), sem="relaxed")
 
 
 @triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
