@@ -123,11 +123,9 @@ def test_a_rejection_decides_what_the_definition_does(shard, num_samples):
     for rows in twins.kernels:
         assert _equal(_unmasked(rows.merged(gathered, COUNT)), _unmasked(every))
     sums, marks = plain.before(every, filters, COUNT), num_samples * COUNT
-    there = every[:, 1 : 1 + marks] > 0  # nobody asks what stands before no token
-    asked = torch.cat([there, there, torch.ones_like(there[:, :1])], dim=1)[twins.numbers]
     for rows in twins.kernels:
         found = rows.before(every, filters, COUNT)
-        assert _equal(found[twins.numbers] * asked, sums[twins.numbers] * asked)
+        assert _equal(found[twins.numbers], sums[twins.numbers])
     # As many before as top_k allows; as much mass as top_p allows, and one less; as they are.
     at_top_k, at_top_p = sums.clone(), sums.clone()
     at_top_k[:, marks : 2 * marks] = filters.most.unsqueeze(1)
@@ -271,6 +269,21 @@ def test_a_search_by_digits_finds_what_the_definition_does(twins, mass):
     for cut in (search.prefix, torch.zeros_like(limit)):
         for each in twins.kernels:
             assert _equal(each.mass_from(cut)[numbers], plain.mass_from(cut)[numbers])
+
+
+def test_only_best_scores_that_can_decide_are_weighed(twins):
+    """A token decides nothing if one with a better score comes before it in the order."""
+    plain, triton, numbers = twins.plain, twins.triton, twins.numbers
+    best = plain.best_scores(COUNT)
+    orders = best[:, 1 + COUNT :]
+    decides = torch.zeros_like(orders, dtype=torch.bool)
+    for row, of_row in enumerate(orders.tolist()):
+        for c, order in enumerate(of_row):
+            decides[row, c] = order > 0 and all(order > better for better in of_row[:c])
+    assert torch.equal(plain._orders(best, COUNT), orders * decides)
+    assert 0 < decides[:, 1:].sum() < decides[:, 1:].numel() or plain.logits.shape[1] < 2
+    masses = triton.before(best, twins.thresholds, COUNT)[:, :COUNT]
+    assert not masses[numbers][~decides[numbers]].any()
 
 
 @pytest.mark.parametrize("each", [1, 3])

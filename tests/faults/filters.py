@@ -181,8 +181,8 @@ tpsample/backends/triton_/kernels/order.py
     > test_first_words_are_those_of_the_definition
 tpsample/backends/triton_/kernels/best_scores.py
     kernel: a token comes before itself
-    - mark_of((tl.load(words + marks + c) | tie_bits) + 1)
-    + mark_of(tl.load(words + marks + c) | tie_bits)
+    - mark_of((order | tie_bits) + 1)
+    + mark_of(order | tie_bits)
     > test_a_rejection_decides_what_the_definition_does
     kernel: the best scores of all ranks begin with the first logit of one
     - first = tl.load(of_first, mask=offs < num_sources, other=0)
@@ -194,8 +194,8 @@ tpsample/backends/triton_/kernels/best_scores.py
     - if counts != 0:
     + if counts == 0:
     kernel: the comparison with the least word is turned
-    - kept = tl.load(best + 1 + marks + place) >= least
-    + kept = tl.load(best + 1 + marks + place) <= least
+    - kept = (orders >= least) &
+    + kept = (orders <= least) &
     > test_decided_and_undecided_rows_of_one_step[triton-2-None]
 tpsample/backends/triton_/kernels/sums.py
     the word of the first kept token stands for that of the drawn one

@@ -10,7 +10,9 @@ first words  sends each rank's first k tokens of the order. The first k of these
 rejection    takes the first token in descending score that is in the kept set. Whether a token is
              in it follows from its logit, and from the number and the mass of the tokens before it.
              Exchange 1 gathers each rank's 8 best scores. Exchange 2 sums number and mass over the
-             shards, for the 8 best of all. If none of the 8 is kept, the row is undecided.
+             shards, for those of the 8 best of all that have every better score behind them in the
+             order: a set that keeps another one keeps one of these, too. If none is kept, the row
+             is undecided.
 search       looks for the last kept token (`tpsample.filters.kept_sets`), then takes the best score
              down to it. It decides the undecided rows. Rows with a top_p of what a top_k over 256
              leaves, or one with ties, begin with it, because that top_p is a share of a mass that

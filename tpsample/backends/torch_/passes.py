@@ -381,7 +381,7 @@ class ShardLogits:
 
         Returns:
             int64 [F, 2 C + 1], C = num_samples · count: C masses, C numbers of tokens, and the
-            mass from `least_of_total` on.
+            mass from `least_of_total` on. Those of a best score that decides nothing are 0.
         """
         top = word.value_of(best[:, 0])
         marks = self._marks(best, thresholds, count)
@@ -842,14 +842,21 @@ class ShardLogits:
         return told_logprobs(self.vocab_size, asked, sampled, words, cut, sums)
 
     def _marks(self, best: Tensor, thresholds: Thresholds, count: int) -> Tensor:
-        """Return int64 [F, C]: a token comes before a mark if its order word is greater."""
-        marks = self._orders(best, count)
+        """Return int64 [F, C]: a token comes before a mark if its order word is greater. Nothing
+        comes before that of a token that decides nothing."""
+        orders = self._orders(best, count)
+        marks = orders.masked_fill(orders == 0, ABOVE_ALL)
         # ties="keep": only greater logits come before.
         return torch.where(thresholds.keep_ties.unsqueeze(1) > 0, marks | word.TOKEN_MASK, marks)
 
     def _orders(self, best: Tensor, count: int) -> Tensor:
-        """Return the order words of `merged` best scores, int64 [F, num_samples · count]."""
-        return best[:, 1 + self.noise.num_samples * count :]
+        """Return the order words of `merged` best scores, int64 [F, num_samples · count].
+
+        0 stands for a token that decides nothing: one with a better score comes before it in the
+        order, so a set that keeps it keeps that one, too.
+        """
+        orders = best[:, 1 + self.noise.num_samples * count :].unflatten(1, (-1, count))
+        return (orders * (orders >= orders.cummax(dim=2).values)).flatten(1)
 
 
 def last_tied(cut: Tensor, keep_ties: Tensor) -> Tensor:

@@ -62,7 +62,8 @@ def bound_sums_of_rows(start, stop, part, arguments):
     Args:
         slack: fp32 [F]; see `tpsample.backends.torch_.passes.Rough`.
         top: fp32 [F], largest logits of all ranks.
-        marks: fp32 [F, C], logits. The upper bounds alone have logits that equal a mark.
+        marks: fp32 [F, C], logits; inf is not asked. The upper bounds alone have logits that equal
+            a mark.
         sums: int64 [F, 4, C], zeros: the least masses, the most, the least numbers, the most.
     """
     stored, slack, top, marks, sums = arguments
@@ -83,6 +84,8 @@ def bound_sums_of_rows(start, stop, part, arguments):
             ends = stored.logits[row, base : base + IDS_AT_ONCE]
             weigh_ends(ends, top[row], F32(LOG2_E / heat), mass)
             for c in range(2 * num_marks):
+                if edges[c] == F32(np.inf):
+                    continue
                 of_block, number = reaching(ends, mass, edges[c])
                 masses[c] += F64(of_block)
                 numbers[c] += I64(number)

@@ -107,6 +107,8 @@ def weigh_of_rows(start, stop, part, arguments):
                 continue
             for c in range(num_marks):
                 mark, sum_mass, number = marks[row, c], I64(0), I64(0)
+                if largest < mark:
+                    continue
                 for j in range(len(part)):
                     reaches = words[j] >= mark
                     sum_mass += mass[j] if reaches else I64(0)

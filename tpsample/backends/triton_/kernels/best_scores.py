@@ -31,6 +31,7 @@ from tpsample.backends.triton_.kernels.order import (
     nan_word,
     no_best,
     pop,
+    records,
     token_scores,
     upto,
     value_of,
@@ -213,7 +214,10 @@ def before_kernel(
     COUNT: tl.constexpr,  # a power of two
     BLOCK: tl.constexpr,
 ):
-    """Mass and number of the tokens before each of the best scores. Grid: (F, programs)."""
+    """Mass and number of the tokens before each of the best scores. Grid: (F, programs).
+
+    Those of a score that decides nothing stay zero: a better one has a token before its own.
+    """
     row = tl.program_id(0)
     if is_done(row_done_ptr, row):
         return
@@ -227,10 +231,8 @@ def before_kernel(
     first, last = blocks_of_program(blocks_each, lead, width, BLOCK)
     for sample in range(num_samples):
         words = best + 1 + sample * COUNT
-        there = tl.load(words + tl.arange(0, COUNT)) > 0
-        ends = value_of(tl.load(words + marks + tl.arange(0, COUNT)))
-        lowest = tl.min(tl.where(there, ends, float("inf")), axis=0)
-        number = tl.sum(there.to(tl.int32), axis=0)
+        lowest = tl.load(words + marks)  # of a later one none has so many before it
+        lowest = tl.where(lowest > 0, value_of(lowest), float("inf"))
         for block in range(first, last):
             logits, ids, _, _ = load_nth_block(
                 logits_ptr, stride_logits, vocab_start, lead, width, block, BLOCK, float("nan")
@@ -241,15 +243,18 @@ def before_kernel(
             # Winners are likely tokens: many blocks have none before them.
             largest = tl.max(logits, axis=0)
             if largest >= lowest:
-                for c in range(number):
-                    end = mark_of((tl.load(words + marks + c) | tie_bits) + 1)  # the words before
-                    if largest >= end.at:
+                record = tl.full((), 0, tl.int64)
+                for c in range(COUNT):
+                    order = tl.load(words + marks + c)
+                    end = mark_of((order | tie_bits) + 1)  # the words before
+                    if (order > record) & (largest >= end.at):
                         before, sums = upto(logits, ids, end), out + sample * COUNT + c
                         mass = masses_of_threads(high, low, before)
                         tl.atomic_add(sums, tl.sum(mass, axis=0), sem="relaxed")
                         if counts != 0:
                             numbers = tl.sum(before.to(tl.int32), axis=0).to(tl.int64)
                             tl.atomic_add(sums + marks, numbers, sem="relaxed")
+                    record = tl.maximum(record, order)
     tl.atomic_add(out + 2 * marks, tl.sum(total, axis=0), sem="relaxed")
 
 
@@ -279,7 +284,8 @@ def first_kept_kernel(
     decided = tl.full((), 1, tl.int1)
     for sample in range(num_samples):
         place = sample * COUNT + offs
-        kept = tl.load(best + 1 + marks + place) >= least
+        orders = tl.load(best + 1 + marks + place)
+        kept = (orders >= least) & (orders >= records(orders))
         kept = kept & (tl.load(sums + place) < limit) & (tl.load(sums + marks + place) < most)
         found = tl.max(tl.where(kept, tl.load(best + 1 + place), 0), axis=0)
         decided = decided & ((found > 0) | ~is_number(first))

@@ -314,6 +314,17 @@ def pop(scores, orders):
 
 
 @triton.jit
+def _greater(one, other):
+    return tl.maximum(one, other)
+
+
+@triton.jit
+def records(orders):
+    """The largest of some order words and of those in front of it, each."""
+    return tl.associative_scan(orders, 0, _greater)
+
+
+@triton.jit
 def group_columns(word, inside, vocab_start, lead, GROUP: tl.constexpr):
     """Columns int32 of the group in which a word's token lies, at places `inside` of it."""
     column = ((word & TOKEN_MASK) ^ TOKEN_MASK).to(tl.int32) - vocab_start
