@@ -96,7 +96,7 @@ _FEW = "few rows come here, and the numbers of a row are most of it"
 PASS_REASONS: dict[str, tuple[int, str]] = {
     "group_first": (30, "a maximum that minds NaN, then the lowest id that has it"),
     "group_best": (107, f"{_NOISE}; a NaN and the lowest id of equal scores are minded twice"),
-    "before": (157, f"{_MASS}; the second half is of blocks that have tokens before a mark"),
+    "before": (130, f"{_MASS}; the second half is of blocks that have tokens before a mark"),
     "mass": (100, _MASS),
     "mass and moment": (115, f"{_MASS}, and a moment 13"),
     "digit of masses": (131, f"{_MASS}; blocks without a word of the prefix stop before"),
@@ -107,7 +107,7 @@ PASS_REASONS: dict[str, tuple[int, str]] = {
     "best_kept": (150, f"{_NOISE}; blocks without a kept token stop before"),
     "least_of_mass": (110, f"{_MASS}; {_FEW}"),
     "spread": (80, _FEW),
-    "law_tops": (60, "a maximum that minds NaN and its lowest id, a loop for each of two laws"),
+    "law_tops": (64, "a maximum that minds NaN and its lowest id, a loop for each of two laws"),
     "law_sums": (240, f"{_MASS}, and there are two laws"),
     "residual": (450, f"{_MASS}, of two laws, and {_NOISE}"),
 }

@@ -131,8 +131,11 @@ def test_a_rejection_decides_what_the_definition_does(shard, num_samples):
     at_top_k[:, marks : 2 * marks] = filters.most.unsqueeze(1)
     at_top_p[:, :marks] = mass_limit(sums[:, -1:], filters.share.unsqueeze(1))
     below_top_p = at_top_p - (torch.arange(2 * marks + 1) < marks).long()
+    decides = plain._orders(every, COUNT) > 0
+    dropped = sums.clone()  # but for those that decide nothing
+    dropped[:, :marks] = at_top_p[:, :marks] * decides
     some = []
-    for edge in (at_top_k, at_top_p, below_top_p, sums):
+    for edge in (at_top_k, at_top_p, below_top_p, dropped, sums):
         words, decided = plain.first_kept(every, edge, filters, COUNT)
         triton_words, triton_decided = triton.first_kept(every, edge, filters, COUNT)
         assert _equal(triton_words, words) and _equal(triton_decided, decided)

@@ -4,6 +4,10 @@ from tests.faults.fault import faults
 
 FAULTS = faults(r"""
 tpsample/backends/torch_/passes.py
+    a best score counts only if it is the last of the order
+    - orders >= orders.cummax(dim=2).values
+    + orders >= orders.amax(dim=2, keepdim=True)
+    > test_only_best_scores_that_can_decide_are_weighed
     a filtered row forgets its NaN
     - torch.where(top.isnan().unsqueeze(1), word.KEY_NAN << word.TOKEN_BITS, words)
     + words
@@ -180,6 +184,14 @@ tpsample/backends/triton_/kernels/order.py
     + tl.cumsum(listed.to(tl.int32), axis=0)
     > test_first_words_are_those_of_the_definition
 tpsample/backends/triton_/kernels/best_scores.py
+    kernel: best scores that decide nothing are weighed
+    - if (order > record) & (largest >= end.at):
+    + if (order > 0) & (largest >= end.at):
+    > test_only_best_scores_that_can_decide_are_weighed
+    kernel: best scores that decide nothing are kept
+    - (orders >= least) & (orders >= records(orders))
+    + (orders >= least)
+    > test_a_rejection_decides_what_the_definition_does
     kernel: a token comes before itself
     - mark_of((order | tie_bits) + 1)
     + mark_of(order | tie_bits)
