@@ -320,7 +320,7 @@ def _greater(one, other):
 
 @triton.jit
 def records(orders):
-    """The largest of some order words and of those in front of it, each."""
+    """For each order word the largest of it and all in front of it."""
     return tl.associative_scan(orders, 0, _greater)
 
 
