@@ -40,7 +40,7 @@ WORKERS = {TPSAMPLE: "Adapter", VLLM: "Own"}
 """Of `timed_workers`."""
 OPTION = '{"tpsample": {"screening": "int8"}}'
 """Of --additional-config, with the adapter; all other options are the same."""
-INPUT_TOKENS, OUTPUT_TOKENS, SPREAD = 64, 32, 0.5
+INPUT_TOKENS, OUTPUT_TOKENS, SPREAD = 64, 64, 0.5
 """Lengths are drawn between 1 - SPREAD and 1 + SPREAD times these."""
 PAUSE_S = 1.5
 """Workers of vLLM spin for a second after their last request."""
