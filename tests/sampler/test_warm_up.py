@@ -108,7 +108,7 @@ def _later(sampler: LMHeadSampler, rows: int, batch: Any, positions: Any = 5, **
 
 
 IN_CI: tuple[Kind, ...] = (
-    *("top_p", "top_k, top_p", "epsilon_cutoff", "top_n_sigma"),
+    *("top_p", "top_k, top_p", *OTHER_FILTERS),
     *("logprobs", "penalties", "grammar", "kept sets"),
 )
 each_kind = pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_every_mix_that_the_head_tells_apart_is_warm():
 @pytest.mark.parametrize("kind", ["plain", "top_p", "penalties", "bad words", "kept sets"])
 def test_verification_is_warm(kind, method):
     sampler = small_tiles(LMHeadSampler(_weight(), backend="triton"))
-    warm = _warm(sampler, [kind, "logprobs"], num_drafts=3)
+    warm = _warm(sampler, [kind], num_drafts=3)
     batch = _batch([OTHERS[kind]] * 2, kind=kind, fixed_rounds=True)
     drafts, hidden = torch.zeros(2, 2, dtype=torch.int64), torch.zeros(2, 3, D)
     with listed() as later, filled():

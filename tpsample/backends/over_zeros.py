@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 import torch
@@ -59,6 +60,7 @@ def _verify(room: Room, shard: VocabShard, vocab_size: int, width: int, zero: Te
         room.drafted_rows(drafts[:, 1:], undrawn, zero, vocab_size)
     room.coupled_output(drafts, SampleOutput(zeros, zeros.int(), zeros))
     rows = room.passes(logits, logits, shard.start, vocab_size, noise.temperature, noise)
+    replace(rows, top=noise.temperature).held_from(zeros)  # of kept sets
     for block, dtype in product((False, True), (None, *LAWS)):
         draft = None if dtype is None else logits[None, 1:].to(dtype)
         its = room.verification(rows, draft, drafts, drafts.int(), zero, zero, block)
