@@ -59,7 +59,7 @@ def _sample_grid(cases: list[tuple[Rows, torch.Tensor]]) -> list[str]:
 def grid_cases(request) -> list[tuple[Rows, torch.Tensor]]:
     """All kinds × the grid; a block of masked ids; all ids of two of four shards masked.
 
-    In 21 turns every filter meets every temperature and both ways of ties.
+    Each turn draws other temperatures, ties and filters beside top_k, top_p and min_p.
     """
     params = grid(request.param)
     cases = [

@@ -5,6 +5,7 @@ Seeds are fixed, so every run gives the same verdict; the level was set before t
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from tests.support.chain import (
     total_variation,
 )
 from tests.support.distribution import chi_squared
+from tests.support.fields import OTHER_FILTERS, one_with
 from tests.support.tiers import long
 from tpsample import SamplingBatch, SamplingParams
 from tpsample import reference as plain_reference
@@ -61,13 +63,18 @@ def test_the_emitted_law_is_the_targets(vocab_size, count, num_drafts, kind, met
         assert 0 < rate < 1
 
 
+FILTERED: list[dict[str, Any]] = [
+    *({"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.7}),
+    {"top_k": 9, "top_p": 0.5, "min_p": 0.4, "filter_order": "min_p_last"},
+    *one_with(OTHER_FILTERS),
+]
+
+
 def test_the_filtered_law_is_renormalised():
-    """top_k, top_p and min_p at every position: what is emitted follows the kept set's softmax."""
-    requests = [{"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.7}]
-    requests.append({"top_k": 9, "top_p": 0.5, "min_p": 0.4, "filter_order": "min_p_last"})
+    """Filters at every position: what is emitted follows the kept set's softmax."""
     logits = torch.randn(16, generator=torch.Generator().manual_seed(4))
     drafts = torch.randint(0, 16, (4000, 1), generator=torch.Generator().manual_seed(5))
-    for request in requests:
+    for request in FILTERED:
         params = [SamplingParams(seed=seed, temperature=1.4, **request) for seed in range(4000)]
         batch = SamplingBatch.from_params(params, vocab_size=16)
         kept = plain_reference.kept_mask(logits.expand(4000, -1), batch)[0]

@@ -7,6 +7,7 @@ one of them lacks.
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -80,13 +81,12 @@ def one_with(names: Iterable[str]) -> list[dict[str, Any]]:
     return [{name: VALUES[name][0], **BESIDE.get(name, {})} for name in names]
 
 
-def in_turns(requests: Sequence[dict[str, Any]], turn: int = 0) -> list[dict[str, Any]]:
-    """Return the requests, a third of them with each rule of `OTHER_FILTERS`, whose values take
-    turns. The turns begin with `turn`."""
+def with_others(requests: Sequence[dict[str, Any]], pick: random.Random) -> list[dict[str, Any]]:
+    """Return the requests, some of them with rules of `OTHER_FILTERS`, whose values take turns."""
     found = [dict(request) for request in requests]
-    for number, name in enumerate(OTHER_FILTERS):
+    for name in OTHER_FILTERS:
         values = itertools.cycle(VALUES[name])
-        for i, request in enumerate(found):
-            if (i + turn + number) % 3 == 0:
+        for request in found:
+            if pick.random() < 0.3:
                 request[name] = next(values)
     return found

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from tests.support.cases import own_shard
-from tests.support.fields import in_turns
+from tests.support.fields import with_others
 from tpsample import (
     LMHeadSampler,
     Logprobs,
@@ -48,8 +49,8 @@ def kinds_of_logits() -> dict[str, torch.Tensor]:
 
 
 def filter_requests(turn: int = 0) -> list[dict[str, Any]]:
-    """Every top_k × top_p × min_p, in every order of the filters that can matter to them. The other
-    filters take turns, which begin with `turn`."""
+    """Every top_k × top_p × min_p, in every order of the filters that can matter to them, some with
+    other filters: another `turn` has others."""
     requests = []
     for top_k, top_p, min_p in itertools.product(TOP_K, TOP_P, MIN_P):
         orders = ["sequential"]
@@ -59,18 +60,18 @@ def filter_requests(turn: int = 0) -> list[dict[str, Any]]:
             orders.append("min_p_last")
         for order in orders:
             requests.append({"top_k": top_k, "top_p": top_p, "min_p": min_p, "filter_order": order})
-    return in_turns(requests, turn)
+    return with_others(requests, random.Random(turn))
 
 
 def grid(turn: int = 0) -> list[SamplingParams]:
-    """The `filter_requests`; temperature and ties take turns, which begin with `turn`."""
-    params = []
+    """The `filter_requests`, with temperatures and ties that each `turn` draws anew."""
+    params, pick = [], random.Random(turn)
     for i, request in enumerate(filter_requests(turn)):
         params.append(
             SamplingParams(
-                temperature=TEMPERATURES[(i + turn) % len(TEMPERATURES)],
+                temperature=pick.choice(TEMPERATURES),
                 **request,
-                ties=("exact", "keep", "exact")[(i + turn) % 3],
+                ties=pick.choice(("exact", "keep", "exact")),
                 seed=900 + i,
             )
         )

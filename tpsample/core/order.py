@@ -3,15 +3,13 @@
     order   logit descending, then token id ascending: descending `order_words`
     mass    q_v = rint(2^40 · e^((x_v - max x) / T))    see `tpsample.core.masses`
     min_p   keep v iff x_v >= max x + T · ln(min_p)     float64, rounded up to fp32
-    top_n_sigma     keep v iff x_v >= max x - n · σ     likewise; see `tpsample.core.spread`
-    epsilon_cutoff  keep down to the last v with q_v >= min(rint(ε · Q), 2^40), Q = Σ q
     top_k   keep the first k; ties="keep" also what equals the k-th logit
     top_p   keep v iff the mass before v < ceil(top_p · Z); ties="keep" also what equals the logit
             of the last one, because then only greater logits count as before v
 
-Each rule keeps a prefix of the order, so the kept set is the shortest of them. The order in which
-the rules apply changes only the mass Z that top_p takes a share of (`filter_order`); top_n_sigma
-and epsilon_cutoff come before the others in every order:
+Each rule keeps a prefix of the order, so the kept set is the shortest of them. So do the rules that
+`tpsample.core.rules` has beside these, which come before all of them. The order in which the rules
+apply changes only the mass Z that top_p takes a share of (`filter_order`):
 
     sequential   min_p, then top_k, then top_p      Z is the mass of what both left
     joint        min_p, then top_k beside top_p     Z is the mass of what min_p left

@@ -11,8 +11,8 @@ the mass of the tokens that the rules before it leave.
 
 Fields, ranges, columns on the device, digests, what a step needs and launches, the kinds of a
 warm-up, and the table of the rules in `tpsample/README.md` follow from the descriptions. The passes
-of the backends know no rule. A new rule with an `end` is added to `RULES`, to `FILTER_ORDERS` and
-to the fields of `SamplingParams`.
+of the backends know no rule. A new rule with an `end` is added to `RULES` and to the fields of
+`SamplingParams`, and its operations to `tpsample/MASSES.md`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,6 @@ from tpsample.core.masses import TOP_MASS
 from tpsample.core.order import LARGEST
 
 FilterOrder = Literal["sequential", "joint", "min_p_last"]
-
-FILTER_ORDERS: dict[FilterOrder, tuple[str, ...]] = {
-    "sequential": ("top_n_sigma", "epsilon_cutoff", "min_p", "top_k", "top_p"),
-    "joint": ("top_n_sigma", "epsilon_cutoff", "min_p", "top_p", "top_k"),
-    "min_p_last": ("top_n_sigma", "epsilon_cutoff", "top_k", "top_p", "min_p"),
-}
-"""The rules of each `filter_order`, the first one first."""
 
 
 class FilteredRows(Protocol):
@@ -195,8 +188,15 @@ ENDING = tuple(rule for rule in RULES if rule.end is not None)
 """The rules that end at an order word."""
 
 
+BEHIND_TOP_P: dict[FilterOrder, tuple[Rule, ...]] = {
+    "sequential": (),
+    "joint": (TOP_K,),
+    "min_p_last": (MIN_P,),
+}
+"""By `filter_order`, the rules behind top_p. The others stand before it, top_k as the last."""
+
+
 def behind_top_p(filter_order: FilterOrder) -> tuple[bool, ...]:
     """Return whether top_k, and each rule of `ENDING`, stands behind top_p."""
-    order = FILTER_ORDERS[filter_order]
-    names = (TOP_K.name, *(rule.name for rule in ENDING))
-    return tuple(order.index(name) > order.index(TOP_P.name) for name in names)
+    behind = BEHIND_TOP_P[filter_order]
+    return tuple(rule in behind for rule in (TOP_K, *ENDING))

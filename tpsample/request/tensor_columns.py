@@ -130,7 +130,7 @@ def _warn(rule: Rule, column: Tensor, its: Tensor) -> None:
         row = int(wrong[0])
         warnings.warn(
             f"{rule.name}: expected {rule.expected}, got {float(column[row]):.9g} in row {row}, "
-            f"which counts as {float(its[row]):.9g}; write a number in range",
+            f"which counts as {float(its[row]):.17g}; write a number in range",
             stacklevel=6,
         )
 
