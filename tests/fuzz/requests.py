@@ -50,6 +50,7 @@ THEMES = {
     "few": Theme(ALL_KINDS, most_rows=3),
     "top words": Theme(("top_k", "top_k top_p"), controlled=0.1, most_rows=3),
     "thresholds": Theme(("threshold", "threshold", "plain"), controlled=0.1, most_rows=4),
+    "rules": Theme(("rule", "rule", "plain"), controlled=0.1, most_rows=4),
     "masks": Theme(ALL_KINDS, controlled=0.0, changes=(0, 0, 1), verified=0.6, drafts=(2,)),
     "texts": Theme(ALL_KINDS, controlled=0.9, told=0.7, verified=0.5, most_ids=12),
     "controls": Theme(ALL_KINDS, controlled=0.9, told=0.7, changes=(1, 2)),
@@ -95,6 +96,9 @@ def _request(pick: random.Random, size: int, theme: Theme) -> dict[str, Any]:
         found["top_p"] = pick.choice([1.0, 1e-9, 0.1, 0.5, 0.9, 0.999])
         found["min_p"] = pick.choice([0.0, 0.0, 0.01, 0.5, 1.0])
         found |= {name: pick.choice(VALUES[name]) for name in OTHER_FILTERS if pick.random() < 0.3}
+    elif kind == "rule":  # which top_k and top_p would mostly hide
+        found["temperature"] = pick.choice([0.6, 1.0, 3.0, 50.0])
+        found |= {name: pick.choice(VALUES[name]) for name in OTHER_FILTERS if pick.random() < 0.5}
     if kind in ("wide", "filtered"):
         found["ties"] = pick.choice(["exact", "keep"])
         found["filter_order"] = pick.choice(["sequential", "joint", "min_p_last"])

@@ -22,6 +22,7 @@ from tests.support.rows import bitmask_of
 from tests.support.same_rows import assert_same_rows
 from tests.support.slots import WEIGHT, D, V, sampler_of
 from tpsample import RankMismatch, SamplingBatch, SamplingParams, reference, sample_draft, verify
+from tpsample.core.rules import RULES, TOP_K
 
 ROWS = 8
 ORDERS: Any = ("sequential", "joint", "min_p_last")
@@ -126,6 +127,16 @@ def test_every_other_rule_may_be_a_tensor(name, known):
     plain = SamplingBatch.from_params(requests(its), vocab_size=V)
     expected = sampler(hidden_states, plain, 9).token_ids
     assert_same_rows(sampler(hidden_states, batch, 9).token_ids, expected, plain.requests)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_number_means_itself_and_one_beyond_the_range_one_within_it(rule):
+    values = [rule.off, rule.example, *VALUES[rule.name]]
+    expected = [rule.read(each, V) if rule is TOP_K else each for each in values]
+    assert rule.meant(torch.tensor(values, dtype=torch.float64), V).tolist() == expected
+    beyond = torch.tensor([-torch.inf, -1e30, -1e-30, 1e30, torch.inf], dtype=torch.float64)
+    found = rule.meant(beyond.clamp(-(2.0**31), 2.0**31) if rule is TOP_K else beyond, V).tolist()
+    assert all(map(rule.valid, found)), found
 
 
 def test_an_unknown_rule_is_named():
