@@ -270,8 +270,8 @@ tpsample/core/rules.py
     + (0.0 * rows.total_mass() + TOP_MASS * epsilon)
     > test_a_mass_one_unit_below_epsilon_goes[torch]
     top_p takes a share of what min_p leaves though it comes last
-    - return tuple(order.index(name) > order.index(TOP_P.name) for name in names)
-    + return tuple(name == "top_k" and filter_order == "joint" for name in names)
+    - "min_p_last": (MIN_P,),
+    + "min_p_last": (),
     > test_the_kept_set_is_the_oracles
 tpsample/filters/thresholds.py
     a rule behind top_p is taken off its total
