@@ -7,9 +7,9 @@
     top_p   keep v iff the mass before v < ceil(top_p · Z); ties="keep" also what equals the logit
             of the last one, because then only greater logits count as before v
 
-Each rule keeps a prefix of the order, so the kept set is the shortest of them. So do the rules that
-`tpsample.core.rules` has beside these, which come before all of them. The order in which the rules
-apply changes only the mass Z that top_p takes a share of (`filter_order`):
+Each rule keeps a prefix of the order, so the kept set is the shortest of them. The other rules of
+`tpsample.core.rules` keep prefixes, too, and apply before these. The order in which the rules apply
+changes only the mass Z that top_p takes a share of (`filter_order`):
 
     sequential   min_p, then top_k, then top_p      Z is the mass of what both left
     joint        min_p, then top_k beside top_p     Z is the mass of what min_p left

@@ -739,9 +739,12 @@ class ShardLogits:
         return torch.cat([self.best_kept(cut), self.of_undone(self.held_from(cut))], dim=1)
 
     def mass_from(self, cut: Tensor) -> Tensor:
-        """Return int64 [F], Σ q of the tokens whose order word is >= a cut, int64 [F].
+        """Return the mass of the tokens of each row down to a cut, Σ q, int64 [F].
 
-        Where nothing is a number, or all is masked, it means nothing.
+        Where no logit is a number, or all are masked, it means nothing.
+
+        Args:
+            cut: int64 [F]; tokens count whose order word is >= it.
         """
         mass = torch.zeros_like(cut)
         for first_id, logits in self.tiles():
@@ -750,12 +753,12 @@ class ShardLogits:
         return mass
 
     def held_from(self, cut: Tensor) -> Tensor:
-        """Return int64 [F, 2], `mass_from` and the number of these tokens."""
+        """Return the mass of the tokens down to a cut and their number, int64 [F, 2]."""
         return torch.stack([self.mass_from(cut), self.count_from(cut.unsqueeze(1))[:, 0]], dim=1)
 
     def moment_from(self, cut: Tensor) -> Tensor:
-        """Return int64 [F, 2], `mass_from` and Σ m of these tokens, from which the entropy
-        follows."""
+        """Return Σ q and Σ m of the tokens down to a cut, int64 [F, 2]: the entropy follows from
+        them."""
         its = self.largest.unsqueeze(1), self.temperature.unsqueeze(1)
         sums = cut.new_zeros(len(cut), 2)
         for first_id, logits in self.tiles():
@@ -842,8 +845,10 @@ class ShardLogits:
         return told_logprobs(self.vocab_size, asked, sampled, words, cut, sums)
 
     def _marks(self, best: Tensor, thresholds: Thresholds, count: int) -> Tensor:
-        """Return int64 [F, C]: a token comes before a mark if its order word is greater. Nothing
-        comes before that of a token that decides nothing."""
+        """Return int64 [F, C]: a token comes before a mark if its order word is greater.
+
+        The mark of a token that decides nothing is above all words, so that nothing is weighed.
+        """
         orders = self._orders(best, count)
         marks = orders.masked_fill(orders == 0, ABOVE_ALL)
         # ties="keep": only greater logits come before.

@@ -88,8 +88,9 @@ class KnownLaunches:
             return
         assert arguments.keys() <= {*self._kernel.arg_names, *OPTIONS}
         compiled = self._kernel[grid](**arguments)
-        if not isinstance(compiled, CompiledKernel):  # one that is still compiled, or that a hook
-            return  # kept from being launched
+        # Triton returns something else while another thread compiles, and None if a hook said so.
+        if not isinstance(compiled, CompiledKernel):
+            return
         if len(self._binaries) >= MOST_KNOWN:  # two threads may pass it together
             self._binaries.clear()
         self._binaries[kind] = compiled[(*grid, 1, 1)[:3]]

@@ -216,7 +216,7 @@ def before_kernel(
 ):
     """Mass and number of the tokens before each of the best scores. Grid: (F, programs).
 
-    Those of a score that decides nothing stay zero: a better one has a token before its own.
+    They stay zero for a score that decides nothing, because a better one's token comes earlier.
     """
     row = tl.program_id(0)
     if is_done(row_done_ptr, row):
@@ -231,7 +231,8 @@ def before_kernel(
     first, last = blocks_of_program(blocks_each, lead, width, BLOCK)
     for sample in range(num_samples):
         words = best + 1 + sample * COUNT
-        lowest = tl.load(words + marks)  # of a later one none has so many before it
+        # Of the best scores that are weighed, the first has the last token in the order.
+        lowest = tl.load(words + marks)
         lowest = tl.where(lowest > 0, value_of(lowest), float("inf"))
         for block in range(first, last):
             logits, ids, _, _ = load_nth_block(
