@@ -14,7 +14,7 @@ from tpsample import compiled
 from tpsample.agreement.arguments import BackendName, ExchangeName, ScreeningName, refuse_unknown
 from tpsample.agreement.construction import agree
 from tpsample.agreement.step_checks import MISSING
-from tpsample.backends.over_zeros import verify_over_zeros
+from tpsample.backends.over_zeros import list_over_zeros, verify_over_zeros
 from tpsample.backends.triton_.tile_table import tile_ends
 from tpsample.core.handles import handle_of
 from tpsample.core.sealed import Sealed
@@ -355,8 +355,11 @@ class LMHeadSampler(Sealed):
                         zeros = self.weight.new_zeros(num_rows, self.weight.shape[1])
                         next_ids = torch.zeros(num_rows, dtype=torch.int64, device=device)
                         self.prompt_logprobs(zeros, next_ids, top=1)
+            of_shard = self.backend, self.shard, self.vocab_size
+            if "top_p" in kinds and compiled:
+                list_over_zeros(*of_shard, self.ranks.world_size, device)
             if num_drafts and compiled:
-                verify_over_zeros(self.backend, self.shard, self.vocab_size, num_drafts, device)
+                verify_over_zeros(*of_shard, num_drafts, device)
         self.agreement.watch_states()
 
     def _step_over_zeros(self, batch: StepBatch | BatchView, num_samples: int | None) -> None:

@@ -25,7 +25,10 @@ import torch
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
+from tpsample.backends.over_zeros import list_over_zeros
 from tpsample.backends.triton_.passes import TritonShardLogits
+from tpsample.core.order import ABOVE_ALL
+from tpsample.core.vocab_shard import VocabShard
 
 _INT32 = range(-(2**31), 2**31)
 
@@ -140,14 +143,25 @@ def searched() -> Iterator[None]:
     """Every row with filters is searched, because a step that did not run decides none.
 
     Steps that run search the rows that their best scores leave undecided, which nothing foretells.
+    Nor does anything say how many tokens a row keeps, so what follows of few is launched, too.
     """
-    first_kept = TritonShardLogits.first_kept
+    first_kept, list_end = TritonShardLogits.first_kept, TritonShardLogits.list_end
+    few: set[torch.device] = set()
 
     def undecided(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
         words, decided = first_kept(*arguments)
         return words, torch.zeros_like(decided)
 
-    with patch.object(TritonShardLogits, "first_kept", undecided):
+    def too_many(rows: TritonShardLogits, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        if rows.logits.device not in few:
+            few.add(rows.logits.device)
+            shard = VocabShard(rows.first_id, rows.first_id + rows.logits.shape[1])
+            list_over_zeros("triton", shard, rows.vocab_size, 1, rows.logits.device)
+        cut, room = list_end(rows, *arguments)
+        return cut, torch.full_like(room, ABOVE_ALL)
+
+    each = {"first_kept": undecided, "list_end": too_many}
+    with patch.multiple(TritonShardLogits, **each):
         yield
 
 

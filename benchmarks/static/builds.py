@@ -27,6 +27,7 @@ from benchmarks.lab.virtual_ranks import VirtualWorld
 from benchmarks.static.aot import GPUS
 from tpsample import LMHeadSampler, SamplingBatch, sample_draft, verify
 from tpsample.agreement import construction
+from tpsample.backends.over_zeros import list_over_zeros
 from tpsample.backends.triton_ import passes
 from tpsample.backends.triton_.screen_launches import MAX_SLOTS, SCREEN_TILES
 from tpsample.backends.triton_.tile_table import (
@@ -276,6 +277,8 @@ def launches(
                 bits = torch.full((batch.rows * width, -(-vocab_size // 32)), -1, dtype=torch.int32)
                 batch.grammar_bitmask, batch.forced_token_ids = bits, bits[:, 0].long()
             world.run([partial(step, sampler, batch) for sampler in samplers])
+        if each and "top_p" in kinds:
+            list_over_zeros("triton", samplers[0].shard, vocab_size, len(samplers), world.device)
     return list(dict.fromkeys(_general(launch) for launch in found))
 
 

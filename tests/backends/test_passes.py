@@ -9,7 +9,7 @@ import torch
 
 from tests.support.filtered import Rows, V, grid, kinds_of_logits
 from tests.support.tiers import long
-from tpsample import SampleOutput, SamplingParams, Status
+from tpsample import SampleOutput, SamplingBatch, SamplingParams, Status
 from tpsample.backends.numba_.passes import NativeShardLogits
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.backends.triton_ import passes
@@ -490,6 +490,52 @@ def test_the_last_cut_of_several(twins):
                 for rows in twins.kernels:
                     assert _equal(rows.last_cut(cut, share=share, **its), expected)
     assert (expected == ABOVE_ALL)[~twins.numbers].all() or not len(plain.logits[0])
+
+
+@pytest.mark.parametrize("number", [1, 20])
+def test_a_list_ends_below_what_top_p_keeps(twins, number):
+    """Its bound is one of the words of two ranks that hold the same."""
+    plain, bins = twins.plain, 2 * twins.plain.bins(mass=True)
+    total, bounded = bins.sum(dim=1), torch.zeros(len(bins), dtype=torch.bool)
+    if not plain.logits.shape[1]:
+        return
+    for share in (1e-9, 0.1, 0.5, 0.9, 0.99, 1 - 1e-9, 1.0):
+        shares = torch.full((len(bins),), share, dtype=torch.float64)
+        end, room = plain.list_end(bins, total, shares, number)
+        for rows in twins.kernels:
+            assert all(map(_equal, rows.list_end(bins, total, shares, number), (end, room)))
+        listed = plain.count_from(end.unsqueeze(1))[:, 0]
+        few = (room < ABOVE_ALL) & twins.numbers
+        assert (2 * listed <= room)[few].all() and (2 * listed >= number)[few].all()
+        limit, kept = mass_limit(total, shares), 2 * plain.mass_from(end)
+        assert (kept >= limit.minimum(total))[few].all()
+        assert (listed[~twins.numbers] >= 1).all() and (room[~twins.numbers] == 1).all()
+        bounded |= few
+    assert bounded.any() and not (room < ABOVE_ALL)[twins.numbers].any(), "a share of 1 keeps all"
+
+
+@pytest.mark.parametrize("top", [0, 5])
+def test_sums_of_logprobs_from_first_words(twins, top):
+    """They are those of all logits, if the first words hold the kept set."""
+    plain, count = twins.plain, min(300, twins.logits.shape[1])
+    if not count:
+        return
+    first, rows = plain.first_words(count), len(plain.logits)
+    drawn = first[:, [0, count // 3, count - 1]]
+    drawn[1] = 0  # of a row without a token
+    requests = [SamplingParams(logprobs=top, logprobs_mode="processed_logits", seed=1)] * rows
+    asked = SamplingBatch.from_params(requests, vocab_size=plain.vocab_size).plan.logprobs
+    cut = first[torch.arange(rows), torch.arange(rows) * 41 % count]
+    words, sums = plain.weighed_words(asked, first, drawn, cut)
+    marks = words.marks.maximum(cut.unsqueeze(1))
+    expected = replace(plain, top=words.top).weigh(cut, marks)
+    assert _equal(sums[twins.numbers], expected[twins.numbers])
+    for own in twins.kernels:
+        its, found = own.weighed_words(asked, first, drawn, cut)
+        assert _equal(found[twins.numbers], sums[twins.numbers])
+        assert _equal(its.first, words.first) and _equal(its.own, words.own)
+        assert _equal(its.temperature, words.temperature)
+        assert _equal(its.top.nan_to_num(), words.top.nan_to_num())
 
 
 @pytest.mark.parametrize("mass", [False, True])

@@ -1,6 +1,7 @@
 """gloo ranks: bitwise the oracle's tokens, whatever the ranks, shards, chunks and exchange."""
 
 import itertools
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -100,7 +101,8 @@ def test_bytes_sent():
     assert run_ranks(4, _bytes_sent, "collective", 1) == [2 * 3 * 8 * 256 // 4] * 4
 
 
-MESSAGES = {
+PROCESSED = {"logprobs_mode": "processed_logprobs"}
+MESSAGES: dict[str, tuple[dict[str, Any], int, int]] = {
     "plain": ({}, 6, 1),
     "top_k": ({"top_k": 50, "top_p": 0.9}, 6, 1),
     "top_k of many rows": ({"top_k": 256}, 65, 2),
@@ -109,6 +111,8 @@ MESSAGES = {
     "logprobs of samples": ({"logprobs": 3}, 6, 2),
     "logprobs of greedy rows": ({"logprobs": 0, "temperature": 0.0}, 6, 2),
     "logprobs of top_k": ({"logprobs": 3, "top_k": 50}, 6, 2),
+    "processed logprobs of top_p": ({"top_p": 0.9, "logprobs": 3, **PROCESSED}, 1, 3),
+    "processed logprobs of many rows": ({"top_p": 0.9, "logprobs": 3, **PROCESSED}, 6, 4),
     "logprobs of an id": ({"logprobs": 3, "logprob_token_ids": [7], "top_k": 50}, 6, 3),
 }
 """Requests, how many rows ask them, and messages to every peer."""

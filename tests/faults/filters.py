@@ -297,21 +297,62 @@ tpsample/backends/triton_/kernels/masses.py
     > test_every_backend_finds_the_bits_of_the_page[_triton]
 tpsample/filters/finish.py
     logprobs before penalties are of words behind them
-    - same = asked.row_list == filters.row_list and rows.logits is rows.raw
-    + same = asked.row_list == filters.row_list
+    - elif among is not None and rows.logits is rows.raw:
+    + elif among is not None:
     > test_words_that_decided_the_rows_serve_their_logprobs
     logprobs of some rows are of others' words
-    - same = asked.row_list == filters.row_list and rows.logits is rows.raw
-    + same = rows.logits is rows.raw
+    - return asked.row_list == filters.row_list and asked.top <= first.shape[1]
+    + return asked.top <= first.shape[1]
     > test_a_row_without_filters_has_logprobs_of_its_own
     chosen ids are not looked up where first words decide
     - if first is None or cut.drawn is None or asked.chosen.shape[1]:
     + if first is None or cut.drawn is None:
     > test_words_that_decided_the_rows_serve_their_logprobs
     fewer of the most likely tokens are reported than were asked for
-    - return same and asked.top <= first.shape[1]
-    + return same
+    - return asked.row_list == filters.row_list and asked.top <= first.shape[1]
+    + return asked.row_list == filters.row_list
     > test_words_that_decided_the_rows_serve_their_logprobs
+    raw logprobs are those of the kept set
+    - of_sets = asked.asks is None and all(asked.processed_list)
+    + of_sets = asked.asks is None
+    > test_a_list_says_what_a_search_does[50-1-raw]
+    rows that the first words decide are taken for random ones
+    - if among is not None and among.none_greedy and of_sets:
+    + if among is not None and of_sets:
+    > test_processed_logprobs_of_rows_made_greedy_are_of_all_ids
+tpsample/filters/kept_sets.py
+    a list takes its total for that of its own words
+    - words, found = _of_first(rows, first, its._replace(total=masses.total))
+    + words, found = _of_first(rows, first, its)
+    > test_a_list_says_what_a_search_does[None-1-top_p]
+    > test_a_list_says_what_a_search_does[50-1-top_p]
+    rows with ties at the end go by lists
+    - ties = any(kind.keep_ties for kind in filters.kinds)
+    + ties = False
+    > test_a_list_says_what_a_search_does[50-1-ties]
+    a list has no more words than the top_p keeps
+    - cut, room = rows.list_end(masses.bins, masses.total, its.share, number)
+    + cut, room = rows.list_end(masses.bins, masses.total, its.share, 1)
+    > test_a_list_says_what_a_search_does[None-1-with min_p]
+tpsample/backends/torch_/passes.py
+    a list ends one bin too early
+    - cut = self.least_word((end + (1 + BIN_MARGIN)).double() / -BINS_PER_Y, self.temperature)
+    + cut = self.least_word((end + BIN_MARGIN).double() / -BINS_PER_Y, self.temperature)
+    > test_a_list_ends_below_what_top_p_keeps
+    a list of a greedy row is bounded by its top_p
+    - bounded = (end + 1 < COUNTED_BINS) & self.noise.random.squeeze(1)
+    + bounded = end + 1 < COUNTED_BINS
+    > test_a_list_ends_below_what_top_p_keeps
+tpsample/backends/triton_/kernels/cuts.py
+    kernel: the bound of a list leaves out the bin that rounding reaches
+    - room = tl.sum(tl.where(offs <= end + 1, most, 0), axis=0)
+    + room = tl.sum(tl.where(offs <= end, most, 0), axis=0)
+    > test_a_list_ends_below_what_top_p_keeps
+tpsample/backends/triton_/kernels/logprobs.py
+    kernel: ranks of logprobs count words outside of the kept set
+    - reached = kept & (words >= (mark & ~TOKEN_MASK))
+    + reached = words >= (mark & ~TOKEN_MASK)
+    > test_sums_of_logprobs_from_first_words
 tpsample/filters/by_cuts.py
     a greedy row is taken for one that keeps all ids
     - partial &= rows.noise.random.squeeze(1)

@@ -85,13 +85,14 @@ def test_words_that_decided_the_rows_serve_their_logprobs(fields, gathers, backe
 
 @pytest.mark.parametrize("backend", ["torch", "numba"])
 @pytest.mark.parametrize("order", ["sequential", "joint"])
-def test_a_row_without_filters_has_logprobs_of_its_own(backend, order):
+@pytest.mark.parametrize("kept_cap", [None, 50])
+def test_a_row_without_filters_has_logprobs_of_its_own(backend, order, kept_cap):
     """Filtered rows stand among others that ask, and some of them do not."""
     asks, both = {"logprobs": 2}, {"top_p": 0.9, "filter_order": order}
     fields = [{"top_k": 5, **both, **asks}, asks, {"top_k": 4, **both}, {"top_k": 3, **asks}]
     params = [SamplingParams(seed=seed, **its) for seed, its in enumerate(fields)]
     for chosen in (params, [params[0], params[2]], [params[2], params[3]], [params[0], params[3]]):
-        rows = Rows([KINDS["normal"]], chosen)
+        rows = Rows([KINDS["normal"]], chosen, kept_cap=kept_cap)
         assert_same(rows.step(backend=backend), rows.oracle())
 
 

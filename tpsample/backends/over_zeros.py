@@ -1,4 +1,4 @@
-"""Verifications by ratio and drafts over zeros, so that later ones compile nothing."""
+"""What steps over zeros do not launch: lists of few tokens, verifications by ratio, and drafts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,41 @@ from torch import Tensor
 from tpsample.backends import room_of
 from tpsample.backends.torch_.room import Room
 from tpsample.core.acceptance import DOMAIN_DRAFT
+from tpsample.core.order import BINS
 from tpsample.core.row_noise import RowNoise
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.noise import DOMAIN_TOKEN
 from tpsample.output import SampleOutput
+from tpsample.request.batch import SamplingBatch
+from tpsample.request.params import SamplingParams
+from tpsample.request.row_filter import LOWEST, MAX_TOP_WORDS
 
 LAWS = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes of a drafter's logits."""
+
+
+def list_over_zeros(
+    backend: str, shard: VocabShard, vocab_size: int, num_ranks: int, device: torch.device
+) -> None:
+    """Launch what a step launches where a list has what its rows keep. Of equal logits none has."""
+    request = SamplingParams(seed=0, top_p=0.9, logprobs=1, logprobs_mode="processed_logprobs")
+    batch = SamplingBatch.from_params([request], vocab_size=vocab_size, device=device)
+    filters, asked = batch.plan.filters, batch.plan.logprobs
+    assert filters is not None and asked is not None
+    lowest = filters.column(LOWEST)
+    its = filters.thresholds(lowest, lowest)._replace(total=lowest)
+    logits, noise = (
+        torch.zeros(1, len(shard), device=device),
+        RowNoise(batch.temperature, batch.seed, lowest, 1),
+    )
+    given = logits, logits, shard.start, vocab_size, noise.temperature, noise
+    rows = room_of(backend).passes(*given, top=noise.temperature)
+    rows.list_end(lowest.new_zeros(1, BINS), lowest, its.share, 1)
+    for count in (1, MAX_TOP_WORDS + 1):
+        words = rows.words_from(lowest, count)
+        first = rows.first_of(words.expand(num_ranks, 1, count), count)
+        found = rows.set_of_first(first, its)
+        rows.weighed_words(asked, first, found.drawn, found.cut)
 
 
 def verify_over_zeros(

@@ -26,11 +26,13 @@ transformers, llama.cpp, TensorRT-LLM and SGLang. FlashInfer keeps ties, of top_
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from tpsample.core import word
+from tpsample.core.masses import TOP_MASS
 
 DIGIT_BITS = 9
 DIGITS = 1 << DIGIT_BITS
@@ -39,6 +41,11 @@ BIN_BITS = 9
 BINS = 1 << BIN_BITS
 BINS_PER_Y = BINS / 32
 """Steps of y = (x - max x) / T that a search looks at before it looks at words."""
+COUNTED_BINS = 400
+"""Tokens of the bins before this one have at least 14 units of mass. So the mass of such a bin
+bounds how many tokens it has."""
+BIN_MARGIN = 1 / 64
+"""Of a bin, more than rounding moves a token: `bins_of` is off by 2^-13 at the most."""
 
 LARGEST = torch.finfo(torch.float32).max
 ABOVE_ALL = 1 << word.EPOCH_SHIFT
@@ -92,6 +99,21 @@ def bins_of(logits: Tensor, top: Tensor, temperature: Tensor) -> Tensor:
     steps = (top.unsqueeze(1) - logits) * per_logit
     steps = torch.where(logits < top.unsqueeze(1), steps, 0.0)
     return torch.where(steps < BINS - 1, steps, BINS - 1).to(torch.int64)
+
+
+@cache
+def tokens_per_mass(device: torch.device) -> Tensor:
+    """Return fp32 [2, BINS]: at least and at most so many tokens has a bin per unit of its mass.
+
+    A token of bin i has a mass from 2^40 · e^(-(i + 1) / 16) to 2^40 · e^(-i / 16), but for half a
+    unit and for 2^-10 of it, which is more than all roundings. From `COUNTED_BINS` on both are 0.
+    """
+    y = torch.arange(BINS + 1, dtype=torch.float64, device="cpu") / BINS_PER_Y
+    edges = TOP_MASS * torch.exp(-y)
+    most, least = edges[:-1] * (1 + 2**-10) + 0.5, edges[1:] * (1 - 2**-10) - 0.5
+    per_mass = 1 / torch.stack([most, least])
+    per_mass[:, COUNTED_BINS:] = 0
+    return per_mass.float().to(device)
 
 
 def least_logit(top: Tensor, temperature: Tensor, y: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from tpsample.backends.torch_.passes import ShardLogits
-from tpsample.filters.kept_sets import Cut, cut_of_first, find_cut
+from tpsample.filters.kept_sets import Cut, cut_of_first, search
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.filters import RowFilters
 
@@ -23,6 +23,7 @@ def sample_by_cuts(
     ranks: Ranks,
     *,
     sets: bool,
+    number: int = 1,
     may_read: bool = True,
     gathered: Tensor | None = None,
 ) -> tuple[Tensor, Cut]:
@@ -31,6 +32,7 @@ def sample_by_cuts(
     Args:
         sets: whether the sets are wanted: the kept tokens are then counted and weighed, and the set
             of a greedy row is its token. Else it ends where its logprobs do, at the last token.
+        number: how many first tokens of a row something is told of.
         may_read: as in `sample_filtered`.
         gathered: the `own_first_words` of all ranks, if the words brought them.
     """
@@ -43,7 +45,9 @@ def sample_by_cuts(
     if may_read and filters.demand.weighed:
         ranks.counters.second_rounds += len(filters)
     of_greedy = top_word if sets else None
-    cut = find_cut(rows, filters, ranks, may_read=may_read, of_greedy=of_greedy)
+    words, cut = search(rows, filters, ranks, may_read=may_read, number=number, of_greedy=of_greedy)
+    if words is not None:
+        return words, cut
     if not sets:
         best = ranks.gather_integers(rows.best_kept(cut.words))
         return best[0] if len(best) == 1 else best.amax(dim=0), cut

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from tpsample.backends import room_of
@@ -16,7 +15,13 @@ from tpsample.core.tensors import capturing
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.filters.by_cuts import own_first_words, sample_by_cuts
 from tpsample.filters.kept_sets import Cut, find_kept_sets
-from tpsample.filters.logprobs import find_logprobs, own_words, words_of_drawn
+from tpsample.filters.logprobs import (
+    find_logprobs,
+    logprobs_of_sets,
+    own_words,
+    words_of_drawn,
+    words_of_first,
+)
 from tpsample.filters.sample import own_candidates, sample_filtered
 from tpsample.output import KeptSets, Logprobs
 from tpsample.ranks.ranks import Ranks
@@ -82,7 +87,10 @@ def finish_logits(
         reads, sets = may_read(batch), batch.plan.kept_cap is not None
         if batch.plan.by_cuts:
             own = None if gathered is None else gathered[0]
-            words, cut = sample_by_cuts(*its, sets=sets, may_read=reads, gathered=own)
+            number = 1 if asked is None else max(1, asked.top)
+            words, cut = sample_by_cuts(
+                *its, sets=sets, number=number, may_read=reads, gathered=own
+            )
         else:
             words = sample_filtered(*its, may_read=reads, gathered=gathered)
         filtered.write_tokens(words, filters.row_index, out)
@@ -135,29 +143,33 @@ def logprobs_of(
     sampled = drawn.view(len(asked.row_list), -1)
     if asked.asks is not None:  # a row that asks for nothing is reported as one without a token
         sampled = sampled.where(asked.asks.unsqueeze(1), word.NO_TOKEN)
-    ends = None if cut is None or asked.filters is None else cut.words_of_logprobs
-    if gathered is not None:
-        gathered = words_of_drawn(gathered, asked, sampled)
-    elif cut is not None and _lie_among(cut, rows, batch.plan):
-        assert cut.first is not None and cut.drawn is not None
-        gathered = torch.cat([cut.first[:, : max(1, asked.top)], cut.drawn], dim=1)[None]
-    its = _shown(rows, asked), asked, sampled, ranks
-    found = find_logprobs(*its, may_read=may_read(batch), ends=ends, gathered=gathered)
+    shown = _shown(rows, asked)
+    among = cut if cut is not None and _lie_among(cut, batch.plan) else None
+    of_sets = asked.asks is None and all(asked.processed_list)
+    if among is not None and among.none_greedy and of_sets:
+        found = logprobs_of_sets(shown, asked, sampled, among)
+    else:
+        if gathered is not None:
+            gathered = words_of_drawn(gathered, asked, sampled)
+        elif among is not None and rows.logits is rows.raw:
+            gathered = words_of_first(among, asked)
+        ends = None if cut is None or asked.filters is None else cut.words_of_logprobs
+        its = shown, asked, sampled, ranks
+        found = find_logprobs(*its, may_read=may_read(batch), ends=ends, gathered=gathered)
     if all_rows:
         return found
     whole = Logprobs.none(batch.rows, found.token_ids.shape[1], token_ids.device)
     return whole.put(asked.row_index, found)
 
 
-def _lie_among(cut: Cut, rows: ShardLogits, plan: BatchPlan) -> bool:
+def _lie_among(cut: Cut, plan: BatchPlan) -> bool:
     """Return whether logprobs ask for no words but first ones of filtered rows, and no other row
     asks."""
     asked, filters, first = plan.logprobs, plan.filters, cut.first
     assert asked is not None and filters is not None
     if first is None or cut.drawn is None or asked.chosen.shape[1]:
         return False
-    same = asked.row_list == filters.row_list and rows.logits is rows.raw
-    return same and asked.top <= first.shape[1]
+    return asked.row_list == filters.row_list and asked.top <= first.shape[1]
 
 
 def _shown(rows: ShardLogits, asked: LogprobRows) -> ShardLogits:

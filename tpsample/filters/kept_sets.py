@@ -5,9 +5,11 @@ goes down to the largest of the cuts. `tpsample.filters.thresholds` finds those 
 of top_k is where the number of tokens reaches k, that of top_p where their mass reaches its limit.
 These two are searched for, unless the first words over all ranks hold every set.
 
-Where the host may read the device, one exchange sums a histogram over 512 even steps of y and one
-gathers the words of the step in which the limit is reached: at most 4 KB each per row. A row
-with too many words in that step goes on by digits, and in fixed rounds every row does: the ranks
+Where the host may read the device, one exchange sums a histogram over 512 even steps of y: 4 KB per
+row. The masses of the steps bound how many tokens a top_p keeps. If these are few in all rows, one
+exchange gathers them, and every rank has the sets. Else it gathers the words of the step in which
+the limit is reached, for at most 4 KB per row. A row with too many words in that step goes on by
+digits, and in fixed rounds every row does: the ranks
 sum a histogram of the next digit's weights, 512 integers per row, and the cut has the digit in
 which the running sum reaches the limit. A word has 52 bits, so that ends after six rounds, whatever
 the logits. These histograms are those of radix select.
@@ -29,7 +31,7 @@ from tpsample.filters.thresholds import thresholds_of, thresholds_of_first
 from tpsample.output import KeptSets
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.filters import RowFilters, Thresholds, index_of
-from tpsample.request.row_filter import behind
+from tpsample.request.row_filter import MAX_WEIGHED_WORDS, behind
 
 LISTED = 512
 """Words of a row's bin for which one rank has room. Several ranks have room for up to twice as many
@@ -48,6 +50,7 @@ class Cut(NamedTuple):
             None where no message has brought them yet.
         drawn: int64 [F, num_samples], the order words of the drawn tokens, if these are known.
         one_of_greedy: whether a greedy row keeps one token, and not what a mask leaves.
+        none_greedy: whether it is known that no row is greedy.
     """
 
     rows: ShardLogits
@@ -56,6 +59,7 @@ class Cut(NamedTuple):
     held: Tensor | None = None
     one_of_greedy: bool = True
     drawn: Tensor | None = None
+    none_greedy: bool = False
 
     @property
     def words_of_logprobs(self) -> Tensor:
@@ -63,6 +67,18 @@ class Cut(NamedTuple):
         if not self.one_of_greedy:
             return self.words
         return self.words.where(self.rows.noise.random.squeeze(1), word.LOWEST_DRAWABLE)
+
+
+class Masses(NamedTuple):
+    """The masses of F rows over all ranks.
+
+    Attributes:
+        total: int64 [F], what top_p takes a share of.
+        bins: int64 [F, BINS], of each bin.
+    """
+
+    total: Tensor
+    bins: Tensor
 
 
 def find_cut(
@@ -73,6 +89,7 @@ def find_cut(
     may_read: bool,
     thresholds: Thresholds | None = None,
     total: Tensor | None = None,
+    masses: Masses | None = None,
     of_greedy: Tensor | None = None,
 ) -> Cut:
     """Return where the kept set of each row ends.
@@ -87,6 +104,7 @@ def find_cut(
         may_read: whether the host may read from the device which rows a short search leaves.
         thresholds: of the rows; None to find them.
         total: int64 [F], the masses that top_p takes a share of, over all ranks; None to sum them.
+        masses: of rows without top_k, with their total; None to sum them.
         of_greedy: int64 [F], where the sets of greedy rows end; None keeps what a mask leaves.
     """
     one = of_greedy is not None
@@ -112,8 +130,9 @@ def find_cut(
         least, total_cut = least.maximum(cut), total_cut.maximum(before_top_p)
     if not filters.demand.masses:
         return Cut(rows, rows.last_cut(least, of_greedy=of_greedy), one_of_greedy=one)
-    whole = not (filters.demand.counts or filters.demand.ends)
-    total, bins = _masses_of(rows, ranks, total, None if whole else total_cut)
+    if masses is None:
+        masses = _masses_of(rows, filters, ranks, total_cut, total)
+    total, bins = masses
     last = least, of_greedy
     cut = _in_a_bin(rows, bins, total, its.keep_ties, ranks, *last, share=its.share, mass=True)
     return Cut(rows, cut, one_of_greedy=one)
@@ -130,6 +149,70 @@ def cut_of_first(
     """
     first = rows.first_of(gathered, gathered.shape[2])
     (its,) = thresholds_of_first(rows, first, filters, ranks)
+    return _of_first(rows, first, its)
+
+
+def search(
+    rows: ShardLogits,
+    filters: RowFilters,
+    ranks: Ranks,
+    *,
+    may_read: bool,
+    number: int = 1,
+    thresholds: Thresholds | None = None,
+    total: Tensor | None = None,
+    of_greedy: Tensor | None = None,
+) -> tuple[Tensor | None, Cut]:
+    """Return where the kept set of each row ends, and before it the tokens of the rows as score
+    words, [F, num_samples], if a list has all that they keep. Collective, as `find_cut`, which has
+    the other arguments.
+
+    Args:
+        number: how many words of each row a list has at least.
+    """
+    masses = None
+    if may_read and _may_list(filters):
+        thresholds = thresholds or thresholds_of(rows, filters, ranks)
+        masses = _masses_of(rows, filters, ranks, thresholds.least_of_total, total)
+        if listed := _cut_of_list(rows, thresholds, masses, ranks, number):
+            return listed
+    cut = find_cut(
+        rows,
+        filters,
+        ranks,
+        may_read=may_read,
+        thresholds=thresholds,
+        total=total,
+        masses=masses,
+        of_greedy=of_greedy,
+    )
+    return None, cut
+
+
+def _may_list(filters: RowFilters) -> bool:
+    """Return whether a list may have what these rows keep, as far as their requests say."""
+    demand = filters.demand
+    ties = any(kind.keep_ties for kind in filters.kinds)
+    return demand.masses and not (demand.counts or ties or (filters.known and filters.unfiltered))
+
+
+def _cut_of_list(
+    rows: ShardLogits, its: Thresholds, masses: Masses, ranks: Ranks, number: int
+) -> tuple[Tensor, Cut] | None:
+    """Return what `cut_of_first` does, from a list of all that the rows keep; None if one of them
+    may keep more than a list has. The host reads from the device which it is. Collective."""
+    cut, room = rows.list_end(masses.bins, masses.total, its.share, number)
+    longest = max(room.tolist())
+    if longest > MAX_WEIGHED_WORDS:
+        return None
+    gathered = ranks.gather_integers(rows.words_from(cut, longest))
+    first = rows.first_of(gathered, longest)
+    words, found = _of_first(rows, first, its._replace(total=masses.total))
+    return words, found._replace(none_greedy=True)
+
+
+def _of_first(rows: ShardLogits, first: Tensor, its: Thresholds) -> tuple[Tensor, Cut]:
+    """Return the tokens and the cuts of rows whose first words, [F, k], hold their kept sets."""
     found = rows.set_of_first(first, its)
     rows = replace(rows, top=found.top)
     return found.words, Cut(rows, found.cut, first, found.held[None], drawn=found.drawn)
@@ -157,20 +240,24 @@ def _by_rounds(
 
 
 def _masses_of(
-    rows: ShardLogits, ranks: Ranks, total: Tensor | None, total_cut: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Return the mass down to a cut, int64 [F], and of each bin of a row, [F, BINS], of all ranks.
+    rows: ShardLogits,
+    filters: RowFilters,
+    ranks: Ranks,
+    total_cut: Tensor,
+    total: Tensor | None = None,
+) -> Masses:
+    """Return the masses of rows. Collective.
 
     Args:
-        total: the first of them, if it is known.
-        total_cut: int64 [F]; None sums the masses of all tokens.
+        total_cut: int64 [F], the total is the mass down to these words.
+        total: int64 [F], if it is known.
     """
     bins = rows.bins(mass=True)
-    if total is not None or total_cut is None:
+    if total is not None or not (filters.demand.counts or filters.demand.ends):
         bins = ranks.sum_integers(bins)
-        return bins.sum(dim=1) if total is None else total, bins
+        return Masses(bins.sum(dim=1) if total is None else total, bins)
     both = ranks.sum_integers(torch.cat([bins, rows.mass_from(total_cut).unsqueeze(1)], dim=1))
-    return both[:, BINS], both[:, :BINS]
+    return Masses(both[:, BINS], both[:, :BINS])
 
 
 def _in_a_bin(

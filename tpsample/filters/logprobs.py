@@ -24,7 +24,7 @@ from torch import Tensor
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core import word
 from tpsample.core.row_noise import has_all
-from tpsample.filters.kept_sets import find_cut
+from tpsample.filters.kept_sets import Cut, find_cut
 from tpsample.output import Logprobs
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.filters import LogprobRows
@@ -46,6 +46,24 @@ def words_of_drawn(gathered: Tensor, asked: LogprobRows, sampled: Tensor) -> Ten
     best = gathered[:, :, max(1, asked.top) :][..., : sampled.shape[1]]
     best *= word.token_of(best) == sampled  # the rank of the drawn token has its word
     return gathered
+
+
+def words_of_first(cut: Cut, asked: LogprobRows) -> Tensor:
+    """Return the `own_words` of all ranks together, where first words hold all of them."""
+    assert cut.first is not None and cut.drawn is not None
+    return torch.cat([cut.first[:, : max(1, asked.top)], cut.drawn], dim=1)[None]
+
+
+def logprobs_of_sets(rows: ShardLogits, asked: LogprobRows, sampled: Tensor, cut: Cut) -> Logprobs:
+    """Return processed logprobs of rows whose first words hold their kept sets. Nothing is sent.
+
+    Args:
+        rows, asked, sampled: as in `find_logprobs`. No row is greedy or asks for chosen ids.
+        cut: of all asking rows, in the same order.
+    """
+    assert cut.first is not None and cut.drawn is not None
+    words, sums = rows.weighed_words(asked, cut.first, cut.drawn, cut.words)
+    return rows.told_logprobs(asked, sampled, words, cut.words, sums)
 
 
 def find_logprobs(

@@ -14,11 +14,11 @@ rejection    takes the first token in descending score that is in the kept set. 
              order: a set that keeps another one keeps one of these, too. If none is kept, the row
              is undecided.
 search       looks for the last kept token (`tpsample.filters.kept_sets`), then takes the best score
-             down to it. It decides the undecided rows. Rows with a top_p of what a top_k over 256
-             leaves, or one with ties, begin with it, because that top_p is a share of a mass that
-             only this search finds. So do rows with neither top_k nor top_p: where their sets end
-             follows from the largest logit, and nothing is searched. Its first exchange gathers
-             each rank's largest logit.
+             down to it, from a list of the kept tokens if that is short. It decides the undecided
+             rows. Rows with a top_p of what a top_k over 256 leaves, or one with ties, begin with
+             it, because that top_p is a share of a mass that only this search finds. So do rows
+             with neither top_k nor top_p: where their sets end follows from the largest logit, and
+             nothing is searched. Its first exchange gathers each rank's largest logit.
 
 Where a step needs the ends of the kept sets, too, these decide the tokens
 (`tpsample.filters.by_cuts`).
@@ -49,7 +49,7 @@ from torch import Tensor
 
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core.row_noise import has_all
-from tpsample.filters.kept_sets import find_cut
+from tpsample.filters.kept_sets import search
 from tpsample.filters.thresholds import thresholds_of, thresholds_of_first
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.filters import RowFilters, Thresholds, index_of
@@ -230,9 +230,11 @@ def _searched(
 ) -> Tensor:
     """Return words [F, num_samples], the best scores down to the last kept token. Collective.
 
-    The arguments are as `find_cut` takes them.
+    The arguments are as `search` takes them.
     """
-    cut = find_cut(rows, filters, ranks, may_read=may_read, thresholds=thresholds, total=total)
+    words, cut = search(rows, filters, ranks, may_read=may_read, thresholds=thresholds, total=total)
+    if words is not None:
+        return words
     best = ranks.gather_integers(rows.best_kept(cut.words))
     return best[0] if len(best) == 1 else best.amax(dim=0)
 

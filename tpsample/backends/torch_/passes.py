@@ -26,7 +26,10 @@ from tpsample.core import word
 from tpsample.core.masses import TOP_MASS, masses, masses_and_moments
 from tpsample.core.order import (
     ABOVE_ALL,
+    BIN_MARGIN,
     BINS,
+    BINS_PER_Y,
+    COUNTED_BINS,
     DIGIT_BITS,
     DIGITS,
     Search,
@@ -35,6 +38,7 @@ from tpsample.core.order import (
     least_word,
     mass_limit,
     order_words,
+    tokens_per_mass,
 )
 from tpsample.core.row_noise import RowNoise, has_all
 from tpsample.core.score import score_tile, score_tokens
@@ -316,6 +320,35 @@ class ShardLogits:
         """
         words = self.first_words(count)
         return words * (words >= cut.unsqueeze(1))
+
+    def list_end(
+        self, bins: Tensor, total: Tensor, share: Tensor, number: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return down to which order word a list has what top_p keeps and the first `number` words.
+
+        A row without a number lists any one word, a NaN's if it has one. Nothing bounds a greedy
+        row, which reports all tokens.
+
+        Args:
+            bins: int64 [F, BINS], the masses of all ranks, `bins`, summed.
+            total, share: int64 and float64 [F], the mass of which top_p takes a share.
+
+        Returns:
+            int64 [F], that word, and int64 [F], a bound of how many words there are; it is
+            `ABOVE_ALL` where masses bound nothing.
+        """
+        fewest, most = (tokens_per_mass(bins.device).unsqueeze(1) * bins).unbind()
+        too_few = fewest.ceil().to(torch.int64).cumsum(dim=1) < number
+        end = self.bin_of(bins, total, share).prefix.maximum(too_few.sum(dim=1))
+        # The words lie in the bins up to this one and, as bins are rounded, in the next.
+        inside = torch.arange(BINS, device=bins.device) <= end.unsqueeze(1) + 1
+        room = (most.floor().to(torch.int64) * inside).sum(dim=1)
+        bounded = (end + 1 < COUNTED_BINS) & self.noise.random.squeeze(1)
+        room = room.where(bounded, ABOVE_ALL)
+        cut = self.least_word((end + (1 + BIN_MARGIN)).double() / -BINS_PER_Y, self.temperature)
+        any_word = torch.where(self.largest.isnan(), word.KEY_NAN << word.TOKEN_BITS, 1)
+        is_number = self.largest > -torch.inf
+        return cut.where(is_number, any_word), room.where(is_number, 1)
 
     def words_of(self, token_ids: Tensor) -> Tensor:
         """Return order words of global ids int64 [F, C]; 0 for those of other ranks and for -1."""
@@ -832,6 +865,31 @@ class ShardLogits:
     def listed_words(self, asked: LogprobRows, gathered: Tensor) -> ListedWords:
         """Return the words of all ranks that logprobs are told of."""
         return listed_words(self.temperature, asked, gathered)
+
+    def weighed_words(
+        self, asked: LogprobRows, first: Tensor, drawn: Tensor, cut: Tensor
+    ) -> tuple[ListedWords, Tensor]:
+        """Return `listed_words` and the sums of `told_logprobs` of rows whose first words hold
+        their kept sets. All of them ask for processed logprobs, and none for chosen ids.
+
+        Args:
+            first: int64 [R, n], the first words over all ranks.
+            drawn: int64 [R, S], the order words of the drawn tokens; 0 for none.
+            cut: int64 [R], where the sets end.
+        """
+        words = self.listed_words(asked, torch.cat([first[:, : max(1, asked.top)], drawn], 1)[None])
+        kept = first >= cut.unsqueeze(1)
+        rows = replace(
+            self,
+            logits=word.value_of(first).where(kept, -torch.inf),
+            first_id=0,
+            temperature=words.temperature,
+            top=words.top,
+            rough=None,
+        )
+        moments = rows.moment_from(torch.full_like(cut, word.LOWEST_DRAWABLE))
+        reached = kept.unsqueeze(2) & (first.unsqueeze(2) >= words.marks.unsqueeze(1))
+        return words, torch.cat([moments, reached.sum(dim=1)], dim=1)
 
     def told_logprobs(
         self,

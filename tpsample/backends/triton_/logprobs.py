@@ -12,11 +12,13 @@ from tpsample.backends.triton_.kernels.logprobs import (
     listed_words_kernel,
     own_words_kernel,
     told_logprobs_kernel,
+    weighed_words_kernel,
 )
 from tpsample.backends.triton_.largest import first_of
 from tpsample.backends.triton_.launcher import launch_kernel
 from tpsample.output import Logprobs
 from tpsample.request.filters import LogprobRows
+from tpsample.request.row_filter import MAX_WEIGHED_WORDS
 
 MOST = 256
 """Words that a program takes at a time. All ids of a vocabulary are told of by plain PyTorch."""
@@ -77,6 +79,32 @@ def listed_words(temperature: Tensor, asked: LogprobRows, gathered: Tensor) -> L
         num_warps=1,
     )
     return ListedWords(first, own, top, shown_temperature, marks)
+
+
+def weighed_words(
+    temperature: Tensor, asked: LogprobRows, first: Tensor, drawn: Tensor, cut: Tensor
+) -> tuple[ListedWords, Tensor]:
+    """Return `listed_words` and the sums of rows whose first words hold their kept sets."""
+    count, (num_rows, num_words), num_drawn = max(1, asked.top), first.shape, drawn.shape[1]
+    top, shown_temperature = temperature.new_empty(2, num_rows).unbind()
+    sums = first.new_empty(num_rows, 3 + num_drawn)
+    launch_kernel(
+        weighed_words_kernel,
+        (num_rows,),
+        first_ptr=first,
+        drawn_ptr=drawn,
+        cut_ptr=cut,
+        temperature_ptr=temperature,
+        top_ptr=top,
+        shown_temperature_ptr=shown_temperature,
+        sums_ptr=sums,
+        num_words=num_words,
+        count=count,
+        num_drawn=num_drawn,
+        BLOCK=MAX_WEIGHED_WORDS,
+        enable_fp_fusion=False,
+    )
+    return ListedWords(first[:, :count], drawn, top, shown_temperature, sums[:, 2:]), sums
 
 
 def told_logprobs(

@@ -32,6 +32,7 @@ from tpsample.backends.triton_.kernels.cuts import (
     cut_kernel,
     digit_kernel,
     last_cut_kernel,
+    list_end_kernel,
     listed_sets_kernel,
     next_digit_kernel,
     set_sizes_kernel,
@@ -52,7 +53,7 @@ from tpsample.backends.triton_.largest import MOST, Start, first_of, in_order, l
 from tpsample.backends.triton_.launcher import launch_kernel
 from tpsample.backends.triton_.tile_table import Gpu
 from tpsample.core.machine import amd, interpreted
-from tpsample.core.order import ABOVE_ALL, BINS, DIGIT_BITS, DIGITS, Search
+from tpsample.core.order import ABOVE_ALL, BINS, DIGIT_BITS, DIGITS, Search, tokens_per_mass
 from tpsample.core.row_noise import RowNoise, safe_temperature
 from tpsample.core.word import NO_TOKEN
 from tpsample.output import Logprobs, SampleOutput
@@ -298,7 +299,7 @@ class TritonShardLogits(ShardLogits):
             share_ptr=thresholds.share,
             least_ptr=thresholds.least,
             least_of_total_ptr=thresholds.least_of_total,
-            total_ptr=thresholds.total,
+            total_ptr=None if thresholds.total is None else thresholds.total.contiguous(),
             words_ptr=words,
             cut_ptr=cut,
             held_ptr=held,
@@ -368,6 +369,29 @@ class TritonShardLogits(ShardLogits):
 
     def words_from(self, cut: Tensor, count: int) -> Tensor:
         return in_order(self._listed(count, cut_ptr=cut)[:, 1:])
+
+    def list_end(
+        self, bins: Tensor, total: Tensor, share: Tensor, number: int
+    ) -> tuple[Tensor, Tensor]:
+        cut, room = total.new_empty(2, total.shape[0]).unbind()
+        launch_kernel(
+            list_end_kernel,
+            (total.shape[0],),
+            bins_ptr=bins,
+            stride_bins=bins.stride(0),
+            total_ptr=total,
+            stride_total=total.stride(0),
+            share_ptr=share,
+            temperature_ptr=self.temperature,
+            top_ptr=self.top,
+            per_mass_ptr=tokens_per_mass(bins.device),
+            cut_ptr=cut,
+            room_ptr=room,
+            number=number,
+            BINS=BINS,
+            enable_fp_fusion=False,
+        )
+        return cut, room
 
     def search_bins(
         self, bins: Tensor, limit: Tensor, count: int, share: Tensor | None = None
@@ -628,6 +652,13 @@ class TritonShardLogits(ShardLogits):
         if gathered.shape[2] >= logprobs.MOST:
             return plain.listed_words(safe_temperature(self.temperature)[0], asked, gathered)
         return logprobs.listed_words(self.temperature, asked, gathered)
+
+    def weighed_words(
+        self, asked: LogprobRows, first: Tensor, drawn: Tensor, cut: Tensor
+    ) -> tuple[ListedWords, Tensor]:
+        if max(1, asked.top) + drawn.shape[1] >= logprobs.MOST:
+            return super().weighed_words(asked, first, drawn, cut)
+        return logprobs.weighed_words(self.temperature, asked, first, drawn, cut)
 
     def told_logprobs(
         self,

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from tpsample.backends.triton_.kernels.constant import Constant
-from tpsample.backends.triton_.kernels.head import TOKEN_BITS, TOKEN_MASK
+from tpsample.backends.triton_.kernels.head import TOKEN_BITS, TOKEN_MASK, pack
 from tpsample.backends.triton_.kernels.masses import (
     halves_of_masses,
     mass_row,
@@ -19,10 +19,12 @@ from tpsample.backends.triton_.kernels.order import (
     ROW_POINTERS,
     blocks_of_program,
     is_done,
+    least_logit,
     load_block,
     load_nth_block,
     mark_of,
     mass_limit,
+    nan_word,
     order_words,
     upto,
     value_of,
@@ -32,7 +34,8 @@ from tpsample.core import order, word
 
 BINS_PER_Y, LARGEST = Constant(order.BINS_PER_Y), Constant(order.LARGEST)
 WORD_BITS = Constant(word.EPOCH_SHIFT)
-LAST_BIN = Constant(order.BINS - 1)
+LAST_BIN, COUNTED_BINS = Constant(order.BINS - 1), Constant(order.COUNTED_BINS)
+UPTO_MARGIN, Y_PER_BIN = Constant(1 + order.BIN_MARGIN), Constant(1 / order.BINS_PER_Y)
 LOWEST_DRAWABLE, ABOVE_ALL = Constant(word.LOWEST_DRAWABLE), Constant(order.ABOVE_ALL)
 TOP_MASS = Constant(twin.TOP_MASS)
 SUMMED_DIGITS = Constant(8)
@@ -152,6 +155,51 @@ def words_kernel(
             place += tl.atomic_add(words, number.to(tl.int64), sem="relaxed")
             orders = order_words(logits, ids, mask)
             tl.store(words + place, orders, mask=inside & (place <= count))
+
+
+@triton.jit(
+    do_not_specialize=["stride_bins", "stride_total", "number"],
+    do_not_specialize_on_alignment=ROW_POINTERS,
+)
+def list_end_kernel(
+    # inputs
+    bins_ptr,  # [F, BINS] int64, over all ranks
+    stride_bins,
+    total_ptr,  # [F] int64, whole masses
+    stride_total,
+    share_ptr,  # [F] fp64
+    temperature_ptr,  # [F] fp32
+    top_ptr,  # [F] fp32
+    per_mass_ptr,  # [2, BINS] fp32, at least and at most so many tokens per unit of a bin's mass
+    # outputs
+    cut_ptr,  # [F] int64
+    room_ptr,  # [F] int64, above all words where masses bound nothing
+    # sizes
+    number,
+    BINS: tl.constexpr,
+):
+    """The word down to which a list has what top_p keeps and the first `number` words of a row, and
+    a bound of how many these are. Grid: (F,)."""
+    row, offs = tl.program_id(0), tl.arange(0, BINS)
+    end, _, _ = bin_of(bins_ptr, stride_bins, total_ptr, stride_total, share_ptr, BINS)
+    mass = tl.load(bins_ptr + row * stride_bins + offs).to(tl.float32)
+    fewest = tl.ceil(tl.load(per_mass_ptr + offs) * mass).to(tl.int64)
+    few = tl.cumsum(fewest, axis=0) < number
+    end = tl.maximum(end, tl.sum(few.to(tl.int32), axis=0))
+    # The words lie in the bins up to this one and, as bins are rounded, in the next.
+    most = tl.floor(tl.load(per_mass_ptr + BINS + offs) * mass).to(tl.int64)
+    room = tl.sum(tl.where(offs <= end + 1, most, 0), axis=0)
+    top, temperature = tl.load(top_ptr + row), tl.load(temperature_ptr + row)
+    bounded = (end + 1 < COUNTED_BINS) & (temperature >= GREEDY_BELOW)
+    is_number = top > float("-inf")
+    room = tl.where(is_number, tl.where(bounded, room, ABOVE_ALL), 1)
+    y = (end.to(tl.float64) + UPTO_MARGIN) * -Y_PER_BIN
+    cut = pack(
+        least_logit(top, safe_temperature(temperature), y), tl.full((), TOKEN_MASK, tl.int32)
+    )
+    any_word = tl.where(top != top, nan_word(), tl.full((), 1, tl.int64))
+    tl.store(cut_ptr + row, tl.where(is_number, cut, any_word))
+    tl.store(room_ptr + row, room)
 
 
 @triton.jit

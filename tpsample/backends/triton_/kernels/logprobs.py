@@ -6,6 +6,7 @@ import triton.language as tl
 from tpsample.backends.triton_.kernels.constant import Constant
 from tpsample.backends.triton_.kernels.decode import NO_TOKEN
 from tpsample.backends.triton_.kernels.head import TOKEN_BITS, TOKEN_MASK
+from tpsample.backends.triton_.kernels.masses import mass_row, masses_and_moments
 from tpsample.backends.triton_.kernels.noise import safe_temperature
 from tpsample.backends.triton_.kernels.order import (
     KEY_MASK,
@@ -89,6 +90,47 @@ def listed_words_kernel(
     tl.store(own_ptr + row * num_own + place, own, mask=place < num_own)
     tl.store(marks_ptr + row * (num_own + 1) + place, marked, mask=place <= num_own)
     tl.store(top_ptr + row, value_of(tl.load(first)))
+    tl.store(shown_temperature_ptr + row, temperature)
+
+
+@triton.jit(
+    do_not_specialize=["num_words", "count", "num_drawn"],
+    do_not_specialize_on_alignment=ROW_POINTERS,
+)
+def weighed_words_kernel(
+    # inputs
+    first_ptr,  # [R, num_words] int64, descending
+    drawn_ptr,  # [R, num_drawn] int64
+    cut_ptr,  # [R] int64
+    temperature_ptr,  # [R] fp32
+    # outputs
+    top_ptr,  # [R] fp32
+    shown_temperature_ptr,  # [R] fp32
+    sums_ptr,  # [R, 3 + num_drawn] int64: Σ q, Σ m, and how many of the kept reach each drawn word,
+    # and the last that is reported
+    # sizes
+    num_words,
+    count,
+    num_drawn,
+    BLOCK: tl.constexpr,  # >= num_words
+):
+    """The sums of logprobs over kept sets that lie among first words. Grid: (R,)."""
+    row, offs = tl.program_id(0), tl.arange(0, BLOCK)
+    first = first_ptr + row * num_words
+    words = tl.load(first + offs, mask=offs < num_words, other=0)
+    kept, top = words >= tl.load(cut_ptr + row), value_of(tl.load(first))
+    temperature = safe_temperature(tl.load(temperature_ptr + row))
+    mass, moment = masses_and_moments(value_of(words), mass_row(top, temperature), kept)
+    sums = sums_ptr + row * (3 + num_drawn)
+    tl.store(sums, tl.sum(mass, axis=0))
+    tl.store(sums + 1, tl.sum(moment, axis=0))
+    for i in range(num_drawn + 1):
+        mark = tl.load(first + count - 1)
+        if i < num_drawn:
+            mark = tl.load(drawn_ptr + row * num_drawn + i)
+        reached = kept & (words >= (mark & ~TOKEN_MASK))
+        tl.store(sums + 2 + i, tl.sum(reached.to(tl.int64), axis=0))
+    tl.store(top_ptr + row, top)
     tl.store(shown_temperature_ptr + row, temperature)
 
 

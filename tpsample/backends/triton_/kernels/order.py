@@ -45,7 +45,7 @@ ROW_POINTERS = [
     *("most_ptr", "share_ptr", "least_ptr", "least_of_total_ptr", "keep_ties_ptr", "limit_ptr"),
     "total_ptr",
     *("prefix_ptr", "reached_ptr", "next_prefix_ptr", "next_reached_ptr", "next_limit_ptr"),
-    "bin_ptr",
+    *("bin_ptr", "room_ptr"),
     *("words_ptr", "first_ptr", "marks_ptr", "number_ptr", "zero_ptr"),
     "largest_ptr",
     # of logprobs
