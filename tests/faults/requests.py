@@ -301,6 +301,11 @@ tpsample/core/rules.py
     - cuts=lambda epsilon: epsilon > 0,
     + cuts=lambda epsilon: epsilon > 0.5,
     > test_a_number_means_itself_and_one_beyond_the_range_one_within_it
+tpsample/request/table.py
+    numbers of filters stay where a request was that moves
+    - numbers = self.numbers
+    + numbers = self.numbers[0 if self.stores_logits else GATE :]
+    > test_a_row_that_moves_has_no_filter_of_one_that_left
 tpsample/request/plan.py
     rows that the host does not know are taken for the first of those that store their logits
     - if self.stores_all and count < self.num_rows:

@@ -16,6 +16,9 @@ from tests.support import oracle
 from tests.support.rows import Row, forced_tensor, grammar_tensor, so_far_of
 from tpsample import SamplingBatch, VocabShard
 
+KEPT_CAP = 40
+"""Most tokens of a kept set that is listed."""
+
 
 class ChangingBatch:
     """A batch, and the rows that it should have.
@@ -51,6 +54,7 @@ class ChangingBatch:
                 device="cpu",
                 max_rows=self.max_rows,
                 fixed_rounds=pick.random() < 0.4,
+                kept_cap=pick.choice((None, None, None, KEPT_CAP)),
                 **so_far,
             )
             for output in so_far["output_token_ids"]:  # the batch has taken what it was given

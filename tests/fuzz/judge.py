@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from torch import Tensor, int64
 
+from tests.fuzz.changing_batch import KEPT_CAP
 from tests.support import oracle
 from tests.support.oracle import Answer, Context, Request
 from tests.support.rows import Row
-from tpsample import Logprobs, SampleOutput, Status, VerifyOutput
+from tpsample import KeptSets, Logprobs, SampleOutput, Status, VerifyOutput
 
 
 @dataclass
@@ -104,8 +105,11 @@ class Judge:
                 self.wrong(row, f"row {r}: status {status} for {expected[0].status}")
             elif self._differ(drawn, expected):
                 self.wrong(row, f"row {r}: tokens {drawn} for {[a.token for a in expected]}")
-            elif out.logprobs is not None:
-                self._logprobs(row, out.logprobs, r, expected[0], drawn)
+            else:
+                if out.logprobs is not None:
+                    self._logprobs(row, out.logprobs, r, expected[0], drawn)
+                if out.kept is not None:
+                    self._kept(row, out.kept, r, expected[0])
 
     def _differ(self, drawn: list[int], expected: list[Answer]) -> bool:
         pairs = [(t, a) for t, a in zip(drawn, expected, strict=True) if t != a.token]
@@ -138,6 +142,22 @@ class Judge:
             self.wrong(row, f"{asked.logprobs_mode} {values} for {wanted}")
         if not abs(told.entropies[at].item() - report.entropy) < 1e-4:
             self.wrong(row, f"entropy {told.entropies[at].item()} for {report.entropy}")
+
+    def _kept(self, row: Row, told: KeptSets, at: int, answer: Answer) -> None:
+        """Compare a kept set. One that ends at a near tie may have either of its tokens."""
+        order = np.argsort(-answer.logits.astype(np.float64), kind="stable")
+        wanted = [v for v in order.tolist() if answer.kept[v]] if answer.status == oracle.OK else []
+        wanted = wanted[:1] if row.request.greedy else wanted
+        first, last = told.offsets[at : at + 2].tolist()
+        ids, size = told.token_ids[first:last].tolist(), told.sizes[at].item()
+        listed = len(wanted) <= KEPT_CAP and len(wanted) < self.size
+        if (size, ids) == (len(wanted), wanted if listed else []):
+            return
+        unlike = order[min(size, len(wanted)) - 1 : max(size, len(wanted)) + 1]
+        if size and np.ptp(answer.logits[unlike]) < oracle.NEAR_TIE:
+            self.tally.near_ties += 1
+        else:
+            self.wrong(row, f"row {at}: kept {size}, {ids[:9]} for {len(wanted)}, {wanted[:9]}")
 
     def verified(
         self,

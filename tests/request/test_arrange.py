@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tpsample import SamplingBatch, SamplingParams, UnsupportedParameter
+from tests.support.fields import FILTERS, requests_with
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, UnsupportedParameter
 from tpsample.core.row_noise import SeedSource
 from tpsample.noise import philox4x32
 
@@ -75,3 +76,20 @@ def test_seeds_are_the_same_however_many_are_drawn_at_a_time(counts):
     low, high, *_ = philox4x32((counter, zero, zero, zero + 0x73656564), key)
     assert torch.equal(drawn, (high << 32 | low) & (2**63 - 1))
     assert not drawn.unique().numel() < total
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_a_row_that_moves_has_no_filter_of_one_that_left(name):
+    """The numbers of a slot that was left stay there until another request takes it."""
+    sampler, plain = LMHeadSampler(torch.empty(V, 0)), SamplingParams(seed=1)
+    logits = torch.randn(2, V, generator=torch.Generator().manual_seed(5))
+    for fields in requests_with([name]):
+        filtered = SamplingParams(seed=2, **fields)
+        batch = SamplingBatch.from_params([plain, filtered], vocab_size=V, kept_cap=V)
+        batch.drop(1)
+        batch.arrange([1, 0], [filtered])
+        anew = SamplingBatch.from_params([filtered, plain], vocab_size=V, kept_cap=V)
+        for position in range(8):
+            moved, fresh = (sampler.sample_logits(logits, its, position) for its in (batch, anew))
+            assert moved.token_ids.equal(fresh.token_ids)
+            assert moved.kept.sizes.equal(fresh.kept.sizes) and moved.kept.whole[1]

@@ -157,10 +157,9 @@ class RequestTable(HasViews):
         moved += free[len(joined) :]
         (index,) = tensors_of(moved, device=self.device)
         self.temperature[:slots].copy_(self.temperature.index_select(0, index))
-        # Without filters and logprobs, the slots do not differ in the numbers before the gate.
-        numbers = self.numbers[0 if self.stores_logits else GATE :]
+        numbers = self.numbers
         if self.controls is None:
-            numbers = numbers[:-1]  # no slot has a state that would move along
+            numbers = numbers[:STATE]  # no slot has a state that would move along
         else:
             self.controls.forget([self._states[old] for old in free])
             self._states = list(map(self._states.__getitem__, moved))
