@@ -191,13 +191,13 @@ def test_a_slot_that_is_named_twice_counts_its_first_row():
 
 
 def test_a_cpu_searches_no_row_that_is_decided(monkeypatch):
-    searched, find_cut = [], filters.find_cut
+    searched, search = [], filters.search
 
     def counted(rows: Any, *arguments: Any, **options: Any) -> torch.Tensor:
         searched.append(len(rows.logits))
-        return find_cut(rows, *arguments, **options)
+        return search(rows, *arguments, **options)
 
-    monkeypatch.setattr(filters, "find_cut", counted)
+    monkeypatch.setattr(filters, "search", counted)
     sampler, batch = sampler_of(), SamplingBatch.of_slots(4, vocab_size=V)
     kinds = {"top_p": 0.9}, {}, {"top_k": 40, "ties": "keep", "top_p": 0.9}, {"top_k": 3}
     batch.put(range(4), [SamplingParams(seed=i, **each) for i, each in enumerate(kinds)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
-from typing import Any
+from typing import Any, get_args
 from unittest.mock import patch
 
 import pytest
@@ -27,6 +27,7 @@ from tpsample import (
 )
 from tpsample.backends.triton_.tile_table import batch_tile, tile_ends
 from tpsample.request.kinds import KINDS, Kind
+from tpsample.request.params import LogprobsMode
 
 V, D = 400, 16
 OTHERS = {
@@ -177,6 +178,19 @@ def test_sets_that_first_words_hold_and_others_are_warm(kind, report, temperatur
     fields = OTHERS[kind] | KINDS[report] | {"temperature": temperature}
     with listed(run_them=True) as later:
         _step(sampler, [fields] * 3, kind=report)
+    assert later and set(later) <= warm
+
+
+@pytest.mark.parametrize("more", [{}, {"top_p": 0.5}])
+def test_many_logprobs_are_warm_too(more):
+    sampler = LMHeadSampler(_weight(), backend="triton")
+    warm = _warm(sampler, ["logprobs", *more], run_them=True)
+    with listed(run_them=True) as later:
+        for many in ({"logprobs": 50}, {"logprobs": 3, "logprob_token_ids": list(range(60))}):
+            _step(
+                sampler,
+                [{**many, **more, "logprobs_mode": mode} for mode in get_args(LogprobsMode)],
+            )
     assert later and set(later) <= warm
 
 

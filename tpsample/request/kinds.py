@@ -14,7 +14,7 @@ from tpsample.request.batch import SamplingBatch
 from tpsample.request.controls.tables import num_words
 from tpsample.request.params import SamplingParams
 from tpsample.request.plan import BatchView
-from tpsample.request.row_filter import MAX_TOP_WORDS
+from tpsample.request.row_filter import FEW_LOGPROBS, MAX_TOP_WORDS
 from tpsample.request.step_batch import StepBatch
 
 Kind = str
@@ -126,6 +126,10 @@ def batches_of(
         yield batch
         if batch.plan.filters is not None:
             yield _batch_of(mix, num_rows, fixed_rounds=True, **how)
+    if "logprobs" in kinds:
+        filtered = [kind for kind in kinds if kind in _OF_ONE_ROW[1:]][:1]
+        for mix in dict.fromkeys((("logprobs",), ("logprobs", *filtered))):
+            yield _batch_of(mix, num_rows, many_logprobs=True, **how)
     if not compiled:
         return
     for mix in dict.fromkeys((*_sets_of(kinds, _OF_THE_HEAD), *_sets_of(kinds, _OF_THE_MASK))):
@@ -173,16 +177,21 @@ def _batch_of(
     vocab_size: int,
     device: torch.device,
     fixed_rounds: bool = False,
+    many_logprobs: bool = False,
     masked_rows: int | None = None,
 ) -> SamplingBatch:
     """Return a batch of a mix, whose masks allow all ids.
 
+    More logprobs than `FEW_LOGPROBS` take kernels of their own, and any more stand for all of them.
     Any `kept_cap` above 1 stands for all of these, because a set of one token is found otherwise.
     """
     of_rows = [KINDS[kind] for kind in mix if kind in _OF_ONE_ROW] or [{}]
     shared: dict[str, Any] = {}
     for kind in mix:
         shared |= {} if kind in _OF_ONE_ROW else KINDS[kind]
+    if many_logprobs:
+        ids = range(min(vocab_size, FEW_LOGPROBS + 1))
+        shared |= {"logprobs": len(ids), "logprob_token_ids": list(ids)}
     num_rows = max(num_rows, len(of_rows))
     batch = SamplingBatch.from_params(
         [SamplingParams(seed=i, **shared, **of_rows[i % len(of_rows)]) for i in range(num_rows)],

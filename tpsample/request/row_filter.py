@@ -21,6 +21,9 @@ MAX_TOP_WORDS, MAX_WEIGHED_WORDS = 256, 1024
 itself the best scores nearly always decide a row, for fewer bytes. With such a top_p only a search
 does, in six exchanges."""
 
+FEW_LOGPROBS = 32
+"""Tokens of a row whose logprobs take smaller kernels than more of them."""
+
 LOWEST = "the least word that can be drawn"
 BY_FIRST_WORDS = "by first words"
 SEARCHED = "searched"

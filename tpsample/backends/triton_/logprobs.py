@@ -18,7 +18,7 @@ from tpsample.backends.triton_.largest import first_of
 from tpsample.backends.triton_.launcher import launch_kernel
 from tpsample.output import Logprobs
 from tpsample.request.filters import LogprobRows
-from tpsample.request.row_filter import MAX_WEIGHED_WORDS
+from tpsample.request.row_filter import FEW_LOGPROBS, MAX_WEIGHED_WORDS
 
 MOST = 256
 """Words that a program takes at a time. All ids of a vocabulary are told of by plain PyTorch."""
@@ -26,7 +26,7 @@ MOST = 256
 
 def block_for(count: int) -> int:
     """Return the size of a block for so many numbers; few sizes, because each is a kernel."""
-    return 32 if count <= 32 else MOST
+    return FEW_LOGPROBS if count <= FEW_LOGPROBS else MOST
 
 
 def own_words(shard: dict[str, Any], first: Tensor, token_ids: Tensor) -> Tensor:
