@@ -4,6 +4,10 @@ from tests.faults.fault import faults
 
 FAULTS = faults(r"""
 tpsample/training/logprobs.py
+    what was given may be written to before backward
+    - given = [self.token_ids, self.temperature, *sets]
+    + given = []
+    > test_what_was_given_must_not_be_written_to_before_backward
     the entropy's gradient forgets the entropy
     - spread = torch.where(p > 0, p * (log_p + entropies[row]), 0.0)
     + spread = torch.where(p > 0, p * log_p, 0.0)

@@ -251,3 +251,25 @@ def test_a_row_with_a_logit_that_is_no_number_has_no_score():
     )
     assert scores.logprobs.isnan().tolist() == [False, True, False]
     assert scores.entropies.isnan().tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("which", ["token_ids", "temperature", "offsets", "kept", "whole"])
+def test_what_was_given_must_not_be_written_to_before_backward(which):
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(n, 8, generator=generator) for n in (3, 50))
+    kept, temperature = KeptTokens.from_lists([[1, 2, 3]] * 3), torch.tensor([0.5, 1.0, 2.0])
+    token_ids = torch.tensor([1, 2, 3])
+    found = kept_logprobs(hidden.requires_grad_(), weight, token_ids, kept, temperature)
+    its = {"token_ids": token_ids, "temperature": temperature, "kept": kept.token_ids}
+    its |= {"offsets": kept.offsets, "whole": kept.whole}
+    its[which].copy_(its[which].clone())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        found.logprobs.sum().backward()
+
+
+def test_what_was_given_may_be_of_inference_mode():
+    hidden, weight = torch.randn(2, 8, requires_grad=True), torch.randn(50, 8)
+    with torch.inference_mode():
+        token_ids, kept = torch.tensor([1, 3]), KeptTokens.from_lists([[1, 2], [3]])
+    kept_logprobs(hidden, weight, token_ids, kept, 1.0).logprobs.sum().backward()
+    assert hidden.grad is not None and hidden.grad[0].any()

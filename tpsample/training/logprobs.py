@@ -17,7 +17,7 @@ kept every id are taken some at a time, and none of their logits is kept.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import torch
@@ -75,6 +75,12 @@ class Scored:
     temperature: Tensor
     sparse: bool
 
+    def callers(self) -> list[Tensor]:
+        """Return the tensors of the caller that autograd can watch."""
+        sets = [getattr(self.kept, field.name) for field in fields(self.kept)]
+        given = [self.token_ids, self.temperature, *sets]
+        return [each for each in given if not each.is_inference()]
+
     def row_of(self) -> Tensor:
         """Return int64 [T], the row of each listed id."""
         rows = torch.arange(len(self.token_ids), device=self.token_ids.device)
@@ -131,7 +137,9 @@ class KeptLogprobsFunction(torch.autograd.Function):
         is_number = top.isfinite()
         values = (drawn - log_total).where(is_number, torch.nan)
         entropies = (log_total + LN2 * (total[:, 1] / total[:, 0])).where(is_number, torch.nan)
-        ctx.save_for_backward(hidden_states, weight, products, top, log_total, entropies)
+        ctx.save_for_backward(
+            *(hidden_states, weight, products, top, log_total, entropies), *scored.callers()
+        )
         ctx.scored = scored
         return values, entropies
 
@@ -139,7 +147,8 @@ class KeptLogprobsFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, of_values: Tensor, of_entropies: Tensor) -> tuple[Any, ...]:
         """Return the gradients of hidden states, summed over ranks, and of this rank's weight."""
-        hidden_states, weight, products, top, log_total, entropies = ctx.saved_tensors
+        # What follows is looked at by `scored`. Autograd refuses it if somebody has written to it.
+        hidden_states, weight, products, top, log_total, entropies, *_ = ctx.saved_tensors
         scored: Scored = ctx.scored
         for_hidden, for_weight, _ = ctx.needs_input_grad
         temperature, ranks = scored.temperature, scored.ranks
