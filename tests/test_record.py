@@ -44,6 +44,31 @@ def test_what_was_sampled_is_confirmed(tmp_path, num_samples):
     assert verdicts[2].recorded[1] == 1
 
 
+def test_a_row_that_failed_has_no_token_whatever_names_it(tmp_path):
+    case = Case.make(300, 3)
+    case.hidden_states[1] = float("nan")
+    sampler = LMHeadSampler(case.weight, backend="torch", on_failed=2)
+    batch = SamplingBatch.from_params(case.params, vocab_size=300)
+    out = sampler(case.hidden_states, batch, case.positions)
+    write_record(
+        tmp_path / "step", case.hidden_states, case.weight, case.params, case.positions, out
+    )
+    assert out.token_ids[1] == 2 and all(v.confirmed for v in verify_record(tmp_path / "step"))
+
+
+def test_another_token_of_an_infinite_score_is_refuted(tmp_path):
+    """Of several, the lowest id is drawn."""
+    weight, hidden, params = torch.zeros(4, 1), torch.ones(1, 1), [SamplingParams(seed=1)]
+    bias = torch.tensor([0.0, torch.inf, torch.inf, 0.0])
+    sampler = LMHeadSampler(weight, bias=bias, backend="torch")
+    out = sampler(hidden, SamplingBatch.from_params(params, vocab_size=4), 0)
+    for token in (1, 2):
+        out.token_ids.fill_(token)
+        write_record(tmp_path / "step", hidden, weight, params, 0, out, bias=bias)
+        (verdict,) = verify_record(tmp_path / "step")
+        assert verdict.confirmed is (token == 1) and verdict.near_tie is False
+
+
 def _rewritten(path, tensors=None, **what):
     """The record with some tensors and metadata replaced."""
     with safe_open(str(path), framework="pt") as file:

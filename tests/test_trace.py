@@ -136,3 +136,10 @@ def test_a_row_without_a_token_is_blank():
     trace.record(sampler(torch.ones(1, 1), batch, 0).logprobs)
     assert trace.token_ids.item() == -1 and trace.entropies.isnan().all()
     assert (trace.top_token_ids == -1).all() and trace.top_logprobs.isnan().all()
+
+
+def test_several_samples_are_refused():
+    batch = SamplingBatch.from_params([SamplingParams(seed=1, logprobs=2)], vocab_size=9)
+    step = LMHeadSampler(torch.zeros(9, 2))(torch.zeros(1, 2), batch, 0, num_samples=3)
+    with pytest.raises(ValueError, match="step: expected one token per row, got 3 samples"):
+        TopKTrace(1, 2, 2).record(step)

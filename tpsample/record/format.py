@@ -110,12 +110,14 @@ def write_record(
         TypeError, ValueError: what could not be read again, such as a position below 0.
     """
     rows = hidden_states.shape[0]
+    ids, failed = output.token_ids, output.status != word.Status.OK
     tensors = {
         "hidden_states": hidden_states,
         "positions": torch.full((rows,), positions) if isinstance(positions, int) else positions,
         "seeds": output.seeds,
         "status": output.status,
-        "token_ids": output.token_ids,
+        # The token that `on_failed` names was not drawn.
+        "token_ids": ids.masked_fill(failed.view(-1, *[1] * (ids.ndim - 1)), word.NO_TOKEN),
     }
     model = None
     if isinstance(lm_head_weight, str):

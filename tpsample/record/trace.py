@@ -71,10 +71,15 @@ class TopKTrace(Sealed):
                 k, or its logprobs.
 
         Raises:
-            ValueError: another number of rows, fewer than k logprobs, no step left, or rows of
-                other requests than in the first step.
+            ValueError: another number of rows, fewer than k logprobs, several samples, no step
+                left, or rows of other requests than in the first step.
         """
         logprobs = step.logprobs if isinstance(step, SampleOutput) else step
+        if isinstance(step, SampleOutput) and step.token_ids.ndim > 1:
+            raise ValueError(
+                f"step: expected one token per row, got {step.token_ids.shape[1]} samples; take "
+                "the step without num_samples"
+            )
         rows, steps, k = self.top_token_ids.shape
         if logprobs is None or len(logprobs.token_ids) != rows or logprobs.token_ids.shape[1] <= k:
             got = None if logprobs is None else tuple(logprobs.token_ids.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -108,12 +109,15 @@ def sampled_again(
         return found.masked_fill(~reference.kept_mask(logits, batch), -torch.inf)
 
     def gap(row: int, sample: int, recorded: int, expected: int) -> float:
-        """Returns inf for a token that could not have been drawn."""
+        """Returns inf for a token that could not have been drawn. Nothing is near to a score that
+        is infinite."""
         if not 0 <= recorded < logits.shape[1] or expected < 0:
             return torch.inf
-        return float(scores(sample)[row, expected] - scores(sample)[row, recorded])
+        apart = float(scores(sample)[row, expected] - scores(sample)[row, recorded])
+        return torch.inf if math.isnan(apart) else apart
 
-    near_tie = reference.near_tie(logits, batch.temperature, part["hidden_states"].shape[1])
+    hidden_size = part["hidden_states"].shape[1]
+    near_tie = reference.near_tie(logits, batch.temperature, hidden_size).tolist()
     recorded, expected = (
         list(zip(ids.view(len(rows), -1).tolist(), codes.tolist(), strict=True))
         for ids, codes in ((part["token_ids"], part["status"]), (again.token_ids, again.status))
