@@ -17,6 +17,10 @@ tpsample/speculative/drawn_drafts.py
     + random = laws.drafts >= 0
     > test_drafts_that_are_no_draws_of_their_law_are_told_of_once[greedy]
 tpsample/speculative/acceptance.py
+    a position without a token has a set
+    - emitted = (verified.token_ids >= 0).flatten()
+    + emitted = (verified.token_ids >= -1).flatten()
+    > test_a_position_without_a_token_has_no_set
     calls that differ are not compared before a verification draws
     - sampler.agreement.compare()
     + pass
@@ -152,6 +156,10 @@ tpsample/output.py
     + return index < num_accepted.unsqueeze(1)
     > test_a_perfect_drafter_needs_a_step_per_k_plus_1_tokens
 tpsample/speculative/drafting.py
+    no rows are drafted as some are
+    - if call.rows == 0:
+    + if False:
+    > test_no_rows_have_no_drafts[numba-2]
     coupled drafts of another position are taken
     - wrong = draft.positions != positions + draft.index
     + wrong = draft.positions != draft.positions
@@ -160,6 +168,21 @@ tpsample/speculative/drafting.py
     - if (draft.method, draft.index) != (method, place):
     + if False:
     > test_drafts_bring_their_law[rejection]
+tpsample/speculative/reference.py
+    the definition drafts for rows that are not drawn
+    - outside |= undrawn.rows.unsqueeze(1)
+    + pass
+    > test_the_definition_draws_no_row_that_names_no_request[rejection]
+tpsample/record/verify.py
+    any of several infinite scores is near to the best
+    - return torch.inf if math.isnan(apart) else apart
+    + return apart
+    > test_another_token_of_an_infinite_score_is_refuted
+tpsample/record/format.py
+    a record has the token that stands for a failed row
+    - "token_ids": ids.masked_fill(failed.view(-1, *[1] * (ids.ndim - 1)), word.NO_TOKEN),
+    + "token_ids": ids,
+    > test_a_row_that_failed_has_no_token_whatever_names_it
 tpsample/record/trace.py
     a trace mixes rows that have moved
     - if seeds != self._seeds:

@@ -40,7 +40,7 @@ tpsample/request/tensor_columns.py
     + @lru_cache(maxsize=0)
     > test_a_step_builds_a_batch_in_a_fifth_of_the_time_of_requests
     other numbers of the host than those of a tensor are taken
-    - (readable(tensor.device) and not its.equal(tensor.detach()))
+    - (readable(tensor.device) and not _equal(its, tensor.detach()))
     + False
     > test_a_wrong_column_names_the_argument
     a row of tensors that the host does not know has no min_p

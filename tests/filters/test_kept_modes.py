@@ -21,6 +21,7 @@ from tpsample import (
     LMHeadSampler,
     SamplingBatch,
     SamplingParams,
+    Status,
     reference,
     verify,
     verify_logits,
@@ -283,3 +284,17 @@ def test_a_step_without_rows_has_no_sets():
     rows = Rows([KINDS["normal"]], [SamplingParams(seed=1)], kept_cap=CAP)
     none = SamplingBatch.from_params([], vocab_size=V, kept_cap=CAP)
     assert rows.sampler()(rows.hidden_states[:0], none, 0).kept is None
+
+
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+@pytest.mark.parametrize("fields", [{}, {"top_k": 3}])
+def test_a_position_without_a_token_has_no_set(backend, fields):
+    """The drafter's logits have a NaN, and those of the target are good."""
+    batch = SamplingBatch.from_params([SamplingParams(seed=1, **fields)], vocab_size=8, kept_cap=8)
+    sampler = LMHeadSampler(torch.empty(8, 0), backend=backend, on_failed=0)
+    logits, draft = torch.arange(16.0).view(1, 2, 8), torch.zeros(1, 1, 8)
+    draft[0, 0, 2] = torch.nan
+    how: dict[str, Any] = {"method": "rejection", "draft_logits": draft}
+    out = verify_logits(sampler, logits, torch.tensor([[7]]), batch, 5, **how)
+    assert out.status.tolist() == [Status.NAN]
+    assert out.kept.sizes.tolist() == [0, 0] and not out.kept.whole.any()

@@ -139,6 +139,15 @@ def test_a_number_means_itself_and_one_beyond_the_range_one_within_it(rule):
     assert all(map(rule.valid, found)), found
 
 
+def test_a_number_that_is_none_may_be_on_the_host_too():
+    top_p = torch.tensor([math.nan, 0.5])
+    given = {"vocab_size": 8, "temperature": torch.ones(2), "seed": torch.arange(2)}
+    batch = SamplingBatch.from_tensors(**given, top_p=top_p, host={"top_p": top_p.clone()})
+    assert [each.top_p for each in batch.requests] == [1.0, 0.5]
+    with pytest.raises(ValueError, match="host: expected the 2 numbers that top_p has"):
+        SamplingBatch.from_tensors(**given, top_p=top_p, host={"top_p": torch.tensor([1.0, 0.5])})
+
+
 def test_an_unknown_rule_is_named():
     with pytest.raises(TypeError, match=r"^typical_p: expected a tensor of one of top_k, top_p"):
         SamplingBatch.from_tensors(vocab_size=V, **tensors(5), typical_p=torch.ones(ROWS))

@@ -134,3 +134,22 @@ def _shard_of_probabilities(law: torch.Tensor) -> str:
 def test_a_shard_of_probabilities_is_refused_on_every_rank():
     told = run_ranks(2, _shard_of_probabilities, torch.randn(1, V).softmax(dim=1))
     assert told[0] == told[1] and "draft_logits: expected logits, got numbers" in told[0]
+
+
+def _drafts_of_no_rows(backend: str) -> tuple[list[int], ...]:
+    sampler = own_sampler(torch.zeros(20, 1), backend=backend)
+    none, some = (
+        SamplingBatch.from_params([SamplingParams(seed=1)] * rows, vocab_size=20) for rows in (0, 1)
+    )
+    logits, sizes = torch.zeros(1, len(sampler.shard)), []
+    for method in ("coupled", "rejection", "block"):
+        draft = sample_draft(sampler, logits[:0], none, 5, 0, method=method)
+        sizes.append(list(draft.token_ids.shape))
+        sampler(torch.zeros(1, 1), some, 5)  # the next call is taken
+    return tuple(sizes)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("backend", ["torch", "numba", "triton"])
+def test_no_rows_have_no_drafts(backend, world_size):
+    assert run_ranks(world_size, _drafts_of_no_rows, backend) == [([0], [0], [0])] * world_size

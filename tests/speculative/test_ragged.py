@@ -21,6 +21,7 @@ from tpsample import (
     verify,
     verify_logits,
 )
+from tpsample.speculative import reference as definition
 
 METHODS = ("coupled", "rejection", "block")
 KINDS: tuple[dict[str, Any], ...] = (
@@ -139,3 +140,18 @@ def test_more_logits_than_there_is_room_for_are_refused():
     small = LMHeadSampler(WEIGHT, max_rows=19, backend="torch")
     with pytest.raises(ValueError, match="local_logits: 5 rows × 4 positions exceed max_rows=19"):
         verify_logits(small, LOGITS, drafts(), batch(), 20)
+
+
+@pytest.mark.parametrize("method", ["coupled", "rejection", "block"])
+def test_the_definition_draws_no_row_that_names_no_request(method):
+    batch = SamplingBatch.of_slots(3, vocab_size=V)
+    batch.put(1, SamplingParams(seed=4))
+    logits = torch.randn(3, 2, V, generator=torch.Generator().manual_seed(0))
+    drafts, slots = torch.tensor([[3], [2], [1]]), torch.tensor([-1, 1, 9])
+    logits[[0, 2], 0, [3, 1]] = 50.0  # drafts that any row would accept
+    sampler = LMHeadSampler(torch.empty(V, 0))
+    found = verify_logits(sampler, logits, drafts, batch.select(slots), 5, method=method)
+    expected = definition.verify(logits, drafts, batch.select(slots), 5, method=method)
+    for name in ("token_ids", "num_accepted", "status"):
+        assert getattr(found, name).equal(getattr(expected, name)), name
+    assert found.token_ids[[0, 2]].eq(-1).all() and found.token_ids[1, 0] >= 0

@@ -41,7 +41,7 @@ from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.backends.torch_.verification import Laws, Verification
 from tpsample.filters.finish import kept_sets_of, logprobs_of, may_read, shard_logits
 from tpsample.filters.kept_sets import Cut, find_cut
-from tpsample.output import SampleOutput, VerifyOutput, reached
+from tpsample.output import SampleOutput, VerifyOutput
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.filters import RowFilters, lists_all
 from tpsample.request.plan import BatchView
@@ -116,7 +116,8 @@ def verify_by_ratio(
         tokens = verified.token_ids.flatten()
         verified.logprobs = logprobs_of(stored, batch, ranks, tokens, cut)
     if cut is not None and batch.plan.kept_cap is not None:
-        emitted = reached(verified.num_accepted, width).flatten()
+        # A row that failed emits nothing where it stops.
+        emitted = (verified.token_ids >= 0).flatten()
         verified.kept = kept_sets_of(cut, batch, ranks, emitted)
     return verified
 

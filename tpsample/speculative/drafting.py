@@ -150,6 +150,8 @@ def sample_draft(
         call = sampler.agreement.settle(check)
         settled, at = call.batch, call.positions
         assert settled is not None and at is not None
+        if call.rows == 0:
+            return Draft(at.clone(), draft_logits.detach(), int(index), method, at.clone())
         place, domain = (0, DOMAIN_TOKEN) if method == "coupled" else (index, DOMAIN_DRAFT)
         noise = RowNoise(settled.temperature, settled.seed, at, 1)
         logits, out = draft_logits.detach(), SampleOutput.empty(settled.seed, None)

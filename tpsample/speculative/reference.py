@@ -55,7 +55,9 @@ def verify(
     positions = positions_tensor(positions, num_rows, logits.device)
     none = torch.full((num_rows, 1), word.NO_TOKEN, device=logits.device)
     drafts = torch.cat([draft_token_ids, none], dim=1)
-    outside = (drafts < 0) | (drafts >= vocab_size)
+    undrawn, outside = batch._undrawn_rows, (drafts < 0) | (drafts >= vocab_size)
+    if undrawn is not None:
+        outside |= undrawn.rows.unsqueeze(1)
     drafts = drafts.masked_fill(outside.cumsum(dim=1) > 0, word.NO_TOKEN)
 
     expanded = batch._with_drafts(drafts[:, :-1])
@@ -110,7 +112,10 @@ def verify(
     token, _ = word.decode(order_words(scores).amax(dim=1))
     token = token.where(good[each, stop], word.NO_TOKEN).unsqueeze(1)
     emitted = drafts.scatter(1, stop.unsqueeze(1), token)
-    return VerifyOutput.of(stop, emitted, status, seed)
+    verified = VerifyOutput.of(stop, emitted, status, seed)
+    if undrawn is not None:
+        verified.name_undrawn(*undrawn)
+    return verified
 
 
 def _target_masses(logits: Tensor, batch: BatchView) -> tuple[Tensor, Tensor]:
