@@ -1,8 +1,21 @@
 """Faults of filters and logprobs."""
 
-from tests.faults.fault import faults
+from tests.faults.fault import Fault, faults, name_of_test
+from tpsample.core.rules import ENDING
 
-FAULTS = faults(r"""
+OF_RULES = [
+    Fault(
+        f"{rule.name} keeps every token",
+        "tpsample/core/rules.py",
+        f"end={rule.end.__name__},",
+        "end=lambda rows, _: rows.least_word(_ * 0 - torch.inf, rows.temperature),",
+        (name_of_test("test_kept_sets_worked_out_by_hand"),),
+    )
+    for rule in ENDING
+    if rule.end is not None
+]
+"""Of each rule, so that a new one has a set that was worked out by hand."""
+FAULTS = OF_RULES + faults(r"""
 tpsample/backends/torch_/passes.py
     a best score counts only if it is the last of the order
     - orders >= orders.cummax(dim=2).values
