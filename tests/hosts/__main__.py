@@ -34,10 +34,10 @@ KINDS: dict[str, tuple[dict[str, Any], tuple[float, float]]] = {
     "top_p": ({"top_p": 0.9}, (5, 5)),
     "logprobs": ({"logprobs": 5}, (5, 5)),
     "logprobs of top_k 50": ({"logprobs": 5, "top_k": 50}, (5, 5)),
-    "processed logprobs of top_p": ({"top_p": 0.9, **PROCESSED}, (14, 16)),
+    "processed logprobs of top_p": ({"top_p": 0.9, **PROCESSED}, (7.5, 10)),
     "kept sets": ({"kept_cap": 100}, (5, 5)),
     "kept sets of top_k 50": ({"top_k": 50, "kept_cap": 100}, (3, 3)),
-    "kept sets of top_p": ({"top_p": 0.9, "kept_cap": 100}, (12, 14)),
+    "kept sets of top_p": ({"top_p": 0.9, "kept_cap": 100}, (7.5, 10)),
     "rejection": ({"method": "rejection"}, (7, 7)),
     "block": ({"method": "block"}, (7, 7)),
 }
