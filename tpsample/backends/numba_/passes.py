@@ -20,7 +20,7 @@ from tpsample.backends.numba_.kernels.threads import in_ranges, threads_for
 from tpsample.backends.torch_.logprobs import log_totals
 from tpsample.backends.torch_.passes import SetSizes, ShardLogits, or_nan
 from tpsample.core import word
-from tpsample.core.order import ABOVE_ALL, BINS, DIGITS, Search, mass_limit
+from tpsample.core.order import ABOVE_ALL, BINS, DIGITS, Search, mass_limit, tokens_per_mass
 from tpsample.request.filters import Thresholds
 
 NONE = np.empty(0, np.int64)
@@ -144,6 +144,12 @@ class NativeShardLogits(ShardLogits):
         found = torch.zeros(len(self.logits), BINS, dtype=torch.int64, device="cpu")
         self.run(cuts.bins, array_of(self.largest.contiguous()), mass, array_of(found))
         return found if mass else found.to(torch.int32)
+
+    def last_bins(self, bins: Tensor, limit: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        found, per_mass = bins.new_zeros(2, len(bins)), tokens_per_mass(bins.device)
+        its = (array_of(tensor.contiguous()) for tensor in (bins, limit, per_mass, found))
+        in_ranges(cuts.last_bins, 0, len(bins), 1, *its, number)
+        return found[0], found[1]
 
     def words_of_bin(self, bins: Tensor, count: int) -> Tensor:
         words = bins.new_zeros(len(bins), 1 + count)

@@ -337,18 +337,27 @@ class ShardLogits:
             int64 [F], that word, and int64 [F], a bound of how many words there are; it is
             `ABOVE_ALL` where masses bound nothing.
         """
-        fewest, most = (tokens_per_mass(bins.device).unsqueeze(1) * bins).unbind()
-        too_few = fewest.ceil().to(torch.int64).cumsum(dim=1) < number
-        end = self.bin_of(bins, total, share).prefix.maximum(too_few.sum(dim=1))
-        # The words lie in the bins up to this one and, as bins are rounded, in the next.
-        inside = torch.arange(BINS, device=bins.device) <= end.unsqueeze(1) + 1
-        room = (most.floor().to(torch.int64) * inside).sum(dim=1)
+        end, room = self.last_bins(bins, mass_limit(total, share), number)
         bounded = (end + 1 < COUNTED_BINS) & self.noise.random.squeeze(1)
         room = room.where(bounded, ABOVE_ALL)
         cut = self.least_word((end + (1 + BIN_MARGIN)).double() / -BINS_PER_Y, self.temperature)
         any_word = torch.where(self.largest.isnan(), word.KEY_NAN << word.TOKEN_BITS, 1)
         is_number = self.largest > -torch.inf
         return cut.where(is_number, any_word), room.where(is_number, 1)
+
+    def last_bins(self, bins: Tensor, limit: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        """Return the last bin of each row's list, int64 [F], and a bound of how many words there
+        are.
+
+        Args:
+            limit: int64 [F], the mass before the words that are kept.
+        """
+        fewest, most = (tokens_per_mass(bins.device).unsqueeze(1) * bins).unbind()
+        too_few = fewest.ceil().to(torch.int64).cumsum(dim=1) < number
+        end = self.bin_of(bins, limit).prefix.maximum(too_few.sum(dim=1))
+        # The words lie in the bins up to this one and, as bins are rounded, in the next.
+        inside = torch.arange(BINS, device=bins.device) <= end.unsqueeze(1) + 1
+        return end, (most.floor().to(torch.int64) * inside).sum(dim=1)
 
     def words_of(self, token_ids: Tensor) -> Tensor:
         """Return order words of global ids int64 [F, C]; 0 for those of other ranks and for -1."""

@@ -93,6 +93,7 @@ def entries(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]
         (passes.count_from, (STORED, INTS_2, INTS_2)),
         (cuts.digits, (STORED, FLOATS, INTS, int64, types.bool_, INTS_2)),
         (cuts.bins, (STORED, FLOATS, types.bool_, INTS_2)),
+        (cuts.last_bins, (INTS_2, INTS, FLOATS_2, INTS_2, int64)),
         (cuts.words_of_bin, (STORED, FLOATS, INTS, INTS_2)),
         (cuts.reached_at, (INTS_2, FLOATS, FLOATS, INTS, INTS, types.bool_, INTS)),
         (cuts.listed_sets, (INTS_2, INTS, FLOATS, FLOATS, DOUBLES, INTS, INTS, DOUBLES)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from tpsample.backends.numba_.kernels.compiling import F32, F64, I32, I64, jit
@@ -64,6 +66,41 @@ def bins_of_rows(start, stop, part, arguments):
             for j in range(len(part)):
                 if bins[j] >= 0:
                     out[row, bins[j]] += mass[j]
+
+
+@jit(entry=True)
+def last_bins(start, stop, parts, threads, arguments):
+    """Do `last_bins_of_rows` for each part of the rows; see `backends.numba_.kernels.threads`."""
+    share(last_bins_of_rows, start, stop, parts, threads, arguments)
+
+
+@jit()
+def last_bins_of_rows(start, stop, part, arguments):
+    """Find the last bins of lists, and bounds of their words; twin: `ShardLogits.last_bins`.
+
+    Args:
+        bins: int64 [F, BINS], masses.
+        limit: int64 [F].
+        per_mass: fp32 [2, BINS], of `tpsample.core.order.tokens_per_mass`.
+        out: int64 [2, F].
+    """
+    bins, limit, per_mass, out, number = arguments
+    num_bins = bins.shape[1]
+    for row in range(start, stop):
+        its, upto, listed, end, few = bins[row], I64(0), I64(0), num_bins, I64(0)
+        for j in range(num_bins):
+            upto += its[j]
+            if end == num_bins and upto >= limit[row]:
+                end = j
+            listed += I64(math.ceil(F32(its[j]) * per_mass[0, j]))
+            few += listed < number
+        if limit[row] >= upto:
+            end = num_bins
+        end = max(end, few)
+        room = I64(0)
+        for j in range(min(end + 2, num_bins)):
+            room += I64(math.floor(F32(its[j]) * per_mass[1, j]))
+        out[0, row], out[1, row] = end, room
 
 
 @jit(entry=True)
