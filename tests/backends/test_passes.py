@@ -378,16 +378,25 @@ def _is_some_of(words: torch.Tensor, every: torch.Tensor) -> None:
         assert set(its) <= {0, *of}
 
 
+def _bins(rows: ShardLogits, cut: torch.Tensor | None) -> torch.Tensor:
+    return rows.numbers_of_bins() if cut is None else rows.masses_of_bins(cut)
+
+
 @pytest.mark.parametrize("mass", [False, True])
 def test_bins_and_their_words(twins, mass):
     """Histograms by their twins, and the words of some bins, cut short where they are too many."""
     plain, numbers = twins.plain, twins.numbers
-    bins = plain.bins(mass=mass)
-    if not mass:
-        unmasked = (plain.logits > -torch.inf).sum(dim=1)
-        assert torch.equal(bins.sum(dim=1)[numbers], unmasked[numbers])
-    assert all(_equal(rows.bins(mass=mass)[numbers], bins[numbers]) for rows in twins.kernels)
-    fullest = plain.bins(mass=False).argmax(dim=1)
+    middle = twins.cut
+    lowest = torch.full_like(middle, word.LOWEST_DRAWABLE)
+    for cut in (middle, lowest) if mass else (None,):
+        bins = _bins(plain, cut)
+        assert all(_equal(_bins(rows, cut)[numbers], bins[numbers]) for rows in twins.kernels)
+        expected = (plain.logits > -torch.inf).sum(dim=1) if cut is None else bins[:, BINS]
+        if cut is not middle:
+            assert torch.equal(bins[:, :BINS].sum(dim=1)[numbers], expected[numbers])
+        else:
+            assert torch.equal(expected[numbers], plain.mass_from(cut)[numbers])
+    fullest = plain.numbers_of_bins().argmax(dim=1)
     for wanted in (fullest, torch.zeros_like(fullest), torch.full_like(fullest, BINS - 1)):
         every = plain.words_of_bin(wanted, max(1, plain.logits.shape[1]))
         found = twins.native.words_of_bin(wanted, every.shape[1] - 1)
@@ -495,7 +504,7 @@ def test_the_last_cut_of_several(twins):
 @pytest.mark.parametrize("number", [1, 20])
 def test_a_list_ends_below_what_top_p_keeps(twins, number):
     """Its bound is one of the words of two ranks that hold the same."""
-    plain, bins = twins.plain, 2 * twins.plain.bins(mass=True)
+    plain, bins = twins.plain, 2 * twins.plain.masses_of_bins(twins.cut)[:, :BINS]
     total, bounded = bins.sum(dim=1), torch.zeros(len(bins), dtype=torch.bool)
     if not plain.logits.shape[1]:
         return
@@ -543,7 +552,7 @@ def test_the_cut_in_a_bin(twins, mass):
     """Of limits at each tenth of the weight and beyond it, over two ranks with the same words, and
     with too little room."""
     plain, numbers = twins.plain, twins.numbers
-    bins = 2 * plain.bins(mass=mass)
+    bins = 2 * _bins(plain, twins.cut if mass else None)[:, :BINS]
     weight, ties = bins.sum(dim=1), torch.arange(len(bins)) % 3 % 2
     for tenths in range(12):
         limit, share = 1 + weight * tenths // 10, None

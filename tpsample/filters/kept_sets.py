@@ -20,7 +20,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from tpsample.backends.torch_.passes import ShardLogits
@@ -121,7 +120,7 @@ def find_cut(
         return Cut(rows, ends, one_of_greedy=one)
     least, total_cut = its.least, its.least_of_total
     if filters.demand.counts:
-        bins = ranks.sum_integers(rows.bins(mass=False))
+        bins = ranks.sum_integers(rows.numbers_of_bins())
         last = (None, None) if filters.demand.masses else (least, of_greedy)
         cut = _in_a_bin(rows, bins, its.most, its.keep_ties, ranks, *last, mass=False)
         if not filters.demand.masses:
@@ -131,7 +130,7 @@ def find_cut(
     if not filters.demand.masses:
         return Cut(rows, rows.last_cut(least, of_greedy=of_greedy), one_of_greedy=one)
     if masses is None:
-        masses = _masses_of(rows, filters, ranks, total_cut, total)
+        masses = _masses_of(rows, ranks, total_cut, total)
     total, bins = masses
     last = least, of_greedy
     cut = _in_a_bin(rows, bins, total, its.keep_ties, ranks, *last, share=its.share, mass=True)
@@ -173,7 +172,7 @@ def search(
     masses = None
     if may_read and _may_list(filters):
         thresholds = thresholds or thresholds_of(rows, filters, ranks)
-        masses = _masses_of(rows, filters, ranks, thresholds.least_of_total, total)
+        masses = _masses_of(rows, ranks, thresholds.least_of_total, total)
         if listed := _cut_of_list(rows, thresholds, masses, ranks, number):
             return listed
     cut = find_cut(
@@ -239,25 +238,15 @@ def _by_rounds(
     return {"by_number": by_number, "by_mass": by_mass, "share": its.share}
 
 
-def _masses_of(
-    rows: ShardLogits,
-    filters: RowFilters,
-    ranks: Ranks,
-    total_cut: Tensor,
-    total: Tensor | None = None,
-) -> Masses:
+def _masses_of(rows: ShardLogits, ranks: Ranks, total_cut: Tensor, total: Tensor | None) -> Masses:
     """Return the masses of rows. Collective.
 
     Args:
         total_cut: int64 [F], the total is the mass down to these words.
         total: int64 [F], if it is known.
     """
-    bins = rows.bins(mass=True)
-    if total is not None or not (filters.demand.counts or filters.demand.ends):
-        bins = ranks.sum_integers(bins)
-        return Masses(bins.sum(dim=1) if total is None else total, bins)
-    both = ranks.sum_integers(torch.cat([bins, rows.mass_from(total_cut).unsqueeze(1)], dim=1))
-    return Masses(both[:, BINS], both[:, :BINS])
+    found = ranks.sum_integers(rows.masses_of_bins(total_cut))
+    return Masses(found[:, BINS] if total is None else total, found[:, :BINS])
 
 
 def _in_a_bin(

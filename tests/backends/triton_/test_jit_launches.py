@@ -27,7 +27,7 @@ LEADING, FIRST_KEPT = (
 )
 FIRST_WORDS = ["group_first", "largest", "group_words", "largest"]
 LISTED, DIGITS = ["words", "cut"], ["digit", "next_digit"] * 6
-SEARCHES = ["bin", *LISTED, *DIGITS, "bin", "mass", *LISTED, *DIGITS]
+SEARCHES = ["bin", *LISTED, *DIGITS, "bin", *LISTED, *DIGITS]
 TOP_WORDS = [*FIRST_WORDS, "top_words", "write_tokens"]
 BEST_KEPT = ["last_cut", "best_kept", "write_tokens"]
 LOGPROBS = [*FIRST_WORDS, "own_words", "listed_words", "mass", "told_logprobs"]

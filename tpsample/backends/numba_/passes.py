@@ -140,10 +140,16 @@ class NativeShardLogits(ShardLogits):
         self.run(cuts.digits, *map(array_of, (top, prefix)), shift, mass, array_of(bins))
         return bins if mass else bins.to(torch.int32)
 
-    def bins(self, *, mass: bool) -> Tensor:
+    def numbers_of_bins(self) -> Tensor:
         found = torch.zeros(len(self.logits), BINS, dtype=torch.int64, device="cpu")
-        self.run(cuts.bins, array_of(self.largest.contiguous()), mass, array_of(found))
-        return found if mass else found.to(torch.int32)
+        self.run(cuts.numbers_of_bins, array_of(self.largest.contiguous()), array_of(found))
+        return found.to(torch.int32)
+
+    def masses_of_bins(self, cut: Tensor) -> Tensor:
+        found = cut.new_zeros(len(cut), BINS + 1)
+        tensors = self.largest.contiguous(), cut.contiguous(), found
+        self.run(cuts.masses_of_bins, *map(array_of, tensors))
+        return found
 
     def last_bins(self, bins: Tensor, limit: Tensor, number: int) -> tuple[Tensor, Tensor]:
         found, per_mass = bins.new_zeros(2, len(bins)), tokens_per_mass(bins.device)

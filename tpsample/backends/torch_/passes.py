@@ -571,21 +571,26 @@ class ShardLogits:
         bins = weight.new_zeros(len(prefix), DIGITS)
         return self.of_undone(bins.scatter_add_(1, digit, weight * inside))
 
-    def bins(self, *, mass: bool) -> Tensor:
-        """Return the histogram [F, BINS] of the rows' bins, `tpsample.core.order.bins_of`.
+    def numbers_of_bins(self) -> Tensor:
+        """Return the numbers of tokens in the rows' bins, `tpsample.core.order.bins_of`, int32
+        [F, BINS].
 
         Masked tokens are in none. In a row with a NaN it means nothing.
-
-        Args:
-            mass: as for `digits`.
         """
-        found = self.logits.new_zeros(
-            len(self.logits), BINS, dtype=torch.int64 if mass else torch.int32
-        )
+        found = self.logits.new_zeros(len(self.logits), BINS, dtype=torch.int32)
         for _, logits in self.tiles():
             bins, counts = bins_of(logits, self.largest, self.temperature), logits > -torch.inf
-            weight = self.masses(logits) * counts if mass else counts.to(torch.int32)
-            found.scatter_add_(1, bins, weight)
+            found.scatter_add_(1, bins, counts.to(torch.int32))
+        return found
+
+    def masses_of_bins(self, cut: Tensor) -> Tensor:
+        """Return the masses of the rows' bins, and then that of the tokens down to a cut, int64
+        [F, BINS + 1]. The other words are those of `numbers_of_bins`."""
+        found = cut.new_zeros(len(cut), BINS + 1)
+        for _, logits in self.tiles():
+            weight = self.masses(logits) * (logits > -torch.inf)
+            found.scatter_add_(1, bins_of(logits, self.largest, self.temperature), weight)
+        found[:, BINS] = self.mass_from(cut)
         return found
 
     def words_of_bin(self, bins: Tensor, count: int) -> Tensor:

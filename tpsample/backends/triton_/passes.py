@@ -355,15 +355,20 @@ class TritonShardLogits(ShardLogits):
         )
         return bins
 
-    def bins(self, *, mass: bool) -> Tensor:
-        dtype = torch.int64 if mass else torch.int32
-        bins = self.logits.new_zeros(self.logits.shape[0], BINS, dtype=dtype)
+    def numbers_of_bins(self) -> Tensor:
+        bins = self.logits.new_zeros(self.logits.shape[0], BINS, dtype=torch.int32)
+        return self._fill_bins(bins, None)
+
+    def masses_of_bins(self, cut: Tensor) -> Tensor:
+        return self._fill_bins(cut.new_zeros(cut.shape[0], BINS + 1), cut)
+
+    def _fill_bins(self, bins: Tensor, cut: Tensor | None) -> Tensor:
         self.launch(
             bin_kernel,
             temperature_ptr=self.temperature,
             top_ptr=self.top,
+            cut_ptr=cut,
             bins_ptr=bins,
-            MASS=mass,
         )
         return bins
 

@@ -15,7 +15,7 @@ from tpsample.backends.numba_.kernels.primitives import smaller
 from tpsample.backends.numba_.kernels.threads import share
 from tpsample.core import order
 from tpsample.core.order import DIGIT_BITS, DIGITS
-from tpsample.core.word import EPOCH_SHIFT, TOKEN_BITS, TOKEN_MASK
+from tpsample.core.word import EPOCH_SHIFT, LOWEST_DRAWABLE, TOKEN_BITS, TOKEN_MASK
 
 KEY_DIGIT = 11
 """Bits of a key by which words are ordered at a time."""
@@ -38,34 +38,61 @@ def bins_per_logit(temperature):
 
 
 @jit(entry=True)
-def bins(start, stop, parts, threads, arguments):
-    """Do `bins_of_rows` for each part of the rows; see `backends.numba_.kernels.threads`."""
-    share(bins_of_rows, start, stop, parts, threads, arguments)
+def numbers_of_bins(start, stop, parts, threads, arguments):
+    """Do `numbers_of_bins_of_rows` for each part of the rows; see
+    `tpsample.backends.numba_.kernels.threads`."""
+    share(numbers_of_bins_of_rows, start, stop, parts, threads, arguments)
 
 
 @jit(allocates=True)
-def bins_of_rows(start, stop, part, arguments):
-    """Make the histogram of the bins; twin: `tpsample.backends.torch_.passes.ShardLogits.bins`.
-
-    Args:
-        weighs: whether a token counts with its mass, or as one.
-        out: int64 [F, BINS], zeros.
-    """
-    stored, top, weighs, out = arguments
-    num_ids = stored.logits.shape[1]
-    power, mass, bins = np.empty(BLOCK, F32), np.empty(BLOCK, I64), np.empty(BLOCK, I32)
-    mass[:] = 1
+def numbers_of_bins_of_rows(start, stop, part, arguments):
+    """Count the tokens in the bins of each row, int64 [F, BINS], zeros before."""
+    stored, top, out = arguments
+    num_ids, bins = stored.logits.shape[1], np.empty(BLOCK, I32)
     for row in stored.rows[start:stop]:
-        logits, its = stored.logits[row], mass_row(top[row], stored.temperature[row])
-        per_logit = bins_per_logit(stored.temperature[row])
+        logits, per_logit = stored.logits[row], bins_per_logit(stored.temperature[row])
         for base in range(0, num_ids, BLOCK):
             part = logits[base : base + BLOCK]
             bins_of_block(part, top[row], per_logit, bins)
-            if weighs:
-                weigh_block(part, its, power, mass)
+            for j in range(len(part)):
+                if bins[j] >= 0:
+                    out[row, bins[j]] += 1
+
+
+@jit(entry=True)
+def masses_of_bins(start, stop, parts, threads, arguments):
+    """Do `masses_of_bins_of_rows` for each part of the rows; see
+    `tpsample.backends.numba_.kernels.threads`."""
+    share(masses_of_bins_of_rows, start, stop, parts, threads, arguments)
+
+
+@jit(allocates=True)
+def masses_of_bins_of_rows(start, stop, part, arguments):
+    """Weigh the tokens in the bins of each row, and those down to cuts, int64 [F].
+
+    Args:
+        out: int64 [F, BINS + 1], zeros.
+    """
+    stored, top, cut, out = arguments
+    num_ids, last = stored.logits.shape[1], out.shape[1] - 1
+    power, mass, bins = np.empty(BLOCK, F32), np.empty(BLOCK, I64), np.empty(BLOCK, I32)
+    words = np.empty(BLOCK, I64)
+    for row in stored.rows[start:stop]:
+        logits, its = stored.logits[row], mass_row(top[row], stored.temperature[row])
+        per_logit, least, total = bins_per_logit(stored.temperature[row]), cut[row], I64(0)
+        for base in range(0, num_ids, BLOCK):
+            part = logits[base : base + BLOCK]
+            bins_of_block(part, top[row], per_logit, bins)
+            weigh_block(part, its, power, mass)
             for j in range(len(part)):
                 if bins[j] >= 0:
                     out[row, bins[j]] += mass[j]
+            if least <= LOWEST_DRAWABLE:
+                continue
+            if words_of_block(part, stored.first_id + base, words) >= least:
+                for j in range(len(part)):
+                    total += mass[j] if words[j] >= least else I64(0)
+        out[row, last] = total if least > LOWEST_DRAWABLE else out[row, :last].sum()
 
 
 @jit(entry=True)

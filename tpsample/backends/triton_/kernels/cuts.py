@@ -58,25 +58,30 @@ def bin_kernel(
     stride_logits,
     temperature_ptr,  # [F] fp32
     top_ptr,  # [F] fp32
+    cut_ptr,  # [F] int64, or None for numbers
     # outputs
-    bins_ptr,  # [F, BINS], int64 of masses or int32 of numbers, zero before
+    bins_ptr,  # [F, BINS] int32 of numbers, or [F, BINS + 1] int64 of masses, and last that of the
+    # tokens down to the cut; zero before
     # sizes
     vocab_start,
     lead,
     width,
-    MASS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Histogram of the bins of each row. Grid: (F, blocks)."""
     row = tl.program_id(0)
-    logits, _, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)
+    logits, ids, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)
     top, temperature = tl.load(top_ptr + row), tl.load(temperature_ptr + row)
-    if MASS:
-        weight = masses(logits, mass_row(top, temperature))
+    place, unmasked = bins_of(logits, top, temperature), mask & (logits != float("-inf"))
+    if cut_ptr is None:
+        bins = bins_ptr + row * (LAST_BIN + 1) + place
+        tl.atomic_add(bins, tl.full(logits.shape, 1, tl.int32), mask=unmasked, sem="relaxed")
     else:
-        weight = tl.full(logits.shape, 1, bins_ptr.dtype.element_ty)
-    bins = bins_ptr + row * (LAST_BIN + 1) + bins_of(logits, top, temperature)
-    tl.atomic_add(bins, weight, mask=mask & (logits != float("-inf")), sem="relaxed")
+        weight, bins = masses(logits, mass_row(top, temperature)), bins_ptr + row * (LAST_BIN + 2)
+        tl.atomic_add(bins + place, weight, mask=unmasked, sem="relaxed")
+        kept = unmasked & upto(logits, ids, mark_of(tl.load(cut_ptr + row)))
+        total = tl.sum(tl.where(kept, weight, 0), axis=0)
+        tl.atomic_add(bins + LAST_BIN + 1, total, sem="relaxed")
 
 
 @triton.jit
