@@ -102,6 +102,10 @@ tpsample/request/controls/token_state.py
     +     def __init__(
     > test_random_steps_of_one_rank_are_the_oracles[controls]
 tpsample/exchange/swap.py
+    messages of ranks are made under inference mode
+    - @ordinary_tensors  # later
+    + # later
+    > test_calls_under_inference_mode_leave_a_sampler_that_steps_outside[collective-True-torch]
     a message has room for its own sampler's alone
     - if self._inboxes[0].room < self.ranks.shared.longest:
     + if False:
