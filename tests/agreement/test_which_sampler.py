@@ -84,7 +84,7 @@ def _beside_a_step() -> list[tuple[str, ...]]:
 
 
 def test_what_else_is_collective_beside_a_step_raises_on_every_rank():
-    found = same_on_ranks(2, _beside_a_step)
+    found = same_on_ranks(2, _beside_a_step, group_timeout_s=20)
     for place, other in enumerate(("building a sampler", "compare", "gather")):
         told = "call: every rank must make the same call, got rank "
         (*first, _), (*second, _) = found[2 * place : 2 * place + 2]

@@ -115,10 +115,6 @@ tpsample/ranks/roll_call.py
     - self._require_one_sampler(silent)
     + pass
     > test_samplers_with_connections_of_their_own_are_told_apart_once_they_waited[collective]
-    a sampler that nobody built is counted
-    - _built[self._group] -= 1
-    + pass
-    > test_what_else_is_collective_beside_a_step_raises_on_every_rank
 tpsample/agreement/caller_tensors.py
     a module is looked at once
     - self._look_up(self._module)
@@ -289,6 +285,14 @@ tpsample/request/params.py
     + for name, value in named if name not in ("seed", "repetition_scope"))
     > test_ranks_with_other_requests_seeds_or_positions_are_told_which
 tpsample/ranks/process.py
+    a sampler that nobody built is counted
+    - self.shared.begun -= 1
+    + pass
+    > test_what_else_is_collective_beside_a_step_raises_on_every_rank
+    samplers are numbered by the name of their group
+    - self.shared = _shared.setdefault(group, Shared())
+    + self.shared = vars(dist).setdefault(f"tpsample {group.group_name}", Shared())
+    > test_a_new_group_of_an_old_name_numbers_its_samplers_anew
     nobody counts how long ranks waited
     - self.counters.waited_s += time.perf_counter() - began
     + pass

@@ -101,17 +101,19 @@ class ProcessRanks(Ranks):
 
     def begin_call(self, call: str) -> None:
         """Send a digest of the call, as the first message of every other call has one."""
-        if self._backend == dist.Backend.NCCL or self.world_size == 1:
-            return
-        if self.shared.left is not None:
+        on_host = self._backend != dist.Backend.NCCL and self.world_size > 1
+        if on_host and self.shared.left is not None:
             raise RankMismatch(f"{self.shared.left}; call reset() on every rank first")
+        self.roll.number = self.shared.begun = self.shared.begun + 1
+        if not on_host:
+            return
         shape = self.world_size, self.shared.longest
         messages = torch.empty(shape, dtype=torch.int64, device="cpu")
         messages[0, 0] = digest_text(call)
         self.wait(self.start_swap(messages, messages[0, :1]), messages)
         if len(set(messages[:, 0].tolist())) == 1:
             return
-        self.roll.forget()
+        self.shared.begun -= 1
         require_equal(gather_or_raise(self, {"call": call}, None), {"call": SAME_CALL})
 
     def prepare(self, work: Callable[[], object]) -> None:

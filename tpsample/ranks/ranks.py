@@ -64,11 +64,14 @@ class Shared:
     Attributes:
         longest: numbers of the longest message that begins a call of any of them. There is always
             room for so many, because the peer may have called another sampler.
+        begun: how many samplers were begun, by which all ranks number the next one alike. A gather
+            of a job counts as one.
         left: why a call was left half done; until a reset, no sampler goes on.
         turn: is held by the call that sends.
     """
 
     longest: int = 1
+    begun: int = 0
     left: str | None = None
     turn: Any = field(default_factory=threading.RLock)
 
