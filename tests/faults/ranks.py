@@ -289,6 +289,10 @@ tpsample/ranks/process.py
     - self.shared.begun -= 1
     + pass
     > test_what_else_is_collective_beside_a_step_raises_on_every_rank
+    a sampler is built over connections that are closed
+    - self._own: Any = self.shared.renewed if members is None else None
+    + self._own: Any = None
+    > test_samplers_can_be_built_after_a_reset
     samplers are numbered by the name of their group
     - self.shared = _shared.setdefault(group, Shared())
     + self.shared = vars(dist).setdefault(f"tpsample {group.group_name}", Shared())

@@ -62,7 +62,7 @@ class ProcessRanks(Ranks):
         self._backend = dist.get_backend(group)
         # A ProcessGroupGloo for CPU tensors, in place of the group once it has failed or where only
         # some of it take part. Its methods are missing in torch's own annotations.
-        self._own: Any = None
+        self._own: Any = self.shared.renewed if members is None else None
         self._subsets: list[ProcessRanks] = []
         if members is not None:
             self.connect()
@@ -85,15 +85,18 @@ class ProcessRanks(Ranks):
             self.group = subgroup(self.group, self._members)
         if self._backend == dist.Backend.NCCL:
             return
-        old, self._own = self._own, None
-        if old is not None:
+        held, self._own = [self._own], None
+        if not is_part:
+            held.append(self.shared.renewed)
+            self.shared.renewed = None
+        if any(held):
             # It waits for what is pending, which may last as long as the timeout.
-            held = [old]
-            del old
             threading.Thread(target=held.clear, daemon=True).start()
         self._own = dist.ProcessGroupGloo(
             self.roll.store(self._name), self.rank, self.world_size, group_timeout(self.group)
         )
+        if not is_part:
+            self.shared.renewed = self._own
 
     @property
     def can_exchange_tensors(self) -> bool:

@@ -67,12 +67,14 @@ class Shared:
         begun: how many samplers were begun, by which all ranks number the next one alike. A gather
             of a job counts as one.
         left: why a call was left half done; until a reset, no sampler goes on.
+        renewed: the connections of the last reset, over which later samplers are built.
         turn: is held by the call that sends.
     """
 
     longest: int = 1
     begun: int = 0
     left: str | None = None
+    renewed: Any = None
     turn: Any = field(default_factory=threading.RLock)
 
     def make_room(self, max_rows: int) -> None:
