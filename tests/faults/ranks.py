@@ -141,6 +141,14 @@ tpsample/agreement/held_rows.py
     - if each.rows and (each.digest is None or each.padded):
     + if each.rows and each.digest is None:
 tpsample/agreement/construction.py
+    ranks are told of wrong arguments alone
+    - except Exception as wrong:  # of
+    + except (TypeError, ValueError) as wrong:  # of
+    > test_ranks_are_told_the_same_and_go_on
+    a rank that cannot compile leaves the others waiting
+    -                 error = wrong
+    +                 raise wrong
+    > test_a_rank_that_cannot_compile_is_told_to_all
     a sampler is built beside a step
     - ranks.begin_call("building a sampler")
     + pass

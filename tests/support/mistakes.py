@@ -698,7 +698,28 @@ def _sliced(sampler: LMHeadSampler, rank: int) -> None:
         LMHeadSampler(torch.empty(columns, 0), shard=shard)
 
 
+class _Unready(torch.nn.Module):
+    """A head whose weight raises an error that is about no argument."""
+
+    @property
+    def weight(self) -> torch.Tensor:
+        raise OSError("its file is not there")
+
+
+def half_or(rank: int, other: Callable[[], object]) -> LMHeadSampler:
+    """Build a sampler, on rank 1 over something else than its half of the weight."""
+    return LMHeadSampler(other() if rank else half(rank), vocab_size=V, backend="torch")  # type: ignore[arg-type]
+
+
 TOGETHER: dict[str, tuple[Callable[[LMHeadSampler, int], object], str]] = {
+    "a weight that cannot be read on one rank": (
+        lambda sampler, rank: half_or(rank, _Unready),
+        "rank 1: its file is not there",
+    ),
+    "a weight without a shape on one rank": (
+        lambda sampler, rank: half_or(rank, torch.nn.UninitializedParameter),
+        "rank 1: Can't access the shape of an uninitialized ",
+    ),
     "requests with other temperatures": (
         lambda sampler, rank: sampler(HIDDEN, batch_of(temperature=0.5 + 0.25 * rank), 0),
         f"batch: row 0: temperature: {SAME}, got rank 0: 0.5, rank 1: 0.75",

@@ -184,7 +184,8 @@ def local_arguments(
 ) -> tuple[object, dict[str, Any], Exception | None]:
     """Return group and arguments of a sampler with plain tensors for modules and DTensors.
 
-    An error comes beside the group, where that is known, so that the ranks of the group are told.
+    An error of whatever kind comes beside the group, where that is known, so that the ranks of the
+    group are told.
 
     Args:
         group: as `LMHeadSampler` takes it.
@@ -192,14 +193,14 @@ def local_arguments(
     """
     try:
         given = tensors_of(given)
-    except (TypeError, ValueError) as wrong:
+    except Exception as wrong:
         return group, given, wrong
     weight = given["weight"]
     if not is_dtensor(weight):
         return group, given, None
     try:
         axis = _sharded_axis(weight)
-    except ValueError as wrong:
+    except Exception as wrong:
         return group, given, wrong
     of_mesh = weight.device_mesh.get_group(axis)
     try:
@@ -211,10 +212,10 @@ def local_arguments(
                 f"{describe(given['shard'])}; leave shard= out"
             )
         bias = _local_bias(given["bias"], weight)
-    except (TypeError, ValueError) as wrong:
+        local: Tensor = weight.detach().to_local()
+    except Exception as wrong:
         return of_mesh, given, wrong
     rows = given["vocab_size"] if given["vocab_size"] is not None else weight.shape[0]
-    local: Tensor = weight.detach().to_local()
     plain = {"weight": local, "shard": shard, "vocab_size": rows, "bias": bias}
     return of_mesh, given | plain, None
 

@@ -45,7 +45,7 @@ def agree(group: object, *, logit_scale: Any, logit_softcap: Any, **given: Any) 
         given: the other arguments that `checked_arguments` takes.
 
     Raises:
-        TypeError, ValueError: an argument is wrong, on one rank.
+        TypeError, ValueError: an argument is wrong, on a rank alone.
         RankMismatch: an argument is wrong or differs on some of several ranks; all raise it.
     """
     given["head"] = Head(logit_scale, logit_softcap)
@@ -63,17 +63,21 @@ def agree(group: object, *, logit_scale: Any, logit_softcap: Any, **given: Any) 
         given = checked_arguments(given)
         backend = _backend(given)
         record = _record(given, backend)
-    except (TypeError, ValueError) as wrong:
+    except Exception as wrong:  # of whatever kind: the other ranks must hear of it
         error = error or wrong
     ranks.begin_call("building a sampler")
 
     def compile_kernels() -> None:
+        nonlocal error
         if error is None and backend == "numba":
-            from tpsample.backends.numba_.kernels.compiled_ahead import (
-                compile_missing,  # needs Numba
-            )
+            try:
+                from tpsample.backends.numba_.kernels.compiled_ahead import (
+                    compile_missing,  # needs Numba
+                )
 
-            compile_missing(given["weight"], screened=given["screening"] is not None)
+                compile_missing(given["weight"], screened=given["screening"] is not None)
+            except Exception as wrong:
+                error = wrong
 
     ranks.prepare(compile_kernels)
     records = gather_or_raise(ranks, record, error)

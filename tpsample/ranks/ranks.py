@@ -204,7 +204,8 @@ def gather_or_raise(
         if error is not None:
             raise error
         return [record]
-    records = ranks.gather({"error": str(error)[:1000]} if error is not None else record)
+    told = {} if error is None else {"error": (str(error) or type(error).__name__)[:1000]}
+    records = ranks.gather(told or record)
     wrong = [f"rank {r}: {rec['error']}" for r, rec in enumerate(records) if "error" in rec]
     if wrong:
         raise RankMismatch("; ".join(wrong)) from error
