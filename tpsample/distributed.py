@@ -65,8 +65,8 @@ class Job:
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's value, in rank order. JSON must be able to carry it. Collective."""
         ranks = ranks_of(None)
-        ranks.begin_call("gather")
-        return [record["value"] for record in ranks.gather({"value": value})]
+        with ranks.during("gather"):
+            return [record["value"] for record in ranks.gather({"value": value})]
 
 
 @contextmanager

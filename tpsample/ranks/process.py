@@ -6,8 +6,8 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -102,13 +102,28 @@ class ProcessRanks(Ranks):
     def can_exchange_tensors(self) -> bool:
         return True
 
-    def begin_call(self, call: str) -> None:
+    @contextmanager
+    def during(self, call: str) -> Iterator[None]:
+        with self.shared.turn:
+            if self.shared.left is not None and self._backend != dist.Backend.NCCL:
+                raise RankMismatch(
+                    f"{self.shared.left}; call reset() on every rank first, or take a new group"
+                )
+            try:
+                self._begin(call)
+                yield
+            except (PeerLost, ValueError):  # which the peers raise as well
+                raise
+            except BaseException as error:
+                if self.world_size > 1:
+                    self.shared.left = f"{type(error).__name__}: {error}"
+                    self.roll.say(self.shared.left, refused=False)
+                raise
+
+    def _begin(self, call: str) -> None:
         """Send a digest of the call, as the first message of every other call has one."""
-        on_host = self._backend != dist.Backend.NCCL and self.world_size > 1
-        if on_host and self.shared.left is not None:
-            raise RankMismatch(f"{self.shared.left}; call reset() on every rank first")
         self.roll.number = self.shared.begun = self.shared.begun + 1
-        if not on_host:
+        if self._backend == dist.Backend.NCCL or self.world_size == 1:
             return
         shape = self.world_size, self.shared.longest
         messages = torch.empty(shape, dtype=torch.int64, device="cpu")

@@ -180,12 +180,14 @@ class Ranks:
     def close(self) -> None:
         """Tell the other ranks that this one takes no step any more."""
 
-    def begin_call(self, call: str) -> None:
-        """Make sure that every rank makes this call, before it exchanges anything. Collective.
+    @contextmanager
+    def during(self, call: str) -> Iterator[None]:
+        """Let the body be a call that every rank makes, and no other thread's. Collective.
 
         Raises:
             RankMismatch: another rank makes another call; it raises the same.
         """
+        yield
 
     def renew(self) -> None:
         """Begin anew after a failure. Collective."""
