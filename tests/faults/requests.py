@@ -357,4 +357,12 @@ tpsample/record/format.py
     - why = "it is a folder" if Path(path).is_dir() else error
     + why = f"not a safetensors file: {error}"
     > test_a_file_that_cannot_be_read_is_not_called_a_wrong_one
+tpsample/one_call.py
+    requests that are wrong on one rank leave the others waiting
+    - agreement.settle(_refuse, wrong)
+    + pass
+    > test_ranks_are_told_the_same_and_go_on
+    draws of no kind on one rank leave the others waiting
+    - num_samples) if is_integer(num_samples) else 1
+    + num_samples) if 1 // num_samples + 1 else 1
 """)
