@@ -365,4 +365,14 @@ tpsample/one_call.py
     draws of no kind on one rank leave the others waiting
     - num_samples) if is_integer(num_samples) else 1
     + num_samples) if 1 // num_samples + 1 else 1
+tpsample/agreement/caller_tensors.py
+    a weight that was freed is read
+    - require_memory(name, its)
+    + pass
+    > test_a_tensor_that_was_freed_on_one_rank_is_named_on_every_rank[torch]
+tpsample/agreement/step_checks.py
+    hidden states that were freed are read
+    - require_memory(name, rows)
+    + pass
+    > test_a_tensor_that_was_freed_on_one_rank_is_named_on_every_rank[torch]
 """)

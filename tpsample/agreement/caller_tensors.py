@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tpsample.agreement.caller_module import ATTRIBUTES, tensor_of, tensors_of
-from tpsample.core.checks import describe, is_integer
+from tpsample.core.checks import describe, is_integer, require_memory
 from tpsample.core.tensors import ordinary_tensors
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.settings import Settings
@@ -83,7 +83,8 @@ class CallerTensors:
         """Let the aliases share the memory of the caller's tensors, wherever that is now.
 
         Raises:
-            TypeError, ValueError: a tensor has another shape, dtype, device or layout than before.
+            TypeError, ValueError: a tensor has another shape, dtype, device or layout than before,
+                or no memory.
         """
         if self._module is not None:
             self._look_up(self._module)
@@ -93,6 +94,7 @@ class CallerTensors:
                 self._warn_of_orphan(name)
         for name, (given, alias) in self._given.items():
             its = given if type(given) in _PLAIN else _local(given)
+            require_memory(name, its)
             moved = its.data_ptr() != alias.data_ptr() or its.stride() != alias.stride()
             if moved or self._moving:
                 self._take(name, its, alias)

@@ -27,6 +27,7 @@ from tpsample.core.checks import (
     fits,
     positions_tensor,
     read_positions,
+    require_memory,
     require_plain,
 )
 from tpsample.core.vocab_shard import VocabShard
@@ -134,6 +135,7 @@ class StepChecks:
                 f"{name}: expected a contiguous last axis, got strides {rows.stride()}; call "
                 ".contiguous()"
             )
+        require_memory(name, rows)
         if are_logits:
             self.ready_made.check(inputs)
         num_rows, times = leading or (given.shape[0], samples)
@@ -271,6 +273,7 @@ def check_out(out: SampleOutput, rows: int, num_samples: int | None, device: tor
                 f"out.{name}: expected a contiguous {dtype} tensor {wanted} on {device}, "
                 f"got {describe(tensor)}"
             )
+        require_memory(f"out.{name}", tensor)
 
 
 def _refuse_hidden_states(rows: Tensor, weight: Tensor, axes: int) -> NoReturn:
