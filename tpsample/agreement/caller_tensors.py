@@ -241,7 +241,14 @@ def _sharded_axis(weight: Any) -> int:
             f"lm_head_weight: {_EXPECTED}; got a DTensor placed {tuple(placements)}; redistribute "
             "it, or pass a plain tensor with shard= and group="
         )
-    return axes[0]
+    (axis,) = axes
+    if mesh.get_coordinate()[axis] != mesh.get_local_rank(axis):
+        raise ValueError(
+            f"lm_head_weight: expected a mesh whose ranks ascend along axis {axis}, as those of "
+            f"its group do, got {mesh}; redistribute it over such a mesh, or pass a plain tensor "
+            "with shard= and group="
+        )
+    return axis
 
 
 def _shard(weight: Any, axis: int, vocab_size: Any) -> VocabShard:
