@@ -58,6 +58,11 @@ def _batches(**other: Any) -> Argument:
     return Argument(batch_of(), wrong, batch_of(rows=params_of(**other)), f"batch: row 0: {name}")
 
 
+def _twice(integers: torch.Tensor) -> SampleOutput:
+    """Return an output whose tokens and seeds are one tensor."""
+    return SampleOutput(token_ids=integers, status=integers.int(), seeds=integers)
+
+
 _POSITIONS = Argument(
     3, (None, 1.0, -1, True, torch.zeros(B + 1).long(), torch.zeros(B)), 4, "positions"
 )
@@ -105,6 +110,7 @@ CALLS: dict[str, dict[str, Argument]] = {
             (
                 SampleOutput.empty(torch.zeros(1).long(), None),
                 SampleOutput.empty(torch.zeros(B).long(), 1),
+                _twice(torch.zeros(B).long()),
                 "out",
             ),
         ),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import combinations
 from typing import Any, NoReturn
 
 import torch
@@ -274,6 +275,13 @@ def check_out(out: SampleOutput, rows: int, num_samples: int | None, device: tor
                 f"got {describe(tensor)}"
             )
         require_memory(f"out.{name}", tensor)
+    for one, other in combinations(("token_ids", "status", "seeds"), 2):
+        first, second = getattr(out, one), getattr(out, other)
+        if -first.nbytes < first.data_ptr() - second.data_ptr() < second.nbytes:
+            raise ValueError(
+                f"out.{other}: expected memory of its own, got some of out.{one}'s; pass the "
+                "output of an earlier call"
+            )
 
 
 def _refuse_hidden_states(rows: Tensor, weight: Tensor, axes: int) -> NoReturn:
