@@ -214,6 +214,14 @@ tpsample/core/digest.py
     + digest = digest + column
     > test_the_digest_sees_every_bit_of_every_value
 tpsample/distributed.py
+    a machine of no ranks is divided by
+    - if local_world_size == 0:
+    + if False:
+    > test_broken_environment_names_the_variable
+    a port that is no number is passed on
+    - if store is None and not (port.isdecimal() and int(port) < 2**16):
+    + if False:
+    > test_a_port_that_is_none_names_the_variable
     a process started by hand takes every core
     - (len(os.sched_getaffinity(0)) - 1) // local_world_size)
     + len(os.sched_getaffinity(0)) // local_world_size)
