@@ -385,4 +385,9 @@ tpsample/agreement/step_checks.py
     - if -first.nbytes < first.data_ptr() - second.data_ptr() < second.nbytes:
     + if False:
     > test_a_call_wrong_on_one_rank_raises_the_same_on_every_rank[collective]
+tpsample/core/checks.py
+    numbers are read that are still to be negated
+    - if tensor.is_neg():
+    + if False:
+    > test_numbers_that_are_still_to_be_negated_are_refused
 """)

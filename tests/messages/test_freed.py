@@ -1,4 +1,4 @@
-"""A tensor whose memory was freed is refused by its name on every rank, and nothing is read."""
+"""Tensors whose memory was freed, or has other numbers, are refused by name on every rank."""
 
 from __future__ import annotations
 
@@ -68,3 +68,13 @@ def test_a_tensor_that_was_freed_on_one_rank_is_named_on_every_rank(backend):
     for name, (kind, text) in zip(names, found, strict=True):
         assert kind == "RankMismatch", text
         assert text.startswith(f"rank 1: {name}: its storage has 0 of "), text
+
+
+def test_numbers_that_are_still_to_be_negated_are_refused():
+    sampler = LMHeadSampler(head_of(0), backend="torch")
+    for name, argument in (("step", "hidden_states"), ("sample_logits", "local_logits")):
+        put_off = torch._neg_view(CALLS[name][argument].right)
+        with pytest.raises(ValueError, match=rf"^{argument}: torch .* call \.resolve_neg\(\)"):
+            call(sampler, name, **{argument: put_off})
+    with pytest.raises(ValueError, match=r"^lm_head_weight: torch .* call \.resolve_neg\(\)"):
+        LMHeadSampler(torch._neg_view(head_of(0)))

@@ -60,12 +60,18 @@ def require_plain(name: str, value: object) -> None:
 
 
 def require_memory(name: str, tensor: Tensor) -> None:
-    """Raise a ValueError if a tensor has less memory than its numbers take, as after FSDP freed it.
+    """Raise a ValueError unless the numbers of a tensor lie in its memory, where kernels read them.
 
-    Kernels would read whatever lies there. Tensors that keep their numbers in others are not asked.
+    FSDP frees that of parameters between calls, and torch may put off to negate what is in it.
+    Tensors that keep their numbers in others are not asked.
     """
     if type(tensor) not in (Tensor, torch.nn.Parameter) or not tensor.numel():
         return
+    if tensor.is_neg():
+        raise ValueError(
+            f"{name}: torch has put off to negate its numbers, which are those of another tensor; "
+            "call .resolve_neg()"
+        )
     if tensor.is_contiguous():
         numbers = tensor.numel()
     else:
