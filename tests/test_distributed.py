@@ -77,6 +77,7 @@ def test_place_from_environment(env: dict[str, str], place: Job) -> None:
         ({"RANK": "-1"}, "RANK='-1': expected a number"),
         ({"WORLD_SIZE": ""}, "WORLD_SIZE='': expected a number"),
         ({"RANK": "8"}, "RANK=8: expected less than WORLD_SIZE=8"),
+        ({"LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE=0: expected the number"),
     ],
 )
 def test_broken_environment_names_the_variable(change: dict[str, str | None], message: str) -> None:
@@ -92,6 +93,16 @@ def test_launcher_without_address_raises_instead_of_waiting(
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(LaunchError, match="MASTER_ADDR: not set"), join():
+        pass
+
+
+@pytest.mark.parametrize("port", ["abc", "", "65536", "-1"])
+def test_a_port_that_is_none_names_the_variable(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ENVIRONMENTS["srun"][0].items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", port)
+    with pytest.raises(LaunchError, match=f"MASTER_PORT='{port}': expected a free port"), join():
         pass
 
 

@@ -65,8 +65,8 @@ class Job:
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's value, in rank order. JSON must be able to carry it. Collective."""
         ranks = ranks_of(None)
-        ranks.begin_call("gather")
-        return [record["value"] for record in ranks.gather({"value": value})]
+        with ranks.during("gather"):
+            return [record["value"] for record in ranks.gather({"value": value})]
 
 
 @contextmanager
@@ -111,6 +111,8 @@ def from_environment(env: Mapping[str, str]) -> Job:
         rank, world_size, local_rank, local_world_size = (_number(env, n, source) for n in names)
         if rank >= world_size:
             raise LaunchError(f"{names[0]}={rank}: expected less than {names[1]}={world_size}")
+        if local_world_size == 0:
+            raise LaunchError(f"{names[3]}=0: expected the number of ranks on this machine, from 1")
         return Job(rank, world_size, local_rank, local_world_size, source)
     return Job()
 
@@ -198,6 +200,11 @@ def _init_group(place: Job, store: Store | None, device: torch.device, timeout_s
                 f"{name}: not set, and {place.source} alone does not tell where rank 0 is; set "
                 f"MASTER_ADDR and MASTER_PORT, an address and a free port there, or {_WAY_OUT}"
             )
+    port = os.environ.get("MASTER_PORT", "")
+    if store is None and not (port.isdecimal() and int(port) < 2**16):
+        raise LaunchError(
+            f"MASTER_PORT={describe(port)}: expected a free port of rank 0's machine, below 65536"
+        )
     gpu = device.type == "cuda"
     first = os.environ["MASTER_ADDR"] if store is None else store.host  # type: ignore[attr-defined]
     try:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpsample.agreement.arguments import refuse_unknown
-from tpsample.core.checks import check_num_samples
+from tpsample.core.checks import is_integer
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.output import SampleOutput
 from tpsample.request.batch import SamplingBatch
@@ -38,10 +38,11 @@ def sample(
     which is a list of B requests. Rows with ``seed=None`` get a seed that is
     drawn on one rank and stands in the output's `seeds`.
     """
-    if unknown:
-        refuse_unknown(sample, unknown)
-    num_rows = hidden_states.shape[0] if isinstance(hidden_states, Tensor) else 1
-    sampler = LMHeadSampler(
+    num_rows = (
+        hidden_states.shape[0] if isinstance(hidden_states, Tensor) and hidden_states.ndim else 1
+    )
+    samples = int(num_samples) if is_integer(num_samples) else 1  # the step refuses others
+    with LMHeadSampler(
         lm_head_weight,
         vocab_size=vocab_size,
         shard=shard,
@@ -49,12 +50,26 @@ def sample(
         bias=bias,
         logit_scale=logit_scale,
         logit_softcap=logit_softcap,
-        max_rows=max(1, num_rows * check_num_samples(num_samples)),
-    )
-    batch = SamplingBatch.from_params(
-        params, vocab_size=sampler.vocab_size, device=sampler.weight.device
-    )
-    try:
-        return sampler(hidden_states, batch, positions, num_samples=num_samples)
-    finally:
-        sampler.close()
+        max_rows=max(_FEW_ROWS, num_rows * samples),
+    ) as sampler:
+        agreement = sampler.agreement
+        with agreement:
+            try:
+                if unknown:
+                    refuse_unknown(sample, unknown)
+                batch = SamplingBatch.from_params(
+                    params, vocab_size=sampler.vocab_size, device=sampler.weight.device
+                )
+            except Exception as wrong:  # which the peers, whose step has begun, are told
+                agreement.settle(_refuse, wrong)
+                raise
+            return sampler(hidden_states, batch, positions, num_samples=num_samples)
+
+
+_FEW_ROWS = 256
+"""The least `max_rows`, so that ranks whose arguments differ mostly build one sampler and are told
+of the difference by name."""
+
+
+def _refuse(wrong: Exception) -> NoReturn:
+    raise wrong

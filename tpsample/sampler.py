@@ -142,9 +142,9 @@ class LMHeadSampler(Sealed):
             "screening": screening,
             "on_failed": on_failed,
         }
-        settings = agree(weight=lm_head_weight, bias=bias, **self._options)
         given = {"lm_head_weight": lm_head_weight, "bias": bias}
-        pipeline = self.pipeline = Pipeline(settings, given)
+        with agree(weight=lm_head_weight, bias=bias, **self._options) as settings:
+            pipeline = self.pipeline = Pipeline(settings, given)
         self.settings, self.ranks = settings, settings.ranks
         self.weight, self.vocab_size = settings.weight, settings.vocab_size
         self.shard, self.backend = settings.shard, settings.backend

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from tests.support.cases import Case
@@ -96,8 +96,10 @@ def _refused() -> dict[str, str]:
     square = init_device_mesh("cpu", (2, 1))
     rows = distribute_tensor(weight, mesh, [Shard(0)])
     replicated = distribute_tensor(weight, mesh, [Replicate()])
-    partial = torch.distributed.tensor.DTensor.from_local(weight, mesh, [Partial()])
+    partial = DTensor.from_local(weight, mesh, [Partial()])
+    turned = DTensor.from_local(weight[:5], DeviceMesh("cpu", [1, 0]), [Shard(0)])
     calls = {
+        "order": lambda: LMHeadSampler(turned),
         "Partial": lambda: LMHeadSampler(partial),
         "Replicate": lambda: LMHeadSampler(replicated),
         "two axes": lambda: LMHeadSampler(distribute_tensor(weight, square, [Shard(0), Shard(0)])),
@@ -127,6 +129,7 @@ def test_anything_else_is_refused_by_name_on_every_rank():
         assert "lm_head_weight: expected Shard(0) on one axis" in told[name], told[name]
         assert kind in told[name].split("got a DTensor placed")[1]
     assert "bias: expected a DTensor distributed as lm_head_weight" in told["bias"]
+    assert "expected a mesh whose ranks ascend along axis 0" in told["order"], told["order"]
     assert "expected a DTensor [V, D], got 3 axes" in told["three axes"]
     assert "expected shards up to vocab_size=11" in told["vocab_size"]
     assert told["one rank"].startswith("rank 0: lm_head_weight: expected Shard(0)")

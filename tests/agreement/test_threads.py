@@ -151,3 +151,46 @@ def test_samplers_of_two_threads_over_one_group_take_turns(steps):
     first, second = run_ranks(2, _two_threads, steps)
     print(f"2 ranks, right steps and those that were told to differ: {first}, {second}")
     assert first == second and sum(first) == 2 * steps
+
+
+def _build_beside_steps(times: int) -> tuple[int, int, int]:
+    """Return how many steps were right and how many builds were done, and how many were told.
+
+    One thread steps and another one builds; on each rank they take turns in any order.
+    """
+    case = Case.make(40, 3)
+    sampler, expected, begin = (
+        own_sampler(case.weight),
+        case.oracle().token_ids,
+        threading.Barrier(2),
+    )
+
+    def serve(call: Callable[[], object]) -> tuple[int, int]:
+        done = told = 0
+        begin.wait()
+        for _ in range(times):
+            try:
+                call()
+            except RankMismatch as error:
+                assert str(error).startswith(
+                    ("call: every rank must make the same call", "sampler: ")
+                )
+                told += 1
+            else:
+                done += 1
+        return done, told
+
+    def step() -> None:
+        out = sampler(case.hidden_states, case.batch, case.positions)
+        assert torch.equal(out.token_ids, expected)
+
+    with ThreadPoolExecutor(2) as pool:
+        (steps, told), (builds, others) = pool.map(serve, [step, lambda: own_sampler(case.weight)])
+    return steps, builds, told + others
+
+
+def test_a_thread_that_builds_and_one_that_steps_take_turns():
+    """A step that meets a build on the other rank is told so, on both ranks alike."""
+    first, second = run_ranks(2, _build_beside_steps, 20, group_timeout_s=10)
+    print(f"2 ranks, right steps, builds, and calls that were told to differ: {first}, {second}")
+    assert first == second and sum(first) == 40

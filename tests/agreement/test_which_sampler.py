@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from tests.support.calls import B, D, V, head_of, outcome, sampler_of, step
 from tests.support.ranks import run_ranks, same_on_ranks
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams
 from tpsample.distributed import Job
+from tpsample.ranks.process import ProcessRanks
 
 
 def _mine(first: Callable[[], Any], second: Callable[[], Any]) -> tuple[str, str]:
@@ -84,7 +86,7 @@ def _beside_a_step() -> list[tuple[str, ...]]:
 
 
 def test_what_else_is_collective_beside_a_step_raises_on_every_rank():
-    found = same_on_ranks(2, _beside_a_step)
+    found = same_on_ranks(2, _beside_a_step, group_timeout_s=10)
     for place, other in enumerate(("building a sampler", "compare", "gather")):
         told = "call: every rank must make the same call, got rank "
         (*first, _), (*second, _) = found[2 * place : 2 * place + 2]
@@ -160,3 +162,30 @@ def test_samplers_with_connections_of_their_own_are_told_apart_once_they_waited(
         "both on every rank"
     )
     assert found[1] == found[0]
+
+
+def _interrupted_in_between(build: bool) -> list[tuple[str, str]]:
+    """Ctrl-C on rank 1 while all build a sampler or gather; then it calls an older sampler."""
+    sampler, job = sampler_of(), Job(rank=dist.get_rank(), world_size=2)
+    expected = step(sampler)
+    found = []
+    collective = sampler_of if build else lambda: job.gather("x")
+    if dist.get_rank() == 1:
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(ProcessRanks, "gather", mock.Mock(side_effect=KeyboardInterrupt("^C")))
+            collective()
+    else:
+        found.append(outcome(collective))
+    if dist.get_rank() == 1:
+        found += [outcome(lambda: step(sampler)), outcome(sampler_of)]
+    sampler.reset()
+    assert step(sampler) == step(sampler_of()) == expected
+    return found
+
+
+@pytest.mark.parametrize("build", [True, False], ids=["build", "gather"])
+def test_a_rank_interrupted_while_it_builds_sends_nothing_before_reset(build):
+    first, second = run_ranks(2, _interrupted_in_between, build, group_timeout_s=1)
+    assert first == [("PeerLost", first[0][1])] and "rank 1: KeyboardInterrupt: ^C" in first[0][1]
+    assert [kind for kind, _ in second] == ["RankMismatch"] * 2
+    assert all(text.startswith("KeyboardInterrupt: ^C; call reset()") for _, text in second)

@@ -110,7 +110,7 @@ def _summing(hosts: str) -> list[str]:
         ProcessRanks.start_all_reduce = sum_of
         tpsample.exchange.SWAPS_ON = ()
         exchange = "collective" if level == "all" else "two_level"
-        with pytest.raises(RuntimeError) as raised:
+        with pytest.raises(RankMismatch) as raised:
             _sampler(Case.make(60, 3), hosts, exchange=exchange)
         told.append(str(raised.value))
     return told

@@ -362,4 +362,37 @@ tpsample/record/format.py
     - why = "it is a folder" if Path(path).is_dir() else error
     + why = f"not a safetensors file: {error}"
     > test_a_file_that_cannot_be_read_is_not_called_a_wrong_one
+tpsample/one_call.py
+    requests that are wrong on one rank leave the others waiting
+    - agreement.settle(_refuse, wrong)
+    + pass
+    > test_ranks_are_told_the_same_and_go_on
+    draws of no kind on one rank leave the others waiting
+    - num_samples) if is_integer(num_samples) else 1
+    + num_samples) if 1 // num_samples + 1 else 1
+tpsample/agreement/caller_tensors.py
+    a weight that was freed is read
+    - require_memory(name, its)
+    + pass
+    > test_a_tensor_that_was_freed_on_one_rank_is_named_on_every_rank[torch]
+tpsample/agreement/step_checks.py
+    hidden states that were freed are read
+    - require_memory(name, rows)
+    + pass
+    > test_a_tensor_that_was_freed_on_one_rank_is_named_on_every_rank[torch]
+tpsample/agreement/caller_tensors.py
+    a mesh in another order than its group is read as the group
+    - if mesh.get_coordinate()[axis] != mesh.get_local_rank(axis):
+    + if False:
+    > agreement/test_dtensor.py::test_anything_else_is_refused_by_name_on_every_rank
+tpsample/agreement/step_checks.py
+    tokens and seeds are written to the same memory
+    - if -first.nbytes < first.data_ptr() - second.data_ptr() < second.nbytes:
+    + if False:
+    > test_a_call_wrong_on_one_rank_raises_the_same_on_every_rank[collective]
+tpsample/core/checks.py
+    numbers are read that are still to be negated
+    - if tensor.is_neg():
+    + if False:
+    > test_numbers_that_are_still_to_be_negated_are_refused
 """)

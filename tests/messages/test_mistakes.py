@@ -169,5 +169,7 @@ def _all_together() -> list[str]:
 
 
 def test_ranks_are_told_the_same_and_go_on():
-    for (_, message), text in zip(TOGETHER.values(), same_on_ranks(2, _all_together), strict=True):
+    for (_, message), text in zip(
+        TOGETHER.values(), same_on_ranks(2, _all_together, group_timeout_s=20), strict=True
+    ):
         assert begins(text, message) if message else not text, text

@@ -6,9 +6,11 @@ import os
 import signal
 import time
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.support.cases import Case, own_sampler
 from tests.support.limits import slowness
@@ -104,6 +106,22 @@ def _count_calls() -> int:
 
 def test_ranks_with_nothing_to_do_take_one_round_of_the_store():
     assert run_ranks(2, _count_calls)[1] == 1
+
+
+def _cannot_compile(case: Case) -> str:
+    """Rank 1 has no room for compiled kernels."""
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() == 1:
+            full = mock.Mock(side_effect=OSError("no space left on device"))
+            patch.setattr(compiled_ahead, "compile_missing", full)
+        with pytest.raises(RankMismatch) as refused:
+            own_sampler(case.weight, backend="numba")
+    return str(refused.value)
+
+
+def test_a_rank_that_cannot_compile_is_told_to_all():
+    found = run_ranks(2, _cannot_compile, Case.make(60, 3), group_timeout_s=TIMEOUT_S)
+    assert found == ["rank 1: no space left on device"] * 2
 
 
 def _one_is_wrong(case: Case) -> str:

@@ -26,10 +26,9 @@ def roll(monkeypatch: pytest.MonkeyPatch) -> Any:
     store = dist.HashStore()
     monkeypatch.setattr(dist.distributed_c10d, "_get_process_group_store", lambda _: store)
     monkeypatch.setattr(roll_call, "GRACE_S", 0.1)
-    monkeypatch.setattr(roll_call, "_built", {})
 
     def make(rank: int) -> RollCall:
-        found = RollCall(SimpleNamespace(group_name="three"), rank, 3)
+        found = RollCall(SimpleNamespace(), rank, 3)
         found.step = 28
         return found
 
@@ -105,7 +104,6 @@ def test_ranks_that_come_with_the_last_look_are_not_missing(
 
 def test_a_rank_that_gave_up_a_reset_is_waited_for(roll: Any) -> None:
     early, late = roll(0), roll(1)
-    late.number = early.number
     early._store.set(early._key("anew", 2), "")
     with pytest.raises(PeerLost, match="reset: rank 1 did not come within 0 s"):
         early.begin_anew(0.0)
@@ -116,7 +114,6 @@ def test_a_rank_that_gave_up_a_reset_is_waited_for(roll: Any) -> None:
 def test_ranks_of_an_attempt_that_one_gave_up_meet_in_the_next(roll: Any) -> None:
     """Rank 2 waits while rank 0 gives up, then ranks 1 and 0 come."""
     early, late, waiting = roll(0), roll(1), roll(2)
-    early.number = late.number = waiting.number
     with ThreadPoolExecutor(3) as pool:
         first = pool.submit(waiting.begin_anew, 10.0)
         with pytest.raises(PeerLost, match="reset: rank 1 did not come within 0 s"):
@@ -133,7 +130,6 @@ def test_ranks_of_an_attempt_that_one_gave_up_meet_in_the_next(roll: Any) -> Non
 def test_a_rank_that_came_before_is_not_named(roll: Any) -> None:
     """Ranks 0 and 2 wait for rank 1; rank 0 gives up first."""
     early, waiting = roll(0), roll(2)
-    early.number = waiting.number
     with ThreadPoolExecutor(1) as pool:
         later = pool.submit(waiting.begin_anew, 0.5)
         with pytest.raises(PeerLost, match="reset: rank 1 did not come"):
@@ -144,7 +140,6 @@ def test_a_rank_that_came_before_is_not_named(roll: Any) -> None:
 
 def test_a_rank_whose_attempt_was_decided_without_it_follows(roll: Any) -> None:
     early, late = roll(0), roll(1)
-    late.number = early.number
     for rank in (0, 2):
         early._store.set(early._key("anew", rank), "")
     late.begin_anew(0.0)

@@ -58,6 +58,11 @@ def _batches(**other: Any) -> Argument:
     return Argument(batch_of(), wrong, batch_of(rows=params_of(**other)), f"batch: row 0: {name}")
 
 
+def _twice(integers: torch.Tensor) -> SampleOutput:
+    """Return an output whose tokens and seeds are one tensor."""
+    return SampleOutput(token_ids=integers, status=integers.int(), seeds=integers)
+
+
 _POSITIONS = Argument(
     3, (None, 1.0, -1, True, torch.zeros(B + 1).long(), torch.zeros(B)), 4, "positions"
 )
@@ -105,6 +110,7 @@ CALLS: dict[str, dict[str, Argument]] = {
             (
                 SampleOutput.empty(torch.zeros(1).long(), None),
                 SampleOutput.empty(torch.zeros(B).long(), 1),
+                _twice(torch.zeros(B).long()),
                 "out",
             ),
         ),
@@ -231,7 +237,8 @@ def call(sampler: LMHeadSampler, name: str, **changes: Any) -> Any:
         shard = VocabShard.even(V, dist.get_rank(), 2)
         right = {argument: each.right for argument, each in CONSTRUCTOR.items()}
         return LMHeadSampler(**right | {"shard": shard} | changes)
-    right = {argument: copy.deepcopy(each.right) for argument, each in CALLS[name].items()}
+    with torch.inference_mode(False):  # as a caller makes a batch before it steps
+        right = {argument: copy.deepcopy(each.right) for argument, each in CALLS[name].items()}
     return FUNCTIONS[name](sampler, **right | changes)
 
 
@@ -243,8 +250,8 @@ def head_of(rank: int) -> torch.Tensor:
 def sampler_of(exchange: str = "collective", **arguments: Any) -> LMHeadSampler:
     """This rank's sampler; of two, each has half of the head."""
     backend = "triton" if exchange == "peer" else "torch"
-    weight, how = head_of(dist.get_rank()), {"exchange": exchange, "backend": backend}
-    return LMHeadSampler(weight, max_rows=MAX_ROWS, **how, **arguments)
+    how = {"exchange": exchange, "backend": backend, "max_rows": MAX_ROWS}
+    return LMHeadSampler(head_of(dist.get_rank()), **how | arguments)
 
 
 def step(sampler: LMHeadSampler, batch: SamplingBatch | None = None) -> list[int]:

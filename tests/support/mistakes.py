@@ -373,8 +373,8 @@ def refused(function: Callable[..., object], name: str) -> None:
     """Call a function with a name that it does not have, beside those that it needs."""
     parameters = inspect.signature(function).parameters.values()
     needed = [p.name for p in parameters if p.default is p.empty and p.kind != p.VAR_KEYWORD]
-    given = dict.fromkeys([*needed, name])
-    function(**given | {"self": sampler_over()} if "self" in given else given)
+    right = {"self": sampler_over(), "lm_head_weight": WEIGHT}
+    function(**{each: right.get(each) for each in [*needed, name]})
 
 
 UNREAD: dict[tuple[Any, str], str] = {
@@ -698,7 +698,57 @@ def _sliced(sampler: LMHeadSampler, rank: int) -> None:
         LMHeadSampler(torch.empty(columns, 0), shard=shard)
 
 
+class _Unready(torch.nn.Module):
+    """A head whose weight raises an error that is about no argument."""
+
+    @property
+    def weight(self) -> torch.Tensor:
+        raise OSError("its file is not there")
+
+
+def sample_half(
+    rank: int, params: Any = (), *, hidden_states: Any = HIDDEN, **options: Any
+) -> None:
+    """Sample in one call over this rank's half of the weight, by default for requests of B rows."""
+    params = [request(seed=1)] * B if params == () else params
+    sample(hidden_states, half(rank), params, positions=0, vocab_size=V, **options)
+
+
+def half_or(rank: int, other: Callable[[], object]) -> LMHeadSampler:
+    """Build a sampler, on rank 1 over something else than its half of the weight."""
+    return LMHeadSampler(other() if rank else half(rank), vocab_size=V, backend="torch")  # type: ignore[arg-type]
+
+
 TOGETHER: dict[str, tuple[Callable[[LMHeadSampler, int], object], str]] = {
+    "one call with draws of no kind on one rank": (
+        lambda sampler, rank: sample_half(rank, num_samples=0 if rank else 2),
+        "rank 1: num_samples: expected an int from 1 to 1048576, got 0",
+    ),
+    "one call with an id of no token on one rank": (
+        lambda sampler, rank: sample_half(rank, [request(allowed_token_ids=[V * rank])] * B),
+        "rank 1: allowed_token_ids: expected ids in [0, 20), got 20",
+    ),
+    "one call with requests of no kind on one rank": (
+        lambda sampler, rank: sample_half(rank, None if rank else [request()] * B),
+        "rank 1: params: expected ",
+    ),
+    "one call with an argument that it does not have on one rank": (
+        lambda sampler, rank: sample_half(rank, **({"top_p": 0.9} if rank else {})),
+        "rank 1: top_p: not an argument of sample; give it to each request, "
+        "SamplingParams(top_p=…)",
+    ),
+    "one call with a number for hidden states on one rank": (
+        lambda sampler, rank: sample_half(rank, hidden_states=HIDDEN[0, 0] if rank else HIDDEN),
+        "rank 1: hidden_states: expected a tensor [B, 4], got ",
+    ),
+    "a weight that cannot be read on one rank": (
+        lambda sampler, rank: half_or(rank, _Unready),
+        "rank 1: its file is not there",
+    ),
+    "a weight without a shape on one rank": (
+        lambda sampler, rank: half_or(rank, torch.nn.UninitializedParameter),
+        "rank 1: Can't access the shape of an uninitialized ",
+    ),
     "requests with other temperatures": (
         lambda sampler, rank: sampler(HIDDEN, batch_of(temperature=0.5 + 0.25 * rank), 0),
         f"batch: row 0: temperature: {SAME}, got rank 0: 0.5, rank 1: 0.75",

@@ -10,7 +10,15 @@ from typing import Any, Literal, NoReturn, get_args
 import torch
 from torch import Tensor
 
-from tpsample.core.checks import check_choice, check_int, describe, fits, real_number, require_plain
+from tpsample.core.checks import (
+    check_choice,
+    check_int,
+    describe,
+    fits,
+    real_number,
+    require_memory,
+    require_plain,
+)
 from tpsample.core.score import Head
 from tpsample.core.sealed import way_out
 from tpsample.core.vocab_shard import VocabShard
@@ -101,6 +109,7 @@ def _check_weight(weight: object) -> None:
             f"{tuple(weight.shape)} with strides {weight.stride()}; call .contiguous(), or pass "
             ".T of it if it is [D, V_local]"
         )
+    require_memory("lm_head_weight", weight)
 
 
 def _check_shard(shard: VocabShard, weight: Tensor, vocab_size: int | None) -> None:
@@ -121,6 +130,7 @@ def _check_bias(bias: Tensor, weight: Tensor) -> None:
             f"bias: expected a contiguous floating-point tensor [{weight.shape[0]}] on "
             f"{weight.device}, one value per row of lm_head_weight, got {describe(bias)}"
         )
+    require_memory("bias", bias)
 
 
 def _checked_head(head: Head) -> Head:

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tpsample.agreement.caller_module import ATTRIBUTES, tensor_of, tensors_of
-from tpsample.core.checks import describe, is_integer
+from tpsample.core.checks import describe, is_integer, require_memory
 from tpsample.core.tensors import ordinary_tensors
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.settings import Settings
@@ -83,7 +83,8 @@ class CallerTensors:
         """Let the aliases share the memory of the caller's tensors, wherever that is now.
 
         Raises:
-            TypeError, ValueError: a tensor has another shape, dtype, device or layout than before.
+            TypeError, ValueError: a tensor has another shape, dtype, device or layout than before,
+                or no memory.
         """
         if self._module is not None:
             self._look_up(self._module)
@@ -93,6 +94,7 @@ class CallerTensors:
                 self._warn_of_orphan(name)
         for name, (given, alias) in self._given.items():
             its = given if type(given) in _PLAIN else _local(given)
+            require_memory(name, its)
             moved = its.data_ptr() != alias.data_ptr() or its.stride() != alias.stride()
             if moved or self._moving:
                 self._take(name, its, alias)
@@ -184,7 +186,8 @@ def local_arguments(
 ) -> tuple[object, dict[str, Any], Exception | None]:
     """Return group and arguments of a sampler with plain tensors for modules and DTensors.
 
-    An error comes beside the group, where that is known, so that the ranks of the group are told.
+    An error of whatever kind comes beside the group, where that is known, so that the ranks of the
+    group are told.
 
     Args:
         group: as `LMHeadSampler` takes it.
@@ -192,14 +195,14 @@ def local_arguments(
     """
     try:
         given = tensors_of(given)
-    except (TypeError, ValueError) as wrong:
+    except Exception as wrong:
         return group, given, wrong
     weight = given["weight"]
     if not is_dtensor(weight):
         return group, given, None
     try:
         axis = _sharded_axis(weight)
-    except ValueError as wrong:
+    except Exception as wrong:
         return group, given, wrong
     of_mesh = weight.device_mesh.get_group(axis)
     try:
@@ -211,10 +214,10 @@ def local_arguments(
                 f"{describe(given['shard'])}; leave shard= out"
             )
         bias = _local_bias(given["bias"], weight)
-    except (TypeError, ValueError) as wrong:
+        local: Tensor = weight.detach().to_local()
+    except Exception as wrong:
         return of_mesh, given, wrong
     rows = given["vocab_size"] if given["vocab_size"] is not None else weight.shape[0]
-    local: Tensor = weight.detach().to_local()
     plain = {"weight": local, "shard": shard, "vocab_size": rows, "bias": bias}
     return of_mesh, given | plain, None
 
@@ -238,7 +241,14 @@ def _sharded_axis(weight: Any) -> int:
             f"lm_head_weight: {_EXPECTED}; got a DTensor placed {tuple(placements)}; redistribute "
             "it, or pass a plain tensor with shard= and group="
         )
-    return axes[0]
+    (axis,) = axes
+    if mesh.get_coordinate()[axis] != mesh.get_local_rank(axis):
+        raise ValueError(
+            f"lm_head_weight: expected a mesh whose ranks ascend along axis {axis}, as those of "
+            f"its group do, got {mesh}; redistribute it over such a mesh, or pass a plain tensor "
+            "with shard= and group="
+        )
+    return axis
 
 
 def _shard(weight: Any, axis: int, vocab_size: Any) -> VocabShard:

@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import logging
 import warnings
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -27,7 +28,7 @@ from tpsample.errors import RankMismatch
 from tpsample.exchange.choice import choose_exchange, reach
 from tpsample.noise import LAYOUT
 from tpsample.ranks.process import launched, ranks_of
-from tpsample.ranks.ranks import gather_or_raise, require_equal
+from tpsample.ranks.ranks import Ranks, gather_or_raise, require_equal
 from tpsample.settings import ChosenBackend, Settings
 
 log = logging.getLogger(__name__)
@@ -36,8 +37,13 @@ _OWN = ("weight", "bias", "shard", "head", "backend", "screening")
 """Arguments that are not compared as they were given: all others must be equal on every rank."""
 
 
-def agree(group: object, *, logit_scale: Any, logit_softcap: Any, **given: Any) -> Settings:
-    """Check this rank's arguments, gather every rank's, and settle what follows. Collective.
+@contextlib.contextmanager
+def agree(
+    group: object, *, logit_scale: Any, logit_softcap: Any, **given: Any
+) -> Iterator[Settings]:
+    """Check this rank's arguments, gather every rank's, and yield what follows. Collective.
+
+    The ranks go on to build a sampler in the body of the `with` statement, and make no other call.
 
     Args:
         group, logit_scale, logit_softcap: as `LMHeadSampler` takes them. If the first is no group,
@@ -45,7 +51,7 @@ def agree(group: object, *, logit_scale: Any, logit_softcap: Any, **given: Any) 
         given: the other arguments that `checked_arguments` takes.
 
     Raises:
-        TypeError, ValueError: an argument is wrong, on one rank.
+        TypeError, ValueError: an argument is wrong, on a rank alone.
         RankMismatch: an argument is wrong or differs on some of several ranks; all raise it.
     """
     given["head"] = Head(logit_scale, logit_softcap)
@@ -63,17 +69,33 @@ def agree(group: object, *, logit_scale: Any, logit_softcap: Any, **given: Any) 
         given = checked_arguments(given)
         backend = _backend(given)
         record = _record(given, backend)
-    except (TypeError, ValueError) as wrong:
+    except Exception as wrong:  # of whatever kind: the other ranks must hear of it
         error = error or wrong
-    ranks.begin_call("building a sampler")
+    with ranks.during("building a sampler"):
+        yield _settled(group, ranks, given, backend, record, error)
+
+
+def _settled(
+    group: object,
+    ranks: Ranks,
+    given: dict[str, Any],
+    backend: ChosenBackend,
+    record: dict[str, Any],
+    error: Exception | None,
+) -> Settings:
+    """Compile this rank's kernels, gather every rank's record or error, and settle what follows."""
 
     def compile_kernels() -> None:
+        nonlocal error
         if error is None and backend == "numba":
-            from tpsample.backends.numba_.kernels.compiled_ahead import (
-                compile_missing,  # needs Numba
-            )
+            try:
+                from tpsample.backends.numba_.kernels.compiled_ahead import (
+                    compile_missing,  # needs Numba
+                )
 
-            compile_missing(given["weight"], screened=given["screening"] is not None)
+                compile_missing(given["weight"], screened=given["screening"] is not None)
+            except Exception as wrong:
+                error = wrong
 
     ranks.prepare(compile_kernels)
     records = gather_or_raise(ranks, record, error)
@@ -102,14 +124,14 @@ def agree(group: object, *, logit_scale: Any, logit_softcap: Any, **given: Any) 
         warnings.warn(
             f'backend: "auto" takes "{backend}" on this CPU, which is slow and meant for tests: '
             f'{way_out}; where this is meant, name it by backend="{backend}"',
-            stacklevel=5,  # beyond the constructor and its two wrappers
+            stacklevel=7,  # beyond `agree`, the constructor and its two wrappers
         )
     named_by = given["vocab_size"], given["shard"]
     if isinstance(group, str) and named_by == (None, None) and (said := launched()):
         warnings.warn(
             f'group: "alone" takes the {vocab_size} rows of this process as the whole LM head, and '
             f"{said} says that it has peers; pass vocab_size= where that is meant",
-            stacklevel=5,
+            stacklevel=7,
         )
     settled = {
         "vocab_size": vocab_size,

@@ -57,7 +57,7 @@ def check_sliced(
             warnings.warn(
                 "lm_head_weight: ends in a row of zeros, as padding does, and its id may be drawn; "
                 "pass vocab_size=, which may be the number of rows",
-                stacklevel=6,
+                stacklevel=8,
             )
         return
     named = shards[0] is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import combinations
 from typing import Any, NoReturn
 
 import torch
@@ -27,6 +28,7 @@ from tpsample.core.checks import (
     fits,
     positions_tensor,
     read_positions,
+    require_memory,
     require_plain,
 )
 from tpsample.core.vocab_shard import VocabShard
@@ -134,6 +136,7 @@ class StepChecks:
                 f"{name}: expected a contiguous last axis, got strides {rows.stride()}; call "
                 ".contiguous()"
             )
+        require_memory(name, rows)
         if are_logits:
             self.ready_made.check(inputs)
         num_rows, times = leading or (given.shape[0], samples)
@@ -270,6 +273,14 @@ def check_out(out: SampleOutput, rows: int, num_samples: int | None, device: tor
             raise ValueError(
                 f"out.{name}: expected a contiguous {dtype} tensor {wanted} on {device}, "
                 f"got {describe(tensor)}"
+            )
+        require_memory(f"out.{name}", tensor)
+    for one, other in combinations(("token_ids", "status", "seeds"), 2):
+        first, second = getattr(out, one), getattr(out, other)
+        if -first.nbytes < first.data_ptr() - second.data_ptr() < second.nbytes:
+            raise ValueError(
+                f"out.{other}: expected memory of its own, got some of out.{one}'s; pass the "
+                "output of an earlier call"
             )
 
 

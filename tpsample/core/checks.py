@@ -59,6 +59,33 @@ def require_plain(name: str, value: object) -> None:
         )
 
 
+def require_memory(name: str, tensor: Tensor) -> None:
+    """Raise a ValueError unless the numbers of a tensor lie in its memory, where kernels read them.
+
+    FSDP frees that of parameters between calls, and torch may put off to negate what is in it.
+    Tensors that keep their numbers in others are not asked.
+    """
+    if type(tensor) not in (Tensor, torch.nn.Parameter) or not tensor.numel():
+        return
+    if tensor.is_neg():
+        raise ValueError(
+            f"{name}: torch has put off to negate its numbers, which are those of another tensor; "
+            "call .resolve_neg()"
+        )
+    if tensor.is_contiguous():
+        numbers = tensor.numel()
+    else:
+        ends = zip(tensor.shape, tensor.stride(), strict=True)
+        numbers = 1 + sum((size - 1) * step for size, step in ends)
+    needed = (tensor.storage_offset() + numbers) * tensor.itemsize
+    has = tensor.untyped_storage().nbytes()
+    if has < needed:
+        raise ValueError(
+            f"{name}: its storage has {has} of {needed} bytes; give it its numbers back before the "
+            "call, as FSDP's summon_full_params does"
+        )
+
+
 _RECORDERS = {"FakeTensorMode": "FakeTensorMode", "ProxyTorchDispatchMode": "make_fx"}
 """By torch's class of what takes its calls, the name that a user knows."""
 
@@ -143,6 +170,7 @@ def check_tensor(
             f"{name}: expected a tensor [{sizes}] of {kinds or 'any float'} on {device}{meaning}, "
             f"got {describe(value)}"
         )
+    require_memory(name, value)
 
 
 def describe(value: object) -> str:
@@ -209,4 +237,5 @@ def positions_tensor(
             f"got {describe(positions)}; a position is the index, in its sequence, of the token "
             "being generated: the number of tokens before it"
         )
+    require_memory("positions", positions)
     return positions.contiguous()

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tpsample.errors import RankMismatch
 from tpsample.exchange.base import Exchange
 from tpsample.ranks.process import ProcessRanks
 from tpsample.ranks.ranks import Ranks
@@ -80,7 +81,7 @@ def require_maximum(ranks: Ranks, device: torch.device) -> None:
     A library was seen that returns sums of integers where maxima are asked for.
 
     Raises:
-        RuntimeError: what came, on every rank.
+        RankMismatch: every rank raises it, and says what came.
     """
 
     def words_of(rank: int) -> list[int]:
@@ -90,7 +91,7 @@ def require_maximum(ranks: Ranks, device: torch.device) -> None:
     words = torch.tensor(words_of(ranks.rank), device=device)
     ranks.all_reduce(words, dist.ReduceOp.MAX)
     if words.tolist() != expected:
-        raise RuntimeError(
+        raise RankMismatch(
             f"exchange: an all-reduce(MAX) of int64 should return {expected}, this library "
             f'returned {words.tolist()}; pass exchange="p2p", or install another build of it'
         )

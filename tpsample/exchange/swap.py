@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tpsample.core.tensors import ordinary_tensors
 from tpsample.exchange.base import Exchange
 from tpsample.ranks.process import ProcessRanks
 from tpsample.ranks.ranks import CARRIED
@@ -41,6 +42,7 @@ class SwapExchange(Exchange):
         self.carries = len(self.levels) == 1
         self._make_inboxes()
 
+    @ordinary_tensors  # later calls write to them, wherever this one was made
     def _make_inboxes(self) -> None:
         self._next: list[Tensor] = []
         self._sent: list[Tensor] = []

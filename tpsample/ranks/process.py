@@ -6,8 +6,8 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -62,7 +62,7 @@ class ProcessRanks(Ranks):
         self._backend = dist.get_backend(group)
         # A ProcessGroupGloo for CPU tensors, in place of the group once it has failed or where only
         # some of it take part. Its methods are missing in torch's own annotations.
-        self._own: Any = None
+        self._own: Any = self.shared.renewed if members is None else None
         self._subsets: list[ProcessRanks] = []
         if members is not None:
             self.connect()
@@ -85,33 +85,53 @@ class ProcessRanks(Ranks):
             self.group = subgroup(self.group, self._members)
         if self._backend == dist.Backend.NCCL:
             return
-        old, self._own = self._own, None
-        if old is not None:
+        held, self._own = [self._own], None
+        if not is_part:
+            held.append(self.shared.renewed)
+            self.shared.renewed = None
+        if any(held):
             # It waits for what is pending, which may last as long as the timeout.
-            held = [old]
-            del old
             threading.Thread(target=held.clear, daemon=True).start()
         self._own = dist.ProcessGroupGloo(
             self.roll.store(self._name), self.rank, self.world_size, group_timeout(self.group)
         )
+        if not is_part:
+            self.shared.renewed = self._own
 
     @property
     def can_exchange_tensors(self) -> bool:
         return True
 
-    def begin_call(self, call: str) -> None:
+    @contextmanager
+    def during(self, call: str) -> Iterator[None]:
+        with self.shared.turn:
+            if self.shared.left is not None and self._backend != dist.Backend.NCCL:
+                raise RankMismatch(
+                    f"{self.shared.left}; call reset() on every rank first, or take a new group"
+                )
+            try:
+                self._begin(call)
+                yield
+            except (PeerLost, ValueError):  # which the peers raise as well
+                raise
+            except BaseException as error:
+                if self.world_size > 1:
+                    self.shared.left = f"{type(error).__name__}: {error}"
+                    self.roll.say(self.shared.left, refused=False)
+                raise
+
+    def _begin(self, call: str) -> None:
         """Send a digest of the call, as the first message of every other call has one."""
+        self.roll.number = self.shared.begun = self.shared.begun + 1
         if self._backend == dist.Backend.NCCL or self.world_size == 1:
             return
-        if self.shared.left is not None:
-            raise RankMismatch(f"{self.shared.left}; call reset() on every rank first")
         shape = self.world_size, self.shared.longest
         messages = torch.empty(shape, dtype=torch.int64, device="cpu")
         messages[0, 0] = digest_text(call)
         self.wait(self.start_swap(messages, messages[0, :1]), messages)
         if len(set(messages[:, 0].tolist())) == 1:
             return
-        self.roll.forget()
+        self.shared.begun -= 1
         require_equal(gather_or_raise(self, {"call": call}, None), {"call": SAME_CALL})
 
     def prepare(self, work: Callable[[], object]) -> None:

@@ -64,12 +64,17 @@ class Shared:
     Attributes:
         longest: numbers of the longest message that begins a call of any of them. There is always
             room for so many, because the peer may have called another sampler.
+        begun: how many samplers were begun, by which all ranks number the next one alike. A gather
+            of a job counts as one.
         left: why a call was left half done; until a reset, no sampler goes on.
+        renewed: the connections of the last reset, over which later samplers are built.
         turn: is held by the call that sends.
     """
 
     longest: int = 1
+    begun: int = 0
     left: str | None = None
+    renewed: Any = None
     turn: Any = field(default_factory=threading.RLock)
 
     def make_room(self, max_rows: int) -> None:
@@ -175,12 +180,14 @@ class Ranks:
     def close(self) -> None:
         """Tell the other ranks that this one takes no step any more."""
 
-    def begin_call(self, call: str) -> None:
-        """Make sure that every rank makes this call, before it exchanges anything. Collective.
+    @contextmanager
+    def during(self, call: str) -> Iterator[None]:
+        """Let the body be a call that every rank makes, and no other thread's. Collective.
 
         Raises:
             RankMismatch: another rank makes another call; it raises the same.
         """
+        yield
 
     def renew(self) -> None:
         """Begin anew after a failure. Collective."""
@@ -199,7 +206,8 @@ def gather_or_raise(
         if error is not None:
             raise error
         return [record]
-    records = ranks.gather({"error": str(error)[:1000]} if error is not None else record)
+    told = {} if error is None else {"error": (str(error) or type(error).__name__)[:1000]}
+    records = ranks.gather(told or record)
     wrong = [f"rank {r}: {rec['error']}" for r, rec in enumerate(records) if "error" in rec]
     if wrong:
         raise RankMismatch("; ".join(wrong)) from error

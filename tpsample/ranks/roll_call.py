@@ -51,30 +51,23 @@ _MET, _GIVEN_UP = "all ranks have come", "a rank has given up"
 
 SAME_SAMPLER = "every rank must call the same one, in the same order; they are numbered as built"
 
-_built: dict[str, int] = {}
-
 
 class RollCall:
     """The ranks of one sampler; built in the same order on all of them.
 
     Attributes:
-        number: how many samplers of the group were built up to this one.
+        number: how many samplers of the group were built up to this one; 0 before it is.
         step: number of the step this rank is in; None if nobody counts.
     """
 
     def __init__(self, group: dist.ProcessGroup, rank: int, world_size: int) -> None:
-        self._group = group.group_name
-        self.number = _built[self._group] = _built.get(self._group, 0) + 1
+        self.number = 0
         store = dist.distributed_c10d._get_process_group_store(group)
         self._store = BoundedStore(dist.PrefixStore("tpsample", store), GRACE_S)
         self._rank, self._world_size = rank, world_size
         self._generation = 0
         self._lost_at: float | None = None
         self.step: int | None = None
-
-    def forget(self) -> None:
-        """Count a sampler that was not built, because other ranks made another call, no more."""
-        _built[self._group] -= 1
 
     def store(self, name: str) -> dist.Store:
         """Return a store that no earlier generation has written to, the same on every rank."""
