@@ -14,7 +14,7 @@ from torch import Tensor
 from tpsample.core.checks import check_tensor, describe
 from tpsample.core.row_noise import SeedSource
 from tpsample.core.sealed import Sealed
-from tpsample.core.tensors import bytes_of
+from tpsample.core.tensors import bytes_of, ordinary_tensors
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.output import SampleOutput, VerifyOutput
 from tpsample.request.controls.apply import ControlRows
@@ -61,6 +61,15 @@ class StepBatch(Sealed, ABC):
         """Return a copy with tensors of its own: two batches over the same ones would differ from
         them after the first change."""
         return copy.deepcopy(self)
+
+    @ordinary_tensors  # steps write to them, wherever the copy was made
+    def __deepcopy__(self, memo: dict[int, Any]) -> StepBatch:
+        made = memo[id(self)] = object.__new__(type(self))
+        made.__setstate__(copy.deepcopy(vars(self), memo))
+        return made
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
 
     @property
     @abstractmethod
