@@ -70,7 +70,8 @@ def verify(
         draft_logits: [B, K, V_local], the drafter's logits for this rank's shard, before
             temperature: no probabilities, and not divided by T. The drafts must be draws from
             softmax(draft_logits / T) (T = 1 in greedy rows) in streams of their own, as
-            `sample_draft` makes them. A law that is not theirs makes the result follow neither.
+            `sample_draft` makes them. A law that is not theirs makes the result follow neither. A
+            position may have one logit of +inf, which is certain then, and not several.
             None: the drafts were certain, as an argmax is. Not with "coupled".
         lengths: int32 or int64 [B], how many of its drafts a row has, in place of an id outside the
             vocabulary after them. Numbers below 0 are 0, those above K are K. Default: K.
