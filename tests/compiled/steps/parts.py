@@ -195,7 +195,25 @@ def searches(gpu: EmulatedGpu, seeds: int) -> Compared:
         out = sampler.sample_logits(logits, batch, 3)
         wrong = int((out.token_ids != reference.sample(logits, batch, 3).token_ids).sum())
         outcome += Compared(2, wrong, notes=["searches"] * (wrong > 0))
+    outcome += _lists(6 * logits)
     return outcome
+
+
+def _lists(logits: torch.Tensor) -> Compared:
+    """Kept sets and logprobs over them, from lists of few tokens, beside the plain backend's."""
+    told = []
+    for backend in ("triton", "torch"):
+        sampler = LMHeadSampler(torch.empty(logits.shape[1], 0), backend=backend, max_rows=2)
+        fields = {"top_p": 0.9, "logprobs": 3, "logprobs_mode": "processed_logprobs"}
+        params = [SamplingParams(seed=row, **fields) for row in range(2)]
+        batch = SamplingBatch.from_params(params, vocab_size=logits.shape[1], kept_cap=2000)
+        out = sampler.sample_logits(logits, batch, 3)
+        its = out.logprobs, out.kept
+        told.append(
+            [out.token_ids, *(getattr(of, f.name) for of in its for f in dataclasses.fields(of))]
+        )
+    wrong = sum(not one.equal(other) for one, other in zip(*told, strict=True))
+    return Compared(2, wrong, notes=["lists"] * (wrong > 0))
 
 
 def emulator(gpu: EmulatedGpu, seeds: int) -> Compared:

@@ -19,9 +19,9 @@ from tpsample.backends.triton_.kernels.order import (
     ROW_POINTERS,
     blocks_of_program,
     is_done,
-    least_logit,
     load_block,
     load_nth_block,
+    logit_from,
     mark_of,
     mass_limit,
     nan_word,
@@ -199,9 +199,7 @@ def list_end_kernel(
     is_number = top > float("-inf")
     room = tl.where(is_number, tl.where(bounded, room, ABOVE_ALL), 1)
     y = (end.to(tl.float64) + UPTO_MARGIN) * -Y_PER_BIN
-    cut = pack(
-        least_logit(top, safe_temperature(temperature), y), tl.full((), TOKEN_MASK, tl.int32)
-    )
+    cut = pack(logit_from(top, safe_temperature(temperature), y), tl.full((), TOKEN_MASK, tl.int32))
     any_word = tl.where(top != top, nan_word(), tl.full((), 1, tl.int64))
     tl.store(cut_ptr + row, tl.where(is_number, cut, any_word))
     tl.store(room_ptr + row, room)

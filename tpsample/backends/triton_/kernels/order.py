@@ -289,13 +289,19 @@ def least_logit(top, temperature, y):
     """
     floor = tl.where(top == top, -LARGEST, top)
     if y > float("-inf"):
-        exact = top.to(tl.float64) + temperature.to(tl.float64) * y
-        exact = tl.where(exact < -LARGEST, -LARGEST, exact)
-        floor = exact.to(tl.float32)
-        bits = floor.to(tl.int32, bitcast=True)
-        above = (bits + tl.where(bits < 0, -1, 1)).to(tl.float32, bitcast=True)
-        floor = tl.where(floor.to(tl.float64) < exact, above, floor)
+        floor = logit_from(top, temperature, y)
     return floor
+
+
+@triton.jit
+def logit_from(top, temperature, y):
+    """What `least_logit` is of a finite y."""
+    exact = top.to(tl.float64) + temperature.to(tl.float64) * y
+    exact = tl.where(exact < -LARGEST, -LARGEST, exact)
+    floor = exact.to(tl.float32)
+    bits = floor.to(tl.int32, bitcast=True)
+    above = (bits + tl.where(bits < 0, -1, 1)).to(tl.float32, bitcast=True)
+    return tl.where(floor.to(tl.float64) < exact, above, floor)
 
 
 @triton.jit
