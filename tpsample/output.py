@@ -116,7 +116,7 @@ class SampleOutput:
             names = ", ".join(field.name for field in fields(self))
             raise AttributeError(f"SampleOutput has no {describe(name)}; it has {names}")
 
-    def name_undrawn(self, rows: Tensor, bad: Tensor) -> None:
+    def fill_skipped(self, rows: Tensor, bad: Tensor) -> None:
         """Write -1 and a status where a row was not drawn.
 
         Args:
@@ -127,7 +127,7 @@ class SampleOutput:
         rows = rows if self.token_ids.ndim == 1 else rows.unsqueeze(1)
         self.token_ids.masked_fill_(rows, NO_TOKEN)
 
-    def name_failed(self, token_id: int) -> None:
+    def fill_failed(self, token_id: int) -> None:
         """Write a token where there is none."""
         self.token_ids.masked_fill_(self.token_ids < 0, token_id)
 
@@ -180,16 +180,16 @@ class VerifyOutput:
         emitted = token_ids.where(reached(num_accepted, token_ids.shape[1]), NO_TOKEN)
         return VerifyOutput(num_accepted, emitted, row_status, seeds)
 
-    def name_undrawn(self, rows: Tensor, bad: Tensor) -> None:
+    def fill_skipped(self, rows: Tensor, bad: Tensor) -> None:
         """Write -1 and a status where a row was not drawn; it has no drafts.
 
         Args:
-            rows, bad: bool [B] each, as in `SampleOutput.name_undrawn`.
+            rows, bad: bool [B] each, as in `SampleOutput.fill_skipped`.
         """
         self.status.masked_fill_(rows, _OK).masked_fill_(bad, _BAD_SLOT)
         self.token_ids[:, 0] = self.token_ids[:, 0].masked_fill(rows, NO_TOKEN)
 
-    def name_failed(self, token_id: int) -> None:
+    def fill_failed(self, token_id: int) -> None:
         """Write a token where a row failed."""
         index = torch.arange(self.token_ids.shape[1], device=self.token_ids.device)
         last = index == self.num_accepted.unsqueeze(1)

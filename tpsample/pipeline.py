@@ -140,7 +140,7 @@ class Pipeline:
         counters.steps += 1
         counters.rows += out.status.shape[0]
         if self.settings.on_failed != NO_TOKEN:
-            out.name_failed(self.settings.on_failed)
+            out.fill_failed(self.settings.on_failed)
         if readable(out.status.device):
             self.count_failed(out.status)
         return out
@@ -164,7 +164,7 @@ class Pipeline:
                 with range_of("filters"):
                     cut = finish_logits(self.stored(step), step, self.ranks, carried)
             if step.batch.undrawn is not None:
-                out.name_undrawn(*step.batch.undrawn)
+                out.fill_skipped(*step.batch.undrawn)
             self.desync.last = step.noise.positions, out.seeds, out.token_ids
         return cut
 

@@ -250,7 +250,7 @@ def sample(
     if batch.plan.logprobs is not None:
         out.logprobs = logprobs(logits, batch, out.token_ids)
     if batch._undrawn_rows is not None:
-        out.name_undrawn(*batch._undrawn_rows)
+        out.fill_skipped(*batch._undrawn_rows)
     return out
 
 

@@ -428,7 +428,7 @@ tpsample/pipeline.py
     + counters.rows += out.token_ids.numel()
     > test_a_rank_alone_counts_what_it_does[torch]
     a row that failed keeps -1
-    - out.name_failed(self.settings.on_failed)
+    - out.fill_failed(self.settings.on_failed)
     + pass
     > test_rows_that_fail_return_it_and_their_status_still_tells
 tpsample/core/ranges.py
@@ -592,7 +592,7 @@ tpsample/backends/numba_/kernels/passes.py
     > test_what_is_kept_of_first_words
 tpsample/backends/numba_/passes.py
     native: a masked row has the first word of memory that nobody wrote
-    - rows = rows[array_of(self.rough.slack)[rows] < np.inf]
+    - rows = rows[array_of(self.rough.error_bound)[rows] < np.inf]
     + pass
     > test_random_steps_of_ranks_are_the_oracles[2-200-150-12-controls+texts]
     native: the best words of upper ends are drawn from them

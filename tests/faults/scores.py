@@ -313,7 +313,7 @@ tpsample/backends/numba_/kernels/noise.py
     > test_the_noise_is_below_its_bound
 tpsample/backends/numba_/kernels/first_logits.py
     native: the last of the first tokens is known by its upper end
-    - -up(slack[i] - near_largest(ends, top_k[i], bins))
+    - -up(error_bound[i] - near_largest(ends, top_k[i], bins))
     + near_largest(ends, top_k[i], bins)
     > test_logits_nearer_to_the_last_kept_than_their_bounds
     native: one of the first tokens is left out
@@ -383,9 +383,9 @@ tpsample/backends/numba_/kernels/head.py
     + history[drafts[k] - first_id] += I32(0)
     > test_drafts_count_as_output
 tpsample/backends/numba_/kernels/draw.py
-    native: upper ends have no slack
-    - slack[place] = larger(slack[place], slack_of(logits, lower, block))
-    + slack[place] = larger(slack[place], F32(0))
+    native: upper ends have no error_bound
+    - error_bound[place] = larger(error_bound[place], slack_of(logits, lower, block))
+    + error_bound[place] = larger(error_bound[place], F32(0))
     > backends/screening/test_words.py::test_rows_that_store_their_logits
     native: the stored logit of a best word stays an upper end
     -                     stored[local] = logit
@@ -425,7 +425,7 @@ tpsample/backends/numba_/passes.py
     > test_a_rejection_decides_what_the_definition_does
 tpsample/backends/numba_/kernels/ends.py
     native: the least sums have the logits that may be below a mark
-    - edges[c] = up(marks[row, c] + slack[row]) + F32(TINY)
+    - edges[c] = up(marks[row, c] + error_bound[row]) + F32(TINY)
     + edges[c] = marks[row, c]
     > test_sums_are_within_their_bounds
 tpsample/backends/numba_/kernels/passes.py

@@ -82,7 +82,7 @@ def test_draws_of_rough_rows(name, monkeypatch):
 
 
 class Ends:
-    """Upper ends of some logits, at random above them by no more than their slack."""
+    """Upper ends of some logits, at random above them by no more than their error bound."""
 
     def __init__(self, num_samples: int, top_k: int = 400) -> None:
         generator = torch.Generator().manual_seed(6)
@@ -97,12 +97,12 @@ class Ends:
         logits = torch.randn(rows, V, generator=generator) * 3
         logits[:, 7:500:9] = -torch.inf
         logits[1, 5] = 90.0
-        slack = torch.tensor([0.0, 1e-5, 1e-3, 0.1, 0.0, 1e3])
-        ends = logits + slack.unsqueeze(1) * 0.99 * torch.rand(rows, V, generator=generator)
+        error_bound = torch.tensor([0.0, 1e-5, 1e-3, 0.1, 0.0, 1e3])
+        ends = logits + error_bound.unsqueeze(1) * 0.99 * torch.rand(rows, V, generator=generator)
         filters = batch.plan.filters
         self.plain = ShardLogits.of(logits, batch, noise)
         nothing = torch.zeros(rows, num_samples, 0, dtype=torch.int64)
-        rough = Rough(nothing, slack, torch.arange(rows), lambda *_: None)
+        rough = Rough(nothing, error_bound, torch.arange(rows), lambda *_: None)
         self.rough = replace(NativeShardLogits.of(ends, batch, noise), rough=rough)
         self.best = self.plain.best_scores(BEST_SCORES)
         plain = replace(self.plain, top=word.value_of(self.best[:, 0]))
@@ -110,14 +110,14 @@ class Ends:
 
 
 def test_best_words_of_upper_ends_are_those_that_were_found():
-    """The ends themselves have other scores; rows without a slack are looked at again."""
+    """The ends themselves have other scores; rows without an error bound are looked at again."""
     ends = Ends(2)
     found = ends.rough.rough
     assert found is not None
     words = torch.randint(1, 2**40, (6, 2, 2 * BEST_SCORES))
     rough = replace(ends.rough, rough=replace(found, best=words))
     scores = rough.best_scores(BEST_SCORES)[:, 1:].unflatten(1, (2, 2, -1))[:, 0]
-    known = found.slack > 0
+    known = found.error_bound > 0
     assert torch.equal(scores[known], words.topk(BEST_SCORES, dim=2).values[known])
     exact = ends.best[:, 1:].unflatten(1, (2, 2, -1))[:, 0]
     assert torch.equal(scores[~known], exact[~known]) and known.sum() == 4
@@ -151,8 +151,8 @@ def test_rows_that_their_bounds_leave_open(fields, monkeypatch):
     def loosened(kernel: object, *arguments: Any) -> None:
         in_ranges(kernel, *arguments)
         if kernel is draw:
-            best, slack = arguments[-4], arguments[-2]
-            slack[:] = 2.5 if "top_k" in fields else slack
+            best, error_bound = arguments[-4], arguments[-2]
+            error_bound[:] = 2.5 if "top_k" in fields else error_bound
             best[:] = 0 if "min_p" in fields else best
 
     in_ranges = native_backend.in_ranges
@@ -209,7 +209,7 @@ def test_kept_sets_of_all_ids_are_counted(monkeypatch):
 
 @pytest.mark.parametrize("num_samples", [1, 3])
 def test_sums_are_within_their_bounds(num_samples):
-    """Both are as near to the sum as the slack allows; with a large slack they tell nothing."""
+    """Both are as near to the sum as the error bound allows; a large one tells nothing."""
     ends = Ends(num_samples)
     marks = num_samples * BEST_SCORES
     mass, number, total = ends.plain.before(ends.best, ends.thresholds, BEST_SCORES).split(

@@ -75,7 +75,7 @@ class Scheduler:
         handed = hooks.hand_on(None, processor, hidden, self.lm_head, None)
         runner = SimpleNamespace(model_config=SimpleNamespace(hf_eos_token_id={EOS}))
         hooks.keep_off(None, runner, None, asks_for_nothing())
-        given = hooks.head.take(handed)
+        given = hooks.head.consume(handed)
         if hooks.head._sampler is None:
             hooks.build("alone", 8, 8)
         at = batch.seq_lens + self.late

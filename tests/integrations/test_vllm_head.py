@@ -112,12 +112,12 @@ def test_what_was_handed_on_comes_back_once():
     runner = v1()
     head = runner.sampler.steps.head
     handed = runner.model.compute_logits(HIDDEN[:2])
-    assert torch.equal(head.kept.take(handed), HIDDEN[:2])
+    assert torch.equal(head.kept.consume(handed), HIDDEN[:2])
     with pytest.raises(RuntimeError, match="with nothing kept"):
-        head.kept.take(handed)
+        head.kept.consume(handed)
     runner.model.compute_logits(HIDDEN[:2])
     with pytest.raises(RuntimeError, match=r"got \[3, 0\] with 2 rows kept"):
-        head.kept.take(torch.empty(3, 0))
+        head.kept.consume(torch.empty(3, 0))
 
 
 def test_a_weight_that_was_replaced_is_followed():

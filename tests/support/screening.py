@@ -264,13 +264,17 @@ def stored_logits(local: Backend, step: Step) -> Tensor:
     assert step.logits is not None
     raw, processed = halves(step.logits, len(plan.stored_list))
     if step.found is not None and plan.rough:
-        slack = step.found.slack.amax(dim=0).double().unsqueeze(1)
+        error_bound = step.found.error_bound.amax(dim=0).double().unsqueeze(1)
         last = processed if len(processed) else raw
         ends = last.double()
         step.found.store(step, plan.kinds.rough, plan.kinds.rough_places, raw, processed)
         exact = last.double()
         # -inf are masked tokens, and those that a min_p is known to leave out.
-        held = slack.isinf() | exact.isneginf() | ((ends >= exact) & (ends - slack <= exact))
+        held = (
+            error_bound.isinf()
+            | exact.isneginf()
+            | ((ends >= exact) & (ends - error_bound <= exact))
+        )
         places = [*plan.rough]
         assert held[places].all(), "an upper end is not what it says"
         if last.shape[1]:

@@ -1,8 +1,8 @@
 """The LM head of an engine's model: what it is given is kept, and sampled without a gather.
 
 Where an engine would make logits, its adapter keeps the input of the LM head and hands on
-[rows, 0], which nobody can take for logits. The engine's sampler brings that tensor back to `take`,
-and receives what was kept for it.
+[rows, 0], which nobody can take for logits. The engine's sampler brings that tensor back to
+`consume`, and receives what was kept for it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tpsample.core.vocab_shard import VocabShard
 from tpsample.sampler import LMHeadSampler
 
 
-class KeptHead(Sealed):
+class HeadTap(Sealed):
     """The LM head of one model on one rank.
 
     Attributes:
@@ -65,13 +65,13 @@ class KeptHead(Sealed):
         )
         logger.info("tpsample %s samples, not %s: %r", __version__, engine, self.sampler)
 
-    def keep(self, lm_head: Any, bias: Tensor | None, given: Tensor) -> Tensor:
+    def capture(self, lm_head: Any, bias: Tensor | None, given: Tensor) -> Tensor:
         """Keep what a forward pass gave to the layer, a row each, and return [rows, 0] for it."""
         self.lm_head, self.bias, self._kept = lm_head, bias, given
         return given.new_empty(len(given), 0)
 
-    def take(self, handed: Tensor) -> Tensor:
-        """Return what was kept for a tensor that `keep` returned, once.
+    def consume(self, handed: Tensor) -> Tensor:
+        """Return what was kept for a tensor that `capture` returned, once.
 
         Raises:
             RuntimeError: it is not the last such tensor, or it was taken before.

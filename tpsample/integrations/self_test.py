@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tpsample import reference
-from tpsample.integrations.heads import KeptHead
+from tpsample.integrations.heads import HeadTap
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
 
@@ -34,7 +34,7 @@ Step = Callable[[list[str]], dict[str, list[int]]]
 def compare_first_step(
     engine: str,
     logger: logging.Logger,
-    head: KeptHead | None,
+    head: HeadTap | None,
     requests: Mapping[str, SamplingParams],
     step: Step,
     local_logits: Callable[[int], Tensor] | None,
@@ -104,7 +104,7 @@ def _identity(hidden_states: Tensor, alone: Tensor) -> Tensor:
 
 
 def _definition(
-    head: KeptHead, requests: Mapping[str, SamplingParams], local_logits: Tensor
+    head: HeadTap, requests: Mapping[str, SamplingParams], local_logits: Tensor
 ) -> dict[str, list[int]]:
     """Return the tokens that the definition has for these rows. Collective."""
     sampler = head.sampler

@@ -23,7 +23,7 @@ from tpsample.core.sealed import Sealed
 from tpsample.errors import UnsupportedParameter
 from tpsample.integrations import check_version
 from tpsample.integrations.engine_rows import EngineRequest, EngineRows, StepRows
-from tpsample.integrations.heads import KeptHead, is_quantised
+from tpsample.integrations.heads import HeadTap, is_quantised
 from tpsample.integrations.self_test import WAY_OUT
 from tpsample.output import KeptSets
 from tpsample.request.params import SamplingParams
@@ -84,7 +84,7 @@ class Hooks(Sealed):
         self.backends: set[str] = set()
         self.backend_in_use: Callable[[], str | None] = lambda: None
         self.armed = self.looked = False
-        self.head = KeptHead()
+        self.head = HeadTap()
         self.processor: Any = None
         self.eos = 0
         self.requests: dict[Hashable, Any] = {}
@@ -104,7 +104,7 @@ class Hooks(Sealed):
             return original(processor, hidden_states, lm_head, *args, **named)
         bias = args[1] if len(args) > 1 else named.get("embedding_bias")
         self.processor = processor
-        return self.head.keep(lm_head, bias, self.head.replace(hidden_states))
+        return self.head.capture(lm_head, bias, self.head.replace(hidden_states))
 
     def keep_off(
         self, original: Any, runner: Any, output: Any, info: Any, *args: Any, **kwargs: Any
@@ -328,7 +328,7 @@ def register(backend: str = "tpsample") -> None:
             self, logits_output: Any, sampling_info: Any, return_logprob: bool, *args: Any, **_: Any
         ) -> Tensor:
             positions: Tensor = args[2]
-            hidden_states = _HOOKS.head.take(logits_output.next_token_logits)
+            hidden_states = _HOOKS.head.consume(logits_output.next_token_logits)
             if self._sampler is None:
                 cap = self.sampling_mask_max_tokens
                 self._sampler = _HOOKS.build(self.tp_sync_group, self._rows, cap)

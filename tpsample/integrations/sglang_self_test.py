@@ -12,7 +12,7 @@ from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.mem_cache.common import release_kv_cache
 from sglang.srt.sampling.sampling_params import SamplingParams as SglangSamplingParams
 
-from tpsample.integrations.heads import KeptHead
+from tpsample.integrations.heads import HeadTap
 from tpsample.integrations.self_test import NAMES, compare_first_step, prompt_of
 from tpsample.request.params import SamplingParams
 
@@ -32,7 +32,7 @@ REQUESTS: dict[str, dict[str, Any]] = dict(
 """Requests by name, as SGLang's fields."""
 
 
-def check_first_step(scheduler: Any, head: KeptHead) -> None:
+def check_first_step(scheduler: Any, head: HeadTap) -> None:
     """Take a step of a few requests, and compare its tokens with the definition's. Collective.
 
     It is left out where a step needs more than a prompt: where prompts are computed elsewhere, and

@@ -16,7 +16,7 @@ from torch import Tensor
 from tpsample.agreement.arguments import WEIGHT_DTYPES
 from tpsample.core.sealed import Sealed
 from tpsample.errors import UnsupportedParameter
-from tpsample.integrations.heads import KeptHead, is_quantised
+from tpsample.integrations.heads import HeadTap, is_quantised
 from tpsample.output import SampleOutput, VerifyOutput
 from tpsample.request.plan import BatchView
 from tpsample.request.step_batch import StepBatch
@@ -53,14 +53,14 @@ class VllmHead(Sealed):
     ) -> None:
         if processor.logits_as_input:
             raise UnsupportedParameter("model: it makes its logits before its LogitsProcessor")
-        self.kept = KeptHead()
+        self.kept = HeadTap()
         self._processor, self._forward, self.fused = processor, processor.forward, True
         processor.forward = self._stand_in
         device = runner.device
         self._hidden_size, self._dtype = runner.model_config.get_hidden_size(), runner.dtype
         with torch.inference_mode():
             probe = torch.zeros(1, self._hidden_size, dtype=self._dtype, device=device)
-            self.kept.take(runner.model.compute_logits(probe))
+            self.kept.consume(runner.model.compute_logits(probe))
         lm_head = self.kept.lm_head
         self.fused = fused and _is_product(lm_head, processor)
         # A head without a weight takes logits; its rows are the columns that vLLM computes.
@@ -122,7 +122,7 @@ class VllmHead(Sealed):
         given = self.kept.replace(hidden_states)
         if not self.fused:
             given = self._forward(lm_head, given, embedding_bias, skip_gather=True)
-        return self.kept.keep(lm_head, embedding_bias, given)
+        return self.kept.capture(lm_head, embedding_bias, given)
 
 
 def _is_product(lm_head: Any, processor: Any) -> bool:

@@ -45,7 +45,7 @@ class V1Sampler(nn.Module):
         if self.is_dummy(sampling_metadata):
             ids = torch.zeros(len(logits), 1, dtype=torch.int32, device=logits.device)
             return self.output(sampled_token_ids=ids, logprobs_tensors=None)
-        kept = self.steps.head.kept.take(logits)
+        kept = self.steps.head.kept.consume(logits)
         rows = self.rows()
         count = len(rows.names)
         positions = self.runner.seq_lens[:count]
@@ -76,7 +76,7 @@ class V1Sampler(nn.Module):
 
     def gather_logprobs(self, logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> Any:
         """Return the logprobs of a prompt's tokens. Collective."""
-        kept = self.steps.head.kept.take(logprobs)
+        kept = self.steps.head.kept.consume(logprobs)
         return self.steps.prompt_tables(kept, token_ids, num_logprobs)
 
     def _load(self, name: Hashable) -> EngineRequest:
@@ -103,7 +103,7 @@ class V1Verifier(nn.Module):
         if sampler.is_dummy(sampling_metadata):
             ids = torch.zeros(len(counts), width, dtype=torch.int32, device=logits.device)
             return sampler.output(sampled_token_ids=ids, logprobs_tensors=None)
-        flat = steps.head.kept.take(logits)
+        flat = steps.head.kept.consume(logits)
         place = torch.arange(width - 1, device=logits.device)
         drafts = torch.full((len(counts), width - 1), -1, device=logits.device)
         drafts[place < counts.unsqueeze(1)] = metadata.draft_token_ids.to(torch.int64)

@@ -109,7 +109,7 @@ class V2Sampler:
         """Sample the rows of a step. The logits are the [rows, 0] of the head."""
         if self.verifier is not None and not self.steps.head.kept.compared:
             return self.verifier(logits, input_batch, None, None)
-        kept, rows = self.steps.head.kept.take(logits), self.rows(input_batch)
+        kept, rows = self.steps.head.kept.consume(logits), self.rows(input_batch)
         one = input_batch.seq_lens.new_ones(input_batch.num_reqs)
         if rows is None:
             return self.output(input_batch, torch.zeros_like(one, dtype=torch.int64), one)
@@ -274,7 +274,9 @@ class PromptLogprobs(Sealed):
             count -= complete  # the last token predicts the first that is sampled
             if count:
                 token_ids = all_token_ids[slot, computed + 1 : computed + 1 + count]
-                kept = self._steps.head.kept.take(logits_fn(hidden_states[start : start + count]))
+                kept = self._steps.head.kept.consume(
+                    logits_fn(hidden_states[start : start + count])
+                )
                 tables = self._steps.prompt_tables(kept, token_ids, self._asked[name])
                 self._found.setdefault(name, []).append(tables)
             if complete and name in self._found:

@@ -67,7 +67,7 @@ class V2Verifier:
         Args:
             invalid_drafts: bool [rows], those of drafts that their grammar has not looked at.
         """
-        sampler, flat = self.sampler, self.sampler.steps.head.kept.take(logits)
+        sampler, flat = self.sampler, self.sampler.steps.head.kept.consume(logits)
         rows, count = sampler.rows(input_batch), input_batch.num_reqs
         width = int(np.diff(input_batch.cu_num_logits_np).max())
         if rows is None:

@@ -114,7 +114,7 @@ def verify(
     emitted = drafts.scatter(1, stop.unsqueeze(1), token)
     verified = VerifyOutput.of(stop, emitted, status, seed)
     if undrawn is not None:
-        verified.name_undrawn(*undrawn)
+        verified.fill_skipped(*undrawn)
     return verified
 
 

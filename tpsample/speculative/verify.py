@@ -222,7 +222,7 @@ def _verify(
                 rows = drafts, expanded, at, at_rows
                 verified = verify_by_ratio(sampler, inputs, *rows, block=block, draft=law)
         if undrawn is not None:
-            verified.name_undrawn(*undrawn)
+            verified.fill_skipped(*undrawn)
         return sampler.pipeline.counted(verified)
 
 

@@ -69,8 +69,8 @@ class NativeBackend(Backend):
         of_rough = num_samples, BEST_SCORES if plan.rough else 0
         first = self._scratch.take("first words", torch.int64, *shape, count).zero_()
         best = self._scratch.take("best words", torch.int64, *shape, *of_rough).zero_()
-        slack = self._scratch.take("slack", torch.float32, *shape).zero_()
-        return Found(first, best, slack, self._store_logits)
+        error_bound = self._scratch.take("error_bound", torch.float32, *shape).zero_()
+        return Found(first, best, error_bound, self._store_logits)
 
     def compile_ahead(self) -> None:
         load_all(self._weight, screened=self.copy is not None)
@@ -181,13 +181,13 @@ class NativeBackend(Backend):
         """Store upper ends of the logits of rough rows, and find their best words."""
         assert step.found is not None
         threads = self._threads(source, len(index))
-        first, best, slack = (array_of(each)[:threads] for each in step.found[:3])
+        first, best, error_bound = (array_of(each)[:threads] for each in step.found[:3])
         counted, demands = step.batch.plan.kept_cap is not None, step.batch.plan.rough.values()
         listed = np.array([max(1, its.first) for its in demands])
         weighed = np.array([counted or its.weighed for its in demands])
         least = self._heated(step, index, np.array([its.least for its in demands]))
         its = listed, weighed, least
-        self._run_draw(step, source, index, head, memory, its, (best, first, slack))
+        self._run_draw(step, source, index, head, memory, its, (best, first, error_bound))
 
     def _run_draw(
         self,

@@ -44,8 +44,8 @@ class NativeShardLogits(ShardLogits):
             known = _descending(array_of(self.first))[:, :count]
             first[rows, : known.shape[1]] = known[rows]
             rows = rows[first[rows, 0] == 0]
-        if self.rough is not None:  # those without a slack store nothing else
-            rows = rows[array_of(self.rough.slack)[rows] < np.inf]
+        if self.rough is not None:  # those without an error bound store nothing else
+            rows = rows[array_of(self.rough.error_bound)[rows] < np.inf]
         if count and len(rows):
             self.run(passes.first_words, first, rows=rows)
         return _descending(first)
@@ -92,7 +92,7 @@ class NativeShardLogits(ShardLogits):
         total = word.value_of(least).masked_fill(least <= word.LOWEST_DRAWABLE, -torch.inf)
         logits = torch.cat([logits, total], dim=1)
         sums = marks.new_zeros(len(marks), 4, logits.shape[1])
-        tensors = self.rough.slack.contiguous(), top.contiguous(), logits, sums
+        tensors = self.rough.error_bound.contiguous(), top.contiguous(), logits, sums
         self.run(ends.bound_sums, *map(array_of, tensors))
         return sums[:, : 4 if counts else 2].flatten(1)
 
@@ -222,7 +222,7 @@ class NativeShardLogits(ShardLogits):
         rows, samples = self._rows, self.noise.num_samples
         found = np.zeros((len(self.logits), samples, count), np.int64)
         if self.rough is not None:
-            known = array_of(self.rough.slack) > 0
+            known = array_of(self.rough.error_bound) > 0
             found[known] = _descending(array_of(self.rough.best)[known])[..., :count]
             rows = rows[~known[rows]]
         source = weight_of(self.logits.contiguous(), self.first_id, 0, self.logits.shape[1])

@@ -70,19 +70,19 @@ class Rough:
     Attributes:
         best: int64 [F, num_samples, n], the best score words, in any order; 0 in the other rows.
             The logits of their tokens are stored.
-        slack: fp32 [F]: no stored logit is below the logit, nor above it by more.
+        error_bound: fp32 [F]: no stored logit is below the logit, nor above it by more.
         index: int64 [F], the rows of the batch.
         store: that of `tpsample.request.step.Found`, of the step.
     """
 
     best: Tensor
-    slack: Tensor
+    error_bound: Tensor
     index: Tensor
     store: Callable[..., None]
 
     def select(self, index: slice | Tensor) -> Rough:
         """Return some of the rows."""
-        return Rough(self.best[index], self.slack[index], self.index[index], self.store)
+        return Rough(self.best[index], self.error_bound[index], self.index[index], self.store)
 
 
 class SetOfFirst(NamedTuple):
@@ -181,8 +181,8 @@ class ShardLogits:
         rough = None
         if found is not None and batch.plan.rough:
             assert batch.plan.stored_index is not None
-            best, slack = found.best.movedim(0, 2).flatten(2), found.slack.amax(dim=0)
-            rough = Rough(best, slack, batch.plan.stored_index, found.store)
+            best, error_bound = found.best.movedim(0, 2).flatten(2), found.error_bound.amax(dim=0)
+            rough = Rough(best, error_bound, batch.plan.stored_index, found.store)
         noise = noise.select(index)
         return cls(
             logits=processed if len(processed) else raw,
@@ -228,7 +228,7 @@ class ShardLogits:
         """Store the logits of all rows in place of upper ends, and return the rows."""
         if self.rough is None:
             return self
-        places = self.rough.slack.nonzero().squeeze(1)
+        places = self.rough.error_bound.nonzero().squeeze(1)
         processed = self.logits[:0] if self.raw is self.logits else self.logits
         self.rough.store(self.rough.index[places], places, self.raw, processed)
         return replace(self, rough=None)

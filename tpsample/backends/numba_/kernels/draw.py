@@ -142,26 +142,26 @@ def draw_range(start, stop, part, arguments):
         index: int64 [R], the rows of the batch.
         copy: what is multiplied first in place of the weight, or None.
         listed: int64 [R], how many first words of a row are found, where `memory` has rows.
-        weighed: bool [R], which of these rows have upper ends there; others have a slack of inf.
+        weighed: bool [R], which of these rows have upper ends there; others have a bound of inf.
         step: float64 [R], see `store.filter_threshold`: what lies below has no best word. Rows with
             several first words have none.
         best: int64 [parts, rows of the memory, samples, count], raised; the least word first.
         first: int64 [parts, rows of the memory, most], raised: the first order words, the last of
             them first.
-        slack: fp32 [parts, rows of the memory], raised: how far an upper end is above its logit at
-            most.
+        error_bound: fp32 [parts, rows of the memory], raised: how far an upper end is at most above
+            its logit.
         computed: int64 [parts, 2, R], added to: how many exact logits a row took one by one, and in
             blocks without a proof.
     """
     weight, hidden, index, copy, draws, head, memory, listed, weighed, step = arguments[:10]
-    best, first, slack, computed = arguments[10:]
+    best, first, error_bound, computed = arguments[10:]
     weight = part_of(weight, start, stop)
     rows, noise = take_rows(hidden, index), noise_of(draws, index)
     quantised = quantise(copy, rows, len(index))
     products, lanes = products_of(rows, F32), np.empty((3, BLOCK), F32)
     plain = plain_rows(head, index)
     its = weight, rows, index, copy, quantised, products, lanes, noise, draws.samples, head, plain
-    of_rows = listed, weighed, step, first[part], slack[part]
+    of_rows = listed, weighed, step, first[part], error_bound[part]
     draw_blocks(its, memory, of_rows, best[part], computed[part])
 
 
@@ -169,7 +169,7 @@ def draw_range(start, stop, part, arguments):
 def draw_blocks(its, memory, of_rows, best, computed):
     """Do the work of `draw`, in memory that is there."""
     weight, rows, index, copy, quantised, products, lanes, noise, samples, head, plain = its
-    listed, weighed, step, first, slack = of_rows
+    listed, weighed, step, first, error_bound = of_rows
     logits, upper, lower = lanes[0], lanes[1], lanes[2]
     stored = lanes[0, :0]
     for n in range(blocks_of(weight)):
@@ -186,10 +186,10 @@ def draw_blocks(its, memory, of_rows, best, computed):
                     lower_ends(products.values[i], products.errors[i], lower)
                     if not plain[i]:
                         end_logits(lower, block, index[i], head, F32(-1))
-                    slack[place] = larger(slack[place], slack_of(logits, lower, block))
+                    error_bound[place] = larger(error_bound[place], slack_of(logits, lower, block))
                     put(logits, block, stored)
                 else:
-                    slack[place] = np.inf
+                    error_bound[place] = np.inf
                 push_first(
                     first[place, : listed[i]], logits, block, weight, rows.hidden[i], index[i],
                     head, stored,

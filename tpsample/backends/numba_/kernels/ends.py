@@ -53,31 +53,31 @@ def bound_sums(start, stop, parts, threads, arguments):
 def bound_sums_of_rows(start, stop, part, arguments):
     """Bound the masses and the numbers of the tokens whose logits reach marks.
 
-        Σ of ends >= mark + slack   <=   Σ of logits > mark   <=   Σ of ends >= mark
+        Σ of ends >= mark + error_bound   <=   Σ of logits > mark   <=   Σ of ends >= mark
 
-    An end has the mass of its logit at least, and e^(slack / T) times that at most. So the least
-    sum is one of ends over e^(slack / T). 2^-14 is more than what fp32 changes of a sum, and two
-    units per id are more than the roundings of the masses themselves.
+    An end has the mass of its logit at least, and e^(error_bound / T) times that at most. So the
+    least sum is one of ends over e^(error_bound / T). 2^-14 is more than what fp32 changes of a
+    sum, and two units per id are more than the roundings of the masses themselves.
 
     Args:
-        slack: fp32 [F]; see `tpsample.backends.torch_.passes.Rough`.
+        error_bound: fp32 [F]; see `tpsample.backends.torch_.passes.Rough`.
         top: fp32 [F], largest logits of all ranks.
         marks: fp32 [F, C], logits; inf is not asked. The upper bounds alone have logits that equal
             a mark.
         sums: int64 [F, 4, C], zeros: the least masses, the most, the least numbers, the most.
     """
-    stored, slack, top, marks, sums = arguments
+    stored, error_bound, top, marks, sums = arguments
     num_ids, num_marks = stored.logits.shape[1], marks.shape[1]
     mass, edges = np.empty(IDS_AT_ONCE, F32), np.empty(2 * num_marks, F32)
     masses, numbers = np.empty(2 * num_marks, F64), np.empty(2 * num_marks, I64)
     for row in stored.rows[start:stop]:
         of_row, heat, trivial = sums[row], F64(stored.temperature[row]), num_ids * I64(TOP_MASS)
         of_row[1], of_row[3] = trivial, num_ids  # which always hold
-        spread = F64(slack[row]) / heat
+        spread = F64(error_bound[row]) / heat
         if not spread <= 1.0 or not abs(top[row]) < F32(np.inf):
             continue
         for c in range(num_marks):
-            edges[c] = up(marks[row, c] + slack[row]) + F32(TINY)
+            edges[c] = up(marks[row, c] + error_bound[row]) + F32(TINY)
             edges[num_marks + c] = marks[row, c]
         masses[:], numbers[:] = 0.0, 0
         for base in range(0, num_ids, IDS_AT_ONCE):

@@ -91,7 +91,7 @@ def store_first_range(start, stop, part, arguments):
     weight, rows = part_of(weight, start, stop), take_rows(hidden, index)
     products, plain = products_of(rows, F32), plain_rows(head, index)
     upper, lower = np.empty(BLOCK, F32), np.empty(BLOCK, F32)
-    slack, bins = np.zeros(len(index), F32), np.empty(2**KEY_BITS, I64)
+    error_bound, bins = np.zeros(len(index), F32), np.empty(2**KEY_BITS, I64)
     stored = memory.processed if len(memory.processed) else memory.raw
     for n in range(blocks_of(weight)):
         block = block_at(weight, n)
@@ -102,14 +102,14 @@ def store_first_range(start, stop, part, arguments):
             if not plain[i]:
                 end_logits(upper, block, index[i], head, F32(1))
                 end_logits(lower, block, index[i], head, F32(-1))
-            slack[i] = larger(slack[i], slack_of(upper, lower, block))
+            error_bound[i] = larger(error_bound[i], slack_of(upper, lower, block))
             put(upper, block, stored[memory.places[i]])
     thresholds = np.empty(len(index), F32)
     for i in range(len(index)):
         ends = stored[memory.places[i], weight.start : weight.stop]
-        # As many logits reach the k-th largest end less the slack.
-        bound = -up(slack[i] - near_largest(ends, top_k[i], bins))
-        top = -up(slack[i] - ends.max())
+        # As many logits reach the k-th largest end less the error bound.
+        bound = -up(error_bound[i] - near_largest(ends, top_k[i], bins))
+        top = -up(error_bound[i] - ends.max())
         thresholds[i] = filter_threshold(bound, top_k[i], top, step[i])
     # The rows take turns block by block, because a block of weights stays in the cache.
     for n in range(blocks_of(weight)):

@@ -205,10 +205,10 @@ def slack_of(upper, lower, block):
     """
     most = I32(0)
     for j in range(block.lane, block.lane + block.count):
-        slack = F32(0) if upper[j] == F32(-np.inf) else upper[j] - lower[j]
-        most = larger(most, bits_as(F32(slack), I32) & I32(0x7FFFFFFF))
-    slack = up(bits_as(I32(most), F32))
-    return slack if slack == slack else F32(np.inf)
+        error_bound = F32(0) if upper[j] == F32(-np.inf) else upper[j] - lower[j]
+        most = larger(most, bits_as(F32(error_bound), I32) & I32(0x7FFFFFFF))
+    error_bound = up(bits_as(I32(most), F32))
+    return error_bound if error_bound == error_bound else F32(np.inf)
 
 
 @jit()
