@@ -109,3 +109,16 @@ def test_a_list_says_what_a_search_does(kind, world_size, kept_cap):
         by_cuts = kept_cap is not None or "logprobs_mode" in REQUESTS[kind]
         assert bool(lists) == (by_cuts and kind != "ties")
         assert listed[1] < searched[1] if lists else listed[1] == searched[1]
+
+
+@pytest.mark.parametrize("backend", ["torch", "numba", "triton"])
+@pytest.mark.parametrize("fixed_rounds", [False, True])
+def test_a_share_of_nearly_all_keeps_no_token_without_mass(backend, fixed_rounds):
+    """Its limit is the whole mass, rounded up."""
+    params = [SamplingParams(seed=1, top_p=1 - 1e-13, logprobs=5, **PROCESSED)]
+    how = {"kept_cap": 8, "fixed_rounds": fixed_rounds}
+    logits = torch.tensor([[0.0, -1.0, -2.0, -40.0, -50.0, -60.0, -70.0, -torch.inf]])
+    batch = SamplingBatch.from_params(params, vocab_size=8, **how)
+    out = LMHeadSampler(torch.empty(8, 0), backend=backend).sample_logits(logits, batch, 3)
+    assert out.kept.sizes.tolist() == reference.kept_mask(logits, batch).sum(dim=1).tolist() == [3]
+    assert out.logprobs.values[0, 1:].isinf().tolist() == [False, False, False, True, True]

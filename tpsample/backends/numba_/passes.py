@@ -151,9 +151,12 @@ class NativeShardLogits(ShardLogits):
         self.run(cuts.masses_of_bins, *map(array_of, tensors))
         return found
 
-    def last_bins(self, bins: Tensor, limit: Tensor, number: int) -> tuple[Tensor, Tensor]:
-        found, per_mass = bins.new_zeros(2, len(bins)), tokens_per_mass(bins.device)
-        its = (array_of(tensor.contiguous()) for tensor in (bins, limit, per_mass, found))
+    def last_bins(
+        self, bins: Tensor, total: Tensor, share: Tensor, number: int
+    ) -> tuple[Tensor, Tensor]:
+        found, limit = bins.new_zeros(2, len(bins)), mass_limit(total, share)
+        given = bins, limit, tokens_per_mass(bins.device), found
+        its = (array_of(tensor.contiguous()) for tensor in given)
         in_ranges(cuts.last_bins, 0, len(bins), 1, *its, number)
         return found[0], found[1]
 

@@ -337,7 +337,7 @@ class ShardLogits:
             int64 [F], that word, and int64 [F], a bound of how many words there are; it is
             `ABOVE_ALL` where masses bound nothing.
         """
-        end, room = self.last_bins(bins, mass_limit(total, share), number)
+        end, room = self.last_bins(bins, total, share, number)
         bounded = (end + 1 < COUNTED_BINS) & self.noise.random.squeeze(1)
         room = room.where(bounded, ABOVE_ALL)
         cut = self.least_word((end + (1 + BIN_MARGIN)).double() / -BINS_PER_Y, self.temperature)
@@ -345,16 +345,14 @@ class ShardLogits:
         is_number = self.largest > -torch.inf
         return cut.where(is_number, any_word), room.where(is_number, 1)
 
-    def last_bins(self, bins: Tensor, limit: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    def last_bins(
+        self, bins: Tensor, total: Tensor, share: Tensor, number: int
+    ) -> tuple[Tensor, Tensor]:
         """Return the last bin of each row's list, int64 [F], and a bound of how many words there
-        are.
-
-        Args:
-            limit: int64 [F], the mass before the words that are kept.
-        """
+        are. The arguments are those of `list_end`."""
         fewest, most = (tokens_per_mass(bins.device).unsqueeze(1) * bins).unbind()
         too_few = fewest.ceil().to(torch.int64).cumsum(dim=1) < number
-        end = self.bin_of(bins, limit).prefix.maximum(too_few.sum(dim=1))
+        end = self.bin_of(bins, total, share).prefix.maximum(too_few.sum(dim=1))
         # The words lie in the bins up to this one and, as bins are rounded, in the next.
         inside = torch.arange(BINS, device=bins.device) <= end.unsqueeze(1) + 1
         return end, (most.floor().to(torch.int64) * inside).sum(dim=1)
@@ -699,7 +697,8 @@ class ShardLogits:
     def bin_of(self, bins: Tensor, limit: Tensor, share: Tensor | None = None) -> Search:
         """Return the bin of each row, as `prefix`, in which the sum over bins reaches a limit.
 
-        A limit that is the row's whole weight or more needs no search, and the row gets `BINS`.
+        A limit above the row's whole weight needs no search, and the row gets `BINS`. So does the
+        whole number of its tokens. Behind its whole mass there may be tokens without any.
 
         Args:
             bins: [F, BINS], the `bins` of all ranks, summed.
@@ -709,7 +708,9 @@ class ShardLogits:
         limit = limit if share is None else mass_limit(limit, share)
         nothing = torch.zeros_like(limit)
         found = self.next_digit(Search(nothing, nothing, limit), bins)
-        place = (BINS - 1 - found.prefix).where(limit < bins.sum(dim=1), BINS)
+        whole = bins.sum(dim=1)
+        reached = limit < whole if share is None else limit.clamp(min=1) <= whole
+        place = (BINS - 1 - found.prefix).where(reached, BINS)
         return replace(found, prefix=place)
 
     def search_bins(

@@ -121,7 +121,7 @@ def last_bins_of_rows(start, stop, part, arguments):
                 end = j
             listed += I64(math.ceil(F32(its[j]) * per_mass[0, j]))
             few += listed < number
-        if limit[row] >= upto:
+        if limit[row] > upto:
             end = num_bins
         end = max(end, few)
         room = I64(0)

@@ -88,7 +88,8 @@ def bin_kernel(
 def bin_of(bins_ptr, stride_bins, limit_ptr, stride_limit, share_ptr, BINS: tl.constexpr):
     """The bin in which a row's sum over bins reaches its limit, and the weight before that bin.
 
-    The limit comes third, at most the row's whole weight. Where it is that, the bin is BINS.
+    The limit comes third, at most the row's whole weight. Above it, and at the whole number of
+    tokens, the bin is BINS. Behind the whole mass there may be tokens without any.
     """
     row, offs = tl.program_id(0), tl.arange(0, BINS)
     bins = tl.load(bins_ptr + row * stride_bins + offs).to(tl.int64)
@@ -98,7 +99,10 @@ def bin_of(bins_ptr, stride_bins, limit_ptr, stride_limit, share_ptr, BINS: tl.c
     total = tl.sum(bins, axis=0)
     found = tl.sum((tl.cumsum(bins, axis=0) < tl.minimum(limit, total)).to(tl.int32), axis=0)
     reached = tl.sum(tl.where(offs < found, bins, 0), axis=0)
-    return tl.where(limit < total, found, BINS), reached, tl.minimum(limit, total)
+    stops = limit < total
+    if share_ptr is not None:
+        stops = limit <= total
+    return tl.where(stops, found, BINS), reached, tl.minimum(limit, total)
 
 
 @triton.jit(
