@@ -160,8 +160,8 @@ def searched() -> Iterator[None]:
         cut, room = list_end(rows, *arguments)
         return cut, torch.full_like(room, ABOVE_ALL)
 
-    each = {"first_kept": undecided, "list_end": too_many}
-    with patch.multiple(TritonShardLogits, **each):
+    of_rows = patch.object(TritonShardLogits, "first_kept", undecided)
+    with of_rows, patch.object(TritonShardLogits, "list_end", too_many):
         yield
 
 

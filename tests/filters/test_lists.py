@@ -77,7 +77,11 @@ def _step(kind: str, backend: str, kept_cap: int | None, samples: int | None) ->
         return lists[-1]
 
     def counted(function: Any) -> Any:
-        return lambda *given: exchanges.append(1) or function(*given)
+        def called(*given: Any) -> Any:
+            exchanges.append(1)
+            return function(*given)
+
+        return called
 
     for may in (kept_sets._may_list, lambda _: False):
         batch = SamplingBatch.from_params(params, **how)
