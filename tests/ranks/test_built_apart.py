@@ -1,4 +1,4 @@
-"""Ranks of which one began a sampler without the others build the next one together."""
+"""Ranks build a sampler together after one of them began another without its peers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _begin_group(store: Path, rank: int, world_size: int) -> None:
 
 
 def _replaced(folder: Path) -> list[int]:
-    """Rank 0 has built a sampler in an earlier group, of which rank 1 knows nothing."""
+    """Rank 0 has built a sampler in an earlier group, and rank 1 knows nothing of that group."""
     rank = dist.get_rank()
     if rank == 0:
         _begin_group(folder / "alone", 0, 1)

@@ -1,4 +1,4 @@
-"""What steps over zeros do not launch: lists of few tokens, verifications by ratio, and drafts."""
+"""Launches that steps over zeros leave out: lists of few tokens, verifications by ratio, drafts."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ class KeptLogprobsFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, of_values: Tensor, of_entropies: Tensor) -> tuple[Any, ...]:
         """Return the gradients of hidden states, summed over ranks, and of this rank's weight."""
-        # What follows is looked at by `scored`. Autograd refuses it if somebody has written to it.
+        # The others are those of `scored`. Autograd refuses them if somebody has written to them.
         hidden_states, weight, products, top, log_total, entropies, *_ = ctx.saved_tensors
         scored: Scored = ctx.scored
         for_hidden, for_weight, _ = ctx.needs_input_grad

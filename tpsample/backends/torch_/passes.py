@@ -331,7 +331,7 @@ class ShardLogits:
 
         Args:
             bins: int64 [F, BINS], the masses of all ranks, `bins`, summed.
-            total, share: int64 and float64 [F], the mass of which top_p takes a share.
+            total, share: int64 and float64 [F], the whole masses and the shares of top_p.
 
         Returns:
             int64 [F], that word, and int64 [F], a bound of how many words there are; it is

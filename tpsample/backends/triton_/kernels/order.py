@@ -295,7 +295,7 @@ def least_logit(top, temperature, y):
 
 @triton.jit
 def logit_from(top, temperature, y):
-    """What `least_logit` is of a finite y."""
+    """The number of `least_logit` for a finite y."""
     exact = top.to(tl.float64) + temperature.to(tl.float64) * y
     exact = tl.where(exact < -LARGEST, -LARGEST, exact)
     floor = exact.to(tl.float32)
