@@ -19,7 +19,7 @@ from tpsample.request.params import SamplingParams
 MAX_TOP_WORDS, MAX_WEIGHED_WORDS = 256, 1024
 """Largest top_k whose tokens are worth exchanging, by itself and with a top_p of what it leaves. By
 itself the best scores nearly always decide a row, for fewer bytes. With such a top_p only a search
-does, in six exchanges."""
+does, in six exchanges. The second is also the most tokens of a list of what a top_p keeps."""
 
 FEW_LOGPROBS = 32
 """Tokens of a row whose logprobs take smaller kernels than more of them."""

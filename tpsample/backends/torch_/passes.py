@@ -330,7 +330,7 @@ class ShardLogits:
         row, which reports all tokens.
 
         Args:
-            bins: int64 [F, BINS], the masses of all ranks, `bins`, summed.
+            bins: int64 [F, BINS], the masses of bins, summed over the ranks.
             total, share: int64 and float64 [F], the whole masses and the shares of top_p.
 
         Returns:
@@ -701,7 +701,7 @@ class ShardLogits:
         whole number of its tokens. Behind its whole mass there may be tokens without any.
 
         Args:
-            bins: [F, BINS], the `bins` of all ranks, summed.
+            bins: [F, BINS], the numbers or the masses of bins, summed over the ranks.
             limit: int64 [F] >= 1; or, with `share`, the mass to take that share of.
             share: float64 [F], those shares; None where there are limits.
         """
