@@ -28,7 +28,7 @@ LAWS = (torch.float32, torch.bfloat16, torch.float16)
 def list_over_zeros(
     backend: str, shard: VocabShard, vocab_size: int, num_ranks: int, device: torch.device
 ) -> None:
-    """Launch the kernels of rows whose kept tokens fit a list, because those of equal logits do not."""
+    """Launch the kernels of rows whose kept tokens fit a list: those of equal logits do not."""
     request = SamplingParams(seed=0, top_p=0.9, logprobs=1, logprobs_mode="processed_logprobs")
     batch = SamplingBatch.from_params([request], vocab_size=vocab_size, device=device)
     filters, asked = batch.plan.filters, batch.plan.logprobs

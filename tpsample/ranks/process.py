@@ -97,6 +97,10 @@ class ProcessRanks(Ranks):
         )
         if not is_part:
             self.shared.renewed = self._own
+            # A rank may have begun to build a sampler alone.
+            begun = torch.tensor(self.shared.begun, device="cpu")
+            self.all_reduce(begun, dist.ReduceOp.MAX)
+            self.shared.begun = int(begun)
 
     @property
     def can_exchange_tensors(self) -> bool:
