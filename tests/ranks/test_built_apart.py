@@ -76,3 +76,20 @@ def _lost_and_reset() -> None:
 
 def test_samplers_can_be_built_after_a_reset():
     run_ranks(2, _lost_and_reset, group_timeout_s=1)
+
+
+def _begun_alone() -> list[int]:
+    """Rank 0 begins a sampler to which rank 1 does not come."""
+    sampler = sampler_of()
+    expected = step(sampler)
+    if dist.get_rank() == 0:
+        with pytest.raises(PeerLost):
+            sampler_of()
+    sampler.reset()
+    later = sampler_of()
+    assert step(later) == step(sampler) == expected
+    return [later.ranks.roll.number]
+
+
+def test_a_sampler_that_one_rank_began_is_counted_by_all_after_a_reset():
+    assert run_ranks(2, _begun_alone, group_timeout_s=1) == [[3]] * 2
