@@ -90,14 +90,23 @@ def flashinfer_sample(
 
 
 def flash_sampling(hidden_states: Tensor, weight: Tensor) -> Callable[[], Tensor]:
-    """A step of FlashSampling's Triton kernel on one rank, at T = 1: ids [B]."""
-    temperature = torch.ones((), device=weight.device)
+    """A step of FlashSampling's Triton kernel on one rank, at T = 1: ids [B].
+
+    Its kernel is tuned again for each number of rows. By itself it keeps the tile of the first
+    number, in a file as well.
+    """
+    temperature, tuned = torch.ones((), device=weight.device), False
 
     def step() -> Tensor:
+        nonlocal tuned
         # It prints at its first step; stdout is for results.
         with contextlib.redirect_stdout(sys.stderr):
-            sample = _module(FLASHSAMPLING, "core").fused_mm_sample_triton
-            drawn = sample(
+            core = _module(FLASHSAMPLING, "core")
+            if not tuned:
+                core.fused_mm_sample_triton_kernel.cache_results = False
+                core.fused_mm_sample_triton_kernel.cache.clear()
+                tuned = True
+            drawn = core.fused_mm_sample_triton(
                 weights=weight,
                 hidden_states=hidden_states,
                 num_samples=1,

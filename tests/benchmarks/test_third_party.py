@@ -32,6 +32,10 @@ min_p_sampling_from_probs = noted("min_p")
 """,
     "fused_mm_sampling/__init__.py": "",
     "fused_mm_sampling/core.py": """
+from types import SimpleNamespace
+
+fused_mm_sample_triton_kernel = SimpleNamespace(cache={"rows": "tile"}, cache_results=True)
+
 def fused_mm_sample_triton(weights, hidden_states, num_samples, temperature, seed):
     assert temperature.shape == () and temperature == 1
     print("Supports warp specialization: False")
@@ -86,6 +90,20 @@ def test_those_in_the_folder_are_candidates(folder, capsys):
     argmax = (problem.hidden_states @ problem.weight.T).argmax(dim=1)
     for name in ("FlashInfer", "FlashSampling"):
         assert baselines.single_rank(problem)[name]().tolist() == argmax.tolist()
+
+
+def test_a_tile_of_other_rows_is_not_kept(folder):
+    _add_fakes(folder)
+    problem = _problem()
+    step = third_party.flash_sampling(problem.hidden_states, problem.weight)
+    step()
+    from fused_mm_sampling import core
+
+    assert core.fused_mm_sample_triton_kernel.cache == {}
+    assert not core.fused_mm_sample_triton_kernel.cache_results
+    core.fused_mm_sample_triton_kernel.cache["rows"] = "its own tile"
+    step()
+    assert core.fused_mm_sample_triton_kernel.cache == {"rows": "its own tile"}
 
 
 def test_every_filter_has_its_function(folder):
