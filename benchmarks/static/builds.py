@@ -270,8 +270,8 @@ def launches(
             logits = sampler.weight.new_zeros(batch.rows, len(sampler.shard))
             sampler.sample_logits(logits, batch, 0, num_samples=samples, head_applied=True)
 
-    registers = {} if _ABSENT[arch].amd else passes.THREE_PER_SM  # as a machine with it has them
-    with patch.object(passes, "THREE_PER_SM", registers), listed() as found, filled():
+    registers = {} if _ABSENT[arch].amd else passes.FOUR_PER_SM  # as a machine with it has them
+    with patch.object(passes, "FOUR_PER_SM", registers), listed() as found, filled():
         for batch in batches:
             if each:
                 bits = torch.full((batch.rows * width, -(-vocab_size // 32)), -1, dtype=torch.int32)

@@ -257,6 +257,8 @@ def test_a_search_by_digits_finds_what_the_definition_does(twins, mass):
     search = Search(torch.zeros_like(twins.cut), torch.zeros_like(twins.cut), limit)
     shares = torch.tensor([0.3, 0.9, 1.0]).double().repeat(len(limit))[: len(limit)]
     ties = torch.arange(len(limit)) % 2
+    names = ("prefix", "reached", "limit")
+    before, former = search, None
     for shift in range(word.EPOCH_SHIFT // DIGIT_BITS * DIGIT_BITS, -1, -DIGIT_BITS):
         bins = plain.digits(search.prefix, shift, mass=mass)
         found = bins[numbers].sum(dim=1) > 0
@@ -264,11 +266,21 @@ def test_a_search_by_digits_finds_what_the_definition_does(twins, mass):
         following = plain.next_digit(search, bins)
         for each in twins.kernels:
             assert _equal(each.digits(search.prefix, shift, mass=mass)[numbers], bins[numbers])
-            for its in ((None, None), (shares, None), (None, ties)):
-                found, expected = (rows.next_digit(search, bins, *its) for rows in (each, plain))
-                for name in ("prefix", "reached", "limit"):
-                    assert _equal(getattr(found, name), getattr(expected, name))
-        search = following
+            for share in (None, shares)[: 1 + mass]:
+                for keep in (None, ties):
+                    found, expected = (
+                        rows.next_digit(search, bins, share, keep) for rows in (each, plain)
+                    )
+                    for name in names:
+                        assert _equal(getattr(found, name), getattr(expected, name))
+                if former is not None:
+                    given = before, former, shift, share
+                    found, own = each.following_digits(*given, mass=mass)
+                    expected, right = plain.following_digits(*given, mass=mass)
+                    assert _equal(own[numbers], right[numbers])
+                    for name in names:
+                        assert _equal(getattr(found, name), getattr(expected, name))
+        before, former, search = search, bins, following
     for cut in (search.prefix, torch.zeros_like(limit)):
         for each in twins.kernels:
             assert _equal(each.mass_from(cut)[numbers], plain.mass_from(cut)[numbers])
@@ -308,6 +320,11 @@ def test_programs_of_several_blocks(each, monkeypatch):
     ):
         found, right = (getattr(rows, method)(*arguments) for rows in (triton, plain))
         assert _equal(found[twins.numbers], right[twins.numbers]), method
+    for mass in (False, True):
+        found, right = (
+            rows.digits(torch.zeros_like(cut), 45, mass=mass) for rows in (triton, plain)
+        )
+        assert _equal(found[twins.numbers], right[twins.numbers]), "digits"
 
 
 def test_rows_that_are_done_are_left_out():
@@ -316,6 +333,7 @@ def test_rows_that_are_done_are_left_out():
     done = torch.arange(len(twins.filters)) % 3 == 0
     best = twins.plain.best_scores(COUNT)
     prefix, filters = torch.zeros_like(twins.cut), twins.thresholds
+    second = Search(prefix, prefix, filters.most), twins.plain.digits(prefix, 45, mass=False), 36
 
     def passes(rows: ShardLogits) -> dict[str, torch.Tensor]:
         return {
@@ -325,6 +343,7 @@ def test_rows_that_are_done_are_left_out():
             "before": rows.before(best, filters, COUNT),
             "masses by digit": rows.digits(prefix, 48, mass=True),
             "numbers by digit": rows.digits(prefix, 48, mass=False),
+            "numbers by the second digit": rows.following_digits(*second, mass=False)[1],
             "best_kept": rows.best_kept(twins.cut),
             "best_and_mass": rows.best_and_mass(twins.cut),
         }

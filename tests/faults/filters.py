@@ -97,8 +97,8 @@ tpsample/filters/kept_sets.py
     + found = some.last_cut(found, of_greedy=kept)
     > filters/test_kept_set.py
     every round of a search takes a share of what is left
-    - share = None
-    + pass
+    - bins, share = ranks.sum_integers(own), None
+    + bins = ranks.sum_integers(own)
     > test_tokens_and_logprobs_are_the_oracles_without_a_host_read[1-None]
     kept sets in fixed rounds are cut off at the first of their rank
     - width = longest = min(cap, rows.vocab_size)
@@ -162,13 +162,9 @@ tpsample/backends/triton_/kernels/cuts.py
     > test_sets_of_more_rows_than_one_block
     kernel: the limit of a search is taken for one that has no other numbers beside it
     - tl.load(limit_ptr + row * stride_limit)
-    -     if share_ptr is not None:
-    -         limit = mass_limit(limit, tl.load(share_ptr + row))
-    -     limit = tl.minimum
+    -     if share_ptr is not None:  # noqa: SIM102
     + tl.load(limit_ptr + row)
-    +     if share_ptr is not None:
-    +         limit = mass_limit(limit, tl.load(share_ptr + row))
-    +     limit = tl.minimum
+    +     if share_ptr is not None:  # noqa: SIM102
     > test_a_search_by_digits_finds_what_the_definition_does
     kernel: a search keeps ties in all of its digits' rounds
     - if keep_ties_ptr is not None:
@@ -179,11 +175,24 @@ tpsample/backends/triton_/kernels/largest.py
     - tl.store(largest + place, own, mask=offs < count)
     + tl.store(largest + offs, own, mask=offs < count)
     > test_they_are_those_of_topk
+    kernel: the largest words of few are left in the order of their places
+    - tl.store(largest + place, own, mask=present & (place < count))
+    + tl.store(largest + offs, own, mask=present & (offs < count))
+    > test_they_are_those_of_topk
+    kernel: of three counts the second is the third
+    - of_third = counts >> (2 * COUNT_BITS)
+    + of_third = (counts >> COUNT_BITS) & COUNT_MASK
+    > test_they_are_those_of_topk
     kernel: words behind their number are looked at
     - number = tl.minimum(num_words, tl.load(number_ptr + row))
     + number = num_words
     > test_words_behind_a_number_do_not_count
 tpsample/backends/triton_/kernels/order.py
+    kernel: a sum is that of one of its warps
+    - of_warps, sem="relaxed")
+    + tl.where(tl.arange(0, of_warps.shape[0]) < 1, of_warps, 0), sem="relaxed")
+    > test_only_best_scores_that_can_decide_are_weighed
+    > test_a_rejection_decides_what_the_definition_does
     kernel: of equal logits all reach a mark
     - return logits >= tl.where(ids <= mark.token, mark.at, mark.after)
     + return logits >= mark.at
@@ -198,8 +207,8 @@ tpsample/backends/triton_/kernels/order.py
     > test_first_words_are_those_of_the_definition
 tpsample/backends/triton_/kernels/best_scores.py
     kernel: best scores that decide nothing are weighed
-    - if (order > record) & (largest >= end.at):
-    + if (order > 0) & (largest >= end.at):
+    - if order > record:
+    + if order > 0:
     > test_only_best_scores_that_can_decide_are_weighed
     kernel: best scores that decide nothing are kept
     - (orders >= least) & (orders >= records(orders))
@@ -241,11 +250,18 @@ tpsample/backends/triton_/kernels/sums.py
     > test_what_min_p_cuts_last_is_of_the_mass_of_the_top_words
 tpsample/backends/triton_/kernels/cuts.py
     in fixed rounds decided rows are searched too
+    -         tl.store(next_limit_ptr + row, zero)
     -         return
-    -     logits, ids, _, _ = load_block(
-    +         pass
-    +     logits, ids, _, _ = load_block(
+    +         tl.store(next_limit_ptr + row, zero)
     > test_rows_that_are_done_are_left_out
+    kernel: a digit is counted that follows the prefix before
+    - last = mark_of(tl.maximum(prefix << (shift + DIGIT_BITS), LOWEST_DRAWABLE))
+    + last = mark_of(tl.maximum(tl.load(prefix_ptr + row) << (shift + 9), LOWEST_DRAWABLE))
+    > test_a_search_by_digits_finds_what_the_definition_does
+    kernel: a search reaches only what its last digit did
+    - - 1 - found), reached + before, limit
+    + - 1 - found), before, limit
+    > test_a_search_by_digits_finds_what_the_definition_does
     kernel: the words of a summed digit are weighed twice
     - left = tl.where(own, none, left)
     > test_a_search_by_digits_finds_what_the_definition_does

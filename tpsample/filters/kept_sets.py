@@ -305,13 +305,13 @@ def _by_digits(
     """
     prefix, reached = limit.new_zeros(2, len(limit)).unbind()
     search = Search(prefix, reached, limit)
-    shifts = range(word.EPOCH_SHIFT // DIGIT_BITS * DIGIT_BITS, -1, -DIGIT_BITS)
-    empty = rows.empty_digits(len(shifts), mass=mass)
-    for shift, bins in zip(shifts, empty, strict=True):
-        bins = ranks.sum_integers(rows.digits(search.prefix, shift, bins, mass=mass))
-        search = rows.next_digit(search, bins, share, None if shift else keep_ties)
-        share = None
-    return search.prefix
+    first, *shifts = range(word.EPOCH_SHIFT // DIGIT_BITS * DIGIT_BITS, -1, -DIGIT_BITS)
+    empty, *others = rows.empty_digits(1 + len(shifts), mass=mass)
+    bins = ranks.sum_integers(rows.digits(prefix, first, empty, mass=mass))
+    for shift, empty in zip(shifts, others, strict=True):
+        search, own = rows.following_digits(search, bins, shift, share, empty, mass=mass)
+        bins, share = ranks.sum_integers(own), None
+    return rows.next_digit(search, bins, share, keep_ties).prefix
 
 
 def find_kept_sets(

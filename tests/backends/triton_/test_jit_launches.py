@@ -26,7 +26,7 @@ LEADING, FIRST_KEPT = (
     ["before", "first_kept", "write_tokens"],
 )
 FIRST_WORDS = ["group_first", "largest", "group_words", "largest"]
-LISTED, DIGITS = ["words", "cut"], ["digit", "next_digit"] * 6
+LISTED, DIGITS = ["words", "cut"], ["digit"] * 6 + ["next_digit"]
 SEARCHES = ["bin", *LISTED, *DIGITS, "bin", *LISTED, *DIGITS]
 TOP_WORDS = [*FIRST_WORDS, "top_words", "write_tokens"]
 BEST_KEPT = ["last_cut", "best_kept", "write_tokens"]
@@ -69,7 +69,7 @@ SCREEN = ["screening_rows", "screen", "list_groups"]
 PREFETCHES = "L2+launch_dependents"
 MERGED, MERGE_BEST = "merged", "merge_best"
 """The largest words, and the best scores, of all 8 ranks; one rank has nothing to merge."""
-SEARCH_OF_8 = ["digit", "exchange", "next_digit"] * 6
+SEARCH_OF_8 = ["digit", "exchange"] * 6 + ["next_digit"]
 REJECTION = [*LEADING, "exchange", MERGE_BEST, "before", "exchange", "first_kept"]
 KEPT = ["last_cut", "best_kept", "exchange", "write_tokens"]
 FIXED = {

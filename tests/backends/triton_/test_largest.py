@@ -40,9 +40,10 @@ def test_words_behind_a_number_do_not_count() -> None:
     assert torch.equal(found, _expected(words * inside, 20))
 
 
-@pytest.mark.parametrize("count", [3, 300])
-def test_a_first_selection_is_in_any_order_and_names_its_least(count: int) -> None:
-    words = _words(3, 5000, seed=4)
+@pytest.mark.parametrize("width", [3000, 5000])
+@pytest.mark.parametrize("count", [3, 17, 300])
+def test_a_first_selection_is_in_any_order_and_names_its_least(count: int, width: int) -> None:
+    words = _words(3, width, seed=4)
     words[1, 2:] = 0
     start = Start(torch.empty(3, dtype=torch.int64), torch.ones(3, dtype=torch.int32))
     found = largest(words, count, start=start, ordered=False)

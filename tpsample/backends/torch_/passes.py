@@ -638,6 +638,21 @@ class ShardLogits:
             limit=limit,
         )
 
+    def following_digits(
+        self,
+        search: Search,
+        bins: Tensor,
+        shift: int,
+        share: Tensor | None = None,
+        empty: Tensor | None = None,
+        *,
+        mass: bool,
+    ) -> tuple[Search, Tensor]:
+        """Return `next_digit` of a search, which rows that are done need not have, and then the
+        `digits` behind it. The arguments are those of the two."""
+        search = self.next_digit(search, bins, share)
+        return search, self.digits(search.prefix, shift, empty, mass=mass)
+
     def last_cut(
         self,
         least: Tensor,

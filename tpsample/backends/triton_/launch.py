@@ -110,6 +110,7 @@ class TritonBackend(Backend):
             "words_ptr": words,
             "logits_ptr": logits,
             "stride_logits_b": None if logits is None else logits.stride(0),
+            "lead": None if logits is None else self._shard.start % 4,
             "slot_ptr": None if logits is None else batch.plan.stored_place,
             "num_stored": None if logits is None else logits.shape[0] // 2,
             "listed_ptr": None if screen is None else screen.listed_ptr,

@@ -67,8 +67,8 @@ registers."""
 PROGRAMS_PER_SM, MOST_BLOCKS = 5, 8
 """A launch has about so many programs per SM, and a program takes at most so many blocks. Each
 program computes the numbers of its row and adds up its threads, so fewer programs do less."""
-THREE_PER_SM = {} if amd() else {"maxnreg": 80}
-"""Of a kernel that takes more registers than it needs: three programs then fit an SM of sm_90."""
+FOUR_PER_SM = {} if amd() else {"maxnreg": 64}
+"""Of kernels that take more registers than they need: four programs then fit an SM of sm_90."""
 SET_BLOCK = 256
 """Listed tokens of a program."""
 
@@ -247,7 +247,7 @@ class TritonShardLogits(ShardLogits):
             num_samples=self.noise.num_samples,
             counts=int(thresholds.counts),
             COUNT=count,
-            **THREE_PER_SM,
+            **FOUR_PER_SM,
         )
         return sums
 
@@ -341,19 +341,54 @@ class TritonShardLogits(ShardLogits):
     def digits(
         self, prefix: Tensor, shift: int, empty: Tensor | None = None, *, mass: bool
     ) -> Tensor:
+        search = Search(prefix, prefix, prefix)
+        return self._digits(search, None, shift, None, empty, mass=mass)[1]
+
+    def following_digits(
+        self,
+        search: Search,
+        bins: Tensor,
+        shift: int,
+        share: Tensor | None = None,
+        empty: Tensor | None = None,
+        *,
+        mass: bool,
+    ) -> tuple[Search, Tensor]:
+        if not self.logits.shape[1]:
+            return super().following_digits(search, bins, shift, share, empty, mass=mass)
+        return self._digits(search, bins.contiguous(), shift, share, empty, mass=mass)
+
+    def _digits(
+        self,
+        search: Search,
+        before: Tensor | None,
+        shift: int,
+        share: Tensor | None,
+        empty: Tensor | None,
+        *,
+        mass: bool,
+    ) -> tuple[Search, Tensor]:
+        """Return `following_digits`, or where there is no digit before only the digits."""
         bins = self.empty_digits(1, mass=mass)[0] if empty is None else empty
-        self.launch(
+        found = _search(bins.shape[0], search.limit)
+        self.launch_programs(
             digit_kernel,
             temperature_ptr=self.temperature,
             top_ptr=self.top,
-            prefix_ptr=prefix,
             row_done_ptr=self.done,
+            before_ptr=bins if before is None else before,
+            **_search_arguments(search, share, mass=mass),
+            follows=int(before is not None),
             bins_ptr=bins,
+            next_prefix_ptr=found.prefix,
+            next_reached_ptr=found.reached,
+            next_limit_ptr=found.limit,
             shift=shift,
             MASS=mass,
             DIGIT_BITS=DIGIT_BITS,
+            **FOUR_PER_SM,
         )
-        return bins
+        return found, bins
 
     def numbers_of_bins(self) -> Tensor:
         bins = self.logits.new_zeros(self.logits.shape[0], BINS, dtype=torch.int32)
@@ -496,11 +531,7 @@ class TritonShardLogits(ShardLogits):
             next_digit_kernel,
             (bins.shape[0],),
             bins_ptr=bins.contiguous(),
-            prefix_ptr=search.prefix,
-            reached_ptr=search.reached,
-            limit_ptr=search.limit,
-            stride_limit=search.limit.stride(0),
-            share_ptr=share,
+            **_search_arguments(search, share, mass=bins.dtype == torch.int64),
             keep_ties_ptr=keep_ties,
             next_prefix_ptr=found.prefix,
             next_reached_ptr=found.reached,
@@ -690,6 +721,20 @@ def programs_at_once(device: torch.device) -> int:
     if device.type != "cuda":
         return PROGRAMS_PER_SM
     return PROGRAMS_PER_SM * Gpu.of(device).num_sms
+
+
+def _search_arguments(search: Search, share: Tensor | None, *, mass: bool) -> dict[str, Any]:
+    """Return the arguments by which a kernel reads a search. Where masses have no shares, any other
+    numbers stand for them and are not read, so that both are one kernel."""
+    shares = search.limit.view(torch.float64) if share is None else share
+    return {
+        "prefix_ptr": search.prefix,
+        "reached_ptr": search.reached,
+        "limit_ptr": search.limit,
+        "stride_limit": search.limit.stride(0),
+        "share_ptr": shares if mass else None,
+        "shares": int(share is not None),
+    }
 
 
 def _search(rows: int, like: Tensor) -> Search:

@@ -17,10 +17,12 @@ from tpsample.backends.triton_.kernels.masses import (
 from tpsample.backends.triton_.kernels.order import (
     KEY_MASK,
     ROW_POINTERS,
+    add_up,
     best_of_groups,
     better,
     block_scores,
     blocks_of_program,
+    by_thread,
     group_columns,
     is_done,
     is_number,
@@ -222,7 +224,7 @@ def before_kernel(
     if is_done(row_done_ptr, row):
         return
     marks = num_samples * COUNT
-    best = best_scores_ptr + row.to(tl.int64) * (1 + 2 * marks)
+    best = best_scores_ptr + row * (1 + 2 * marks)
     its = mass_row(value_of(tl.load(best)), tl.load(temperature_ptr + row))
     least = mark_of(tl.load(least_of_total_ptr + row))
     # ties="keep": only greater logits come before.
@@ -247,15 +249,15 @@ def before_kernel(
                 record = tl.full((), 0, tl.int64)
                 for c in range(COUNT):
                     order = tl.load(words + marks + c)
-                    end = mark_of((order | tie_bits) + 1)  # the words before
-                    if (order > record) & (largest >= end.at):
-                        before, sums = upto(logits, ids, end), out + sample * COUNT + c
-                        mass = masses_of_threads(high, low, before)
-                        tl.atomic_add(sums, tl.sum(mass, axis=0), sem="relaxed")
-                        if counts != 0:
-                            numbers = tl.sum(before.to(tl.int32), axis=0).to(tl.int64)
-                            tl.atomic_add(sums + marks, numbers, sem="relaxed")
-                    record = tl.maximum(record, order)
+                    if order > record:
+                        record = order
+                        end = mark_of((order | tie_bits) + 1)  # the words before
+                        if largest >= end.at:
+                            before, sums = upto(logits, ids, end), out + sample * COUNT + c
+                            add_up(sums, masses_of_threads(high, low, before))
+                            if counts != 0:
+                                numbers = by_thread(before.to(tl.int32))
+                                add_up(sums + marks, numbers.to(tl.int64))
     tl.atomic_add(out + 2 * marks, tl.sum(total, axis=0), sem="relaxed")
 
 

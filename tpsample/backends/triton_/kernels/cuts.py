@@ -296,63 +296,125 @@ def digits_of(logits, ids, shift, DIGIT_BITS: tl.constexpr):
     return ((of_key | of_id | ones) & ((1 << DIGIT_BITS) - 1)).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["shift"], do_not_specialize_on_alignment=ROW_POINTERS)
+@triton.jit
+def with_digit(
+    bins_ptr, prefix_ptr, reached_ptr, limit_ptr, stride_limit, share_ptr, shares,
+    DIGIT_BITS: tl.constexpr,
+):  # fmt: skip
+    """Prefix, weight before it and limit of a row's search with one digit more.
+
+    The running sum over bins reaches the limit in that digit. The limit is at most the whole
+    weight.
+    """
+    row, offs = tl.program_id(0), tl.arange(0, 1 << DIGIT_BITS)
+    bins = tl.load(bins_ptr + (row << DIGIT_BITS) + offs).to(tl.int64)
+    prefix, reached = tl.load(prefix_ptr + row), tl.load(reached_ptr + row)
+    limit = tl.load(limit_ptr + row * stride_limit)
+    if share_ptr is not None:  # noqa: SIM102
+        if shares != 0:
+            limit = mass_limit(limit, tl.load(share_ptr + row))
+    limit = tl.minimum(limit, reached + tl.sum(bins, axis=0))
+    found = tl.sum((reached + tl.cumsum(bins, axis=0) < limit).to(tl.int32), axis=0)
+    before = tl.sum(tl.where(offs < found, bins, 0), axis=0)
+    return (prefix << DIGIT_BITS) | ((1 << DIGIT_BITS) - 1 - found), reached + before, limit
+
+
+@triton.jit(
+    do_not_specialize=["stride_limit", "shares", "follows", "shift", "blocks_each"],
+    do_not_specialize_on_alignment=ROW_POINTERS,
+)
 def digit_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
     stride_logits,
     temperature_ptr,  # [F] fp32
     top_ptr,  # [F] fp32
-    prefix_ptr,  # [F] int64
     row_done_ptr,  # [F] bool, or None
+    # the search so far, and the histogram of the digit behind its prefix, see `next_digit_kernel`
+    before_ptr,  # [F, 2^DIGIT_BITS], over all ranks
+    prefix_ptr,
+    reached_ptr,
+    limit_ptr,
+    stride_limit,
+    share_ptr,
+    shares,  # whether limits are shares
+    follows,  # whether there is a digit before; else the prefix is that of the search
     # outputs
     bins_ptr,  # [F, 2^DIGIT_BITS], int64 of masses or int32 of numbers, zero before
+    next_prefix_ptr,
+    next_reached_ptr,
+    next_limit_ptr,
     # sizes
     shift,
     vocab_start,
     lead,
     width,
+    blocks_each,
     MASS: tl.constexpr,
     DIGIT_BITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Histogram of the next digit of the words that begin with the prefix. Grid: (F, blocks)."""
+    """A digit more of each search, and the histogram of the digit behind it. Grid: (F, programs).
+
+    Every program finds the digit for itself, which costs less than a launch of its own.
+    """
     row = tl.program_id(0)
+    zero = tl.full((), 0, tl.int64)
     if is_done(row_done_ptr, row):
+        tl.store(next_prefix_ptr + row, zero)
+        tl.store(next_reached_ptr + row, zero)
+        tl.store(next_limit_ptr + row, zero)
         return
-    logits, ids, _, _ = load_block(
-        logits_ptr, stride_logits, vocab_start, lead, width, BLOCK, float("nan")
-    )
-    prefix = tl.load(prefix_ptr + row)
+    if follows != 0:
+        prefix, reached, limit = with_digit(
+            before_ptr, prefix_ptr, reached_ptr, limit_ptr, stride_limit, share_ptr, shares,
+            DIGIT_BITS,
+        )  # fmt: skip
+        # The same in all programs of the row.
+        tl.store(next_prefix_ptr + row, prefix)
+        tl.store(next_reached_ptr + row, reached)
+        tl.store(next_limit_ptr + row, limit)
+    else:
+        prefix = tl.load(prefix_ptr + row)
     last = mark_of(tl.maximum(prefix << (shift + DIGIT_BITS), LOWEST_DRAWABLE))
-    inside = upto(logits, ids, last)
-    inside = inside & ~upto(logits, ids, mark_of((prefix + 1) << (shift + DIGIT_BITS)))
-    # Blocks without such a word cost no arithmetic: after two digits they are most blocks.
-    if tl.max(inside.to(tl.int32), axis=0) > 0:
-        none = 1 << DIGIT_BITS
-        left = tl.where(inside, digits_of(logits, ids, shift, DIGIT_BITS), none)
-        if MASS:
-            its = mass_row(tl.load(top_ptr + row), tl.load(temperature_ptr + row))
-            high, low = halves_of_masses(logits, its)
-        bins = bins_ptr + row * (1 << DIGIT_BITS)
-        # The first digits of nearly all words are the same few, and a row's programs would wait for
-        # each other word by word. So the weights of a few digits are summed before.
-        for _ in range(SUMMED_DIGITS):
-            least = tl.min(left, axis=0)
-            if least < none:
-                own = left == least
-                weight = sum_of_kept(high, low, own) if MASS else tl.sum(own.to(tl.int32), axis=0)
-                tl.atomic_add(bins + least, weight, sem="relaxed")
-                left = tl.where(own, none, left)
-        if tl.min(left, axis=0) < none:
+    before = mark_of((prefix + 1) << (shift + DIGIT_BITS))
+    bins, none = bins_ptr + row * (1 << DIGIT_BITS), 1 << DIGIT_BITS
+    if MASS:
+        its = mass_row(tl.load(top_ptr + row), tl.load(temperature_ptr + row))
+    first_block, last_block = blocks_of_program(blocks_each, lead, width, BLOCK)
+    for block in range(first_block, last_block):
+        logits, ids, _, _ = load_nth_block(
+            logits_ptr, stride_logits, vocab_start, lead, width, block, BLOCK, float("nan")
+        )
+        inside = upto(logits, ids, last) & ~upto(logits, ids, before)
+        # Blocks without such a word cost no arithmetic: after two digits they are most blocks.
+        if tl.max(inside.to(tl.int32), axis=0) > 0:
+            left = tl.where(inside, digits_of(logits, ids, shift, DIGIT_BITS), none)
             if MASS:
-                weights = (high.to(tl.int64) << 20) + low.to(tl.int64)
-            else:
-                weights = tl.full(left.shape, 1, tl.int32)
-            tl.atomic_add(bins + left, weights, mask=left < none, sem="relaxed")
+                high, low = halves_of_masses(logits, its)
+            # The first digits of nearly all words are the same few, and a row's programs would wait
+            # for each other word by word. So the weights of a few digits are summed before.
+            for _ in range(SUMMED_DIGITS):
+                least = tl.min(left, axis=0)
+                if least < none:
+                    own = left == least
+                    if MASS:
+                        weight = sum_of_kept(high, low, own)
+                    else:
+                        weight = tl.sum(own.to(tl.int32), axis=0)
+                    tl.atomic_add(bins + least, weight, sem="relaxed")
+                    left = tl.where(own, none, left)
+            if tl.min(left, axis=0) < none:
+                if MASS:
+                    weights = (high.to(tl.int64) << 20) + low.to(tl.int64)
+                else:
+                    weights = tl.full(left.shape, 1, tl.int32)
+                tl.atomic_add(bins + left, weights, mask=left < none, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["stride_limit"], do_not_specialize_on_alignment=ROW_POINTERS)
+@triton.jit(
+    do_not_specialize=["stride_limit", "shares"], do_not_specialize_on_alignment=ROW_POINTERS
+)
 def next_digit_kernel(
     # inputs
     bins_ptr,  # [F, 2^DIGIT_BITS] int64 or int32, over all ranks
@@ -360,7 +422,8 @@ def next_digit_kernel(
     reached_ptr,  # [F] int64
     limit_ptr,  # [F] int64, or where there are shares, whole masses
     stride_limit,
-    share_ptr,  # [F] fp64, or None
+    share_ptr,  # [F] fp64, or None where no weight is a mass
+    shares,  # whether limits are shares
     keep_ties_ptr,  # [F] int64, or None but for the last digit
     # outputs
     next_prefix_ptr,  # [F] int64
@@ -369,24 +432,15 @@ def next_digit_kernel(
     # sizes
     DIGIT_BITS: tl.constexpr,
 ):
-    """Each row's search with one digit more: the running sum reaches the limit in it. Grid: (F,).
-
-    The new prefix, the weight of the words before it, and the limit, at most the whole weight.
-    """
-    row, offs = tl.program_id(0), tl.arange(0, 1 << DIGIT_BITS)
-    bins = tl.load(bins_ptr + (row << DIGIT_BITS) + offs).to(tl.int64)
-    prefix, reached = tl.load(prefix_ptr + row), tl.load(reached_ptr + row)
-    limit = tl.load(limit_ptr + row * stride_limit)
-    if share_ptr is not None:
-        limit = mass_limit(limit, tl.load(share_ptr + row))
-    limit = tl.minimum(limit, reached + tl.sum(bins, axis=0))
-    found = tl.sum((reached + tl.cumsum(bins, axis=0) < limit).to(tl.int32), axis=0)
-    before = tl.sum(tl.where(offs < found, bins, 0), axis=0)
-    prefix = (prefix << DIGIT_BITS) | ((1 << DIGIT_BITS) - 1 - found)
+    """Each row's search with one digit more, `with_digit`. Grid: (F,)."""
+    row = tl.program_id(0)
+    prefix, reached, limit = with_digit(
+        bins_ptr, prefix_ptr, reached_ptr, limit_ptr, stride_limit, share_ptr, shares, DIGIT_BITS
+    )
     if keep_ties_ptr is not None:
         prefix = tl.where(tl.load(keep_ties_ptr + row) > 0, prefix & ~TOKEN_MASK, prefix)
     tl.store(next_prefix_ptr + row, prefix)
-    tl.store(next_reached_ptr + row, reached + before)
+    tl.store(next_reached_ptr + row, reached)
     tl.store(next_limit_ptr + row, limit)
 
 

@@ -12,6 +12,10 @@ from tpsample.backends.triton_.kernels.order import ROW_POINTERS
 
 NO_WORD = Constant(1 << 62)
 """Above all words."""
+ONE_BY_ONE = Constant(16)
+"""As many words are found sooner one after the other, each the largest of those that are left."""
+COUNT_BITS = Constant(20)
+COUNT_MASK = Constant((1 << 20) - 1)
 
 
 @triton.jit
@@ -29,6 +33,60 @@ def number_from(row_words_ptr, least, number, BLOCK: tl.constexpr):
         words = words_at(row_words_ptr, start, number, BLOCK)
         found += tl.sum((words >= least).to(tl.int32), axis=0)
     return found
+
+
+@triton.jit
+def places_of(words, row_words_ptr, number, CHUNK: tl.constexpr):
+    """How many words of a row are greater than each of some, int32."""
+    greater = tl.zeros(words.shape, tl.int32)
+    for start in range(0, number, CHUNK):
+        others = words_at(row_words_ptr, start, number, CHUNK)
+        greater += tl.sum((others[None, :] > words[:, None]).to(tl.int32), axis=1)
+    return greater
+
+
+@triton.jit
+def ends_of(words, least, above):
+    """The smallest word and one more than the largest, of some words and of others before."""
+    least = tl.minimum(least, tl.min(tl.where(words > 0, words, NO_WORD), axis=0))
+    return least, tl.maximum(above, 1 + tl.max(words, axis=0))
+
+
+@triton.jit
+def halved(words, least, above, found, count):
+    """A word that `found` words are not less than: as many as are wanted, or more if equal.
+
+    Three words part the others in four, so that one sum, of three counts, does for two halvings.
+    """
+    while (found > count) & (above - least > 1):
+        step = (above - least + 3) >> 2
+        first, second, third = least + step, least + 2 * step, least + 3 * step
+        counts = (words >= first).to(tl.int64) + ((words >= second).to(tl.int64) << COUNT_BITS)
+        counts = tl.sum(counts + ((words >= third).to(tl.int64) << (2 * COUNT_BITS)), axis=0)
+        of_first, of_second = counts & COUNT_MASK, (counts >> COUNT_BITS) & COUNT_MASK
+        of_third = counts >> (2 * COUNT_BITS)
+        if of_third >= count:
+            least, found = third, of_third.to(tl.int32)
+        elif of_second >= count:
+            least, above, found = second, third, of_second.to(tl.int32)
+        elif of_first >= count:
+            least, above, found = first, second, of_first.to(tl.int32)
+        else:
+            above = first
+    return least
+
+
+@triton.jit
+def halved_in_memory(row_words_ptr, number, least, above, found, count, BLOCK: tl.constexpr):
+    """What `halved` does, of more words than find registers."""
+    while (found > count) & (above - least > 1):
+        middle = least + ((above - least) >> 1)
+        of_middle = number_from(row_words_ptr, middle, number, BLOCK)
+        if of_middle < count:
+            above = middle
+        else:
+            least, found = middle, of_middle
+    return least
 
 
 @triton.jit(do_not_specialize=["num_words", "count"], do_not_specialize_on_alignment=ROW_POINTERS)
@@ -50,31 +108,49 @@ def largest_kernel(
 ):
     """The largest words of each row. Grid: (F,).
 
-    Halving finds a word such that as many as are wanted are not less. These are written down in
-    any order, and then each counts how many of them are greater, which is its place.
+    Few are taken one by one. For more, halving finds a word such that as many as are wanted are not
+    less. These are written down in any order, and then each counts how many of them are greater,
+    which is its place. Where there are hardly more words than places, each word counts at once.
     """
-    row = tl.program_id(0).to(tl.int64)
+    row, offs = tl.program_id(0).to(tl.int64), tl.arange(0, MOST)
     words, largest = words_ptr + row * num_words, largest_ptr + row * count
     number = num_words
     if number_ptr is not None:
         number = tl.minimum(num_words, tl.load(number_ptr + row))
     if zero_ptr is not None:
         tl.store(zero_ptr + row, 0)
+    if ORDERED:  # noqa: SIM102
+        if number <= MOST:
+            own = tl.load(words + offs, mask=offs < number, other=0)
+            place, present = places_of(own, words, number, CHUNK), own > 0
+            tl.store(largest + place, own, mask=present & (place < count))
+            found = tl.sum(present.to(tl.int32), axis=0)
+            tl.store(largest + offs, tl.zeros_like(own), mask=(offs >= found) & (offs < count))
+            return
+
+    if (number <= BLOCK) & (count <= ONE_BY_ONE):
+        its, best = words_at(words, 0, number, BLOCK), tl.full((), 0, tl.int64)
+        for place in range(count):
+            best = tl.max(its, axis=0)
+            tl.store(largest + place, best)
+            its = tl.where(its == best, 0, its)
+        if least_ptr is not None:
+            tl.store(least_ptr + row, tl.maximum(best, 1))
+        return
 
     # As many as `found` words are >= least, and fewer than `count` are >= above.
     least, above = tl.full((), NO_WORD, tl.int64), tl.full((), 1, tl.int64)
-    for start in range(0, number, BLOCK):
-        its = words_at(words, start, number, BLOCK)
-        least = tl.minimum(least, tl.min(tl.where(its > 0, its, NO_WORD), axis=0))
-        above = tl.maximum(above, 1 + tl.max(its, axis=0))
-    found = number_from(words, least, number, BLOCK)
-    while (found > count) & (above - least > 1):
-        middle = least + ((above - least) >> 1)
-        of_middle = number_from(words, middle, number, BLOCK)
-        if of_middle < count:
-            above = middle
-        else:
-            least, found = middle, of_middle
+    if number <= BLOCK:
+        its = words_at(words, 0, number, BLOCK)
+        least, above = ends_of(its, least, above)
+        found = tl.sum((its >= least).to(tl.int32), axis=0)
+        least = halved(its, least, above, found, count)
+    else:
+        for start in range(0, number, BLOCK):
+            its = words_at(words, start, number, BLOCK)
+            least, above = ends_of(its, least, above)
+        found = number_from(words, least, number, BLOCK)
+        least = halved_in_memory(words, number, least, above, found, count, BLOCK)
 
     written = tl.full((), 0, tl.int32)
     for start in range(0, number, BLOCK):
@@ -87,14 +163,10 @@ def largest_kernel(
     if least_ptr is not None:
         tl.store(least_ptr + row, tl.where(found < count, 1, least))
 
-    offs = tl.arange(0, MOST)
     if ORDERED:
         tl.debug_barrier()  # every thread sees what the others have written
         own = tl.load(largest + offs, mask=offs < found, other=0)
-        greater = tl.zeros((MOST,), tl.int32)
-        for start in range(0, found, CHUNK):
-            others = words_at(largest, start, found, CHUNK)
-            greater += tl.sum((others[None, :] > own[:, None]).to(tl.int32), axis=1)
+        greater = places_of(own, largest, found, CHUNK)
         tl.debug_barrier()  # and none writes before all have read
         place = tl.where(offs < found, greater, offs)
         tl.store(largest + place, own, mask=offs < count)

@@ -29,6 +29,7 @@ MASKED = Constant(float("-inf"))
 NO_ID = Constant(word.MAX_VOCAB_SIZE)
 KEY_MASK = Constant(0xFFFFFFFF)
 LARGEST = Constant(order.LARGEST)
+WARP = Constant(32)
 KEY_INF, KEY_MINUS_ZERO = Constant(0xFF800000), Constant(0x7FFFFFFF)
 
 
@@ -82,6 +83,16 @@ def by_thread(values):
     another thread, and the first axis lies in one. So only the total of the sums has a meaning.
     """
     return tl.sum(values.reshape((8, values.shape[0] // 8), can_reorder=True), axis=0)
+
+
+@triton.jit
+def add_up(address, numbers):
+    """Add the sum of numbers `by_thread` to one in memory.
+
+    Each warp adds its own, as in a sum over all threads they would wait for each other.
+    """
+    of_warps = tl.sum(numbers.reshape((numbers.shape[0] // WARP, WARP)), axis=1)
+    tl.atomic_add(address + tl.zeros(of_warps.shape, tl.int32), of_warps, sem="relaxed")
 
 
 @triton.jit

@@ -20,6 +20,7 @@ from tpsample.backends.triton_.kernels.noise import GREEDY_BELOW, safe_temperatu
 from tpsample.backends.triton_.kernels.order import (
     KEY_MASK,
     ROW_POINTERS,
+    add_up,
     better,
     block_scores,
     blocks_of_program,
@@ -97,8 +98,8 @@ def mass_kernel(
             mass += masses_alone(logits, its, kept)
         for mark in range(num_marks):
             reached = upto(logits, ids, mark_of(tl.load(marks_ptr + row * num_marks + mark)))
-            number = tl.sum(reached.to(tl.int32), axis=0)
-            tl.atomic_add(sums + 1 + MOMENTS + mark, number.to(tl.int64), sem="relaxed")
+            numbers = by_thread(reached.to(tl.int32))
+            add_up(sums + 1 + MOMENTS + mark, numbers.to(tl.int64))
     tl.atomic_add(sums, tl.sum(mass, axis=0), sem="relaxed")
     if MOMENTS:
         tl.atomic_add(sums + 1, tl.sum(moment, axis=0), sem="relaxed")
