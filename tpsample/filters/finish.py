@@ -40,7 +40,12 @@ def shard_logits(step: Step, shard: VocabShard, backend: str) -> ShardLogits:
     if found is not None:
         found = found._replace(store=partial(found.store, step))
     return room_of(backend).passes.of(
-        step.logits, step.batch, step.noise, first_id=shard.start, found=found
+        step.logits,
+        step.batch,
+        step.noise,
+        first_id=shard.start,
+        found=found,
+        tile_words=step.tile_words,
     )
 
 

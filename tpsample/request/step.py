@@ -82,6 +82,24 @@ class Found(NamedTuple):
     store: Callable[..., None]
 
 
+class TileWords(NamedTuple):
+    """The words by which a kernel tells which of its tiles matter to R stored rows.
+
+    Attributes:
+        first: int64 [R, tiles], the first order word of each tile; that of a NaN has any id of it.
+        best: int64 [R, num_samples, tiles], its best score word; likewise.
+        size: ids of a tile. The first one begins at the group of four ids of the shard's first.
+    """
+
+    first: Tensor
+    best: Tensor
+    size: int
+
+    def select(self, index: slice | Tensor) -> TileWords:
+        """Return those of some rows."""
+        return TileWords(self.first[index], self.best[index], self.size)
+
+
 def rows_of_memory(count: int, controlled: bool) -> int:
     """Return how many rows of memory the logits of so many stored rows take.
 
@@ -113,6 +131,7 @@ class Step:
         logits: fp32 [`rows_of_memory`, V_local], memory for the logits of the stored rows, in which
             `halves` finds the raw and the processed ones. None if the plan stores none.
         found: memory for what else the local step finds of the stored rows; None if it finds none.
+        tile_words: what its kernel says of them; likewise.
         out: what the step will return; None if it only stores logits.
         local_logits: [B, V_local], logits that the caller computed in place of the product with
             the weight; None otherwise.
@@ -126,6 +145,7 @@ class Step:
     out: SampleOutput | None = None
     local_logits: Tensor | None = None
     found: Found | None = None
+    tile_words: TileWords | None = None
 
     @property
     def num_words(self) -> int:

@@ -22,10 +22,10 @@ MASKED = (
 )
 LEAST, TOP = "least_word", "top"
 LEADING, FIRST_KEPT = (
-    ["group_best", "largest", "best_scores"],
+    ["largest", "best_scores"],
     ["before", "first_kept", "write_tokens"],
 )
-FIRST_WORDS = ["group_first", "largest", "group_words", "largest"]
+FIRST_WORDS = ["largest", "group_words", "largest"]
 LISTED, DIGITS = ["words", "cut"], ["digit"] * 6 + ["next_digit"]
 SEARCHES = ["bin", *LISTED, *DIGITS, "bin", *LISTED, *DIGITS]
 TOP_WORDS = [*FIRST_WORDS, "top_words", "write_tokens"]
@@ -51,18 +51,22 @@ def _asked_by(rule: Rule) -> list[str]:
 
 
 EVERY_END = [kernel for rule in ENDING for kernel in _asked_by(rule)]
+# Its logprobs are of logits before the controls, of which the LM head told no words.
+ALL_TOGETHER = [
+    *[*FIRST_WORDS, TOP, *EVERY_END, "mass", *TOP_WORDS[3:]],
+    *["group_first", *LOGPROBS],
+]
 STORED = {
     "top_k": TOP_WORDS,
     "top_p": [*LEADING, *FIRST_KEPT],
-    **{rule.name: ["group_first", TOP, *_asked_by(rule), *BEST_KEPT] for rule in ENDING},
+    **{rule.name: [TOP, *_asked_by(rule), *BEST_KEPT] for rule in ENDING},
     "filters, samples": [*LEADING, *FIRST_KEPT],
-    "top_p in top_k": ["group_first", TOP, *SEARCHES, *BEST_KEPT],
+    "top_p in top_k": [TOP, *SEARCHES, *BEST_KEPT],
     "top_k, top_p": TOP_WORDS,
     "many top_k, top_p": TOP_WORDS,
-    "top_k beside top_p": [*FIRST_WORDS, TOP, "mass", *TOP_WORDS[4:]],
+    "top_k beside top_p": [*FIRST_WORDS, TOP, "mass", *TOP_WORDS[3:]],
     "logprobs": LOGPROBS,
-    "all together": [*FIRST_WORDS, TOP, *EVERY_END, "mass", *TOP_WORDS[4:], *LOGPROBS],
-    "drafts": [*FIRST_WORDS, TOP, *EVERY_END, "mass", *TOP_WORDS[4:], *LOGPROBS],
+    **dict.fromkeys(("all together", "drafts"), ALL_TOGETHER),
 }
 """Launches over the stored logits, without their `_kernel`."""
 SCREEN = ["screening_rows", "screen", "list_groups"]
@@ -76,13 +80,22 @@ FIXED = {
     # Launches and exchanges of one of 8 ranks; one rank launches the same, but for what is merged.
     "top_p": [*REJECTION, TOP, *SEARCH_OF_8, *KEPT],
     "top_k 5": [*FIRST_WORDS, "exchange", MERGED, "top_words", "write_tokens"],
-    "min_p": ["group_first", "exchange", TOP, LEAST, *KEPT],
+    "min_p": ["exchange", TOP, LEAST, *KEPT],
     "top_k 2000, top_p": [*REJECTION, TOP, *SEARCH_OF_8, "mass", "exchange", *SEARCH_OF_8, *KEPT],
 }
 FIXED["top_k 300"] = FIXED["top_p"]
 FIXED["top_k 5, top_p"] = FIXED["top_k 300, top_p"] = FIXED["top_k 5"]
-BOTH_FIRST = [*FIRST_WORDS, *LEADING, "exchange", "exchange", MERGED, "top_words"]
-FIXED["mixture"] = [*BOTH_FIRST, MERGE_BEST, TOP, LEAST, *REJECTION[5:], *SEARCH_OF_8, *KEPT]
+BOTH_FIRST = [
+    "group_first",
+    *FIRST_WORDS,
+    "group_best",
+    *LEADING,
+    "exchange",
+    "exchange",
+    MERGED,
+    "top_words",
+]
+FIXED["mixture"] = [*BOTH_FIRST, MERGE_BEST, TOP, LEAST, *REJECTION[4:], *SEARCH_OF_8, *KEPT]
 BY_RATIO = ["law_tops", "law_rows", "law_sums", "accept", "residual", "emit"]
 VERIFICATIONS = ("coupled", "rejection", "block")
 STORED["coupled"] = ["coupled"]

@@ -14,7 +14,7 @@ from tests.support.filtered import Rows, grid, kinds_of_logits
 from tests.support.settings import settings_of
 from tpsample import SamplingParams, Status, VocabShard, noise
 from tpsample.backends.triton_.kernels.decode import decode, decode_kernel
-from tpsample.backends.triton_.kernels.head import best_word, pack
+from tpsample.backends.triton_.kernels.head import best_of_columns, pack
 from tpsample.backends.triton_.kernels.noise import (
     NoiseRows,
     noise_tile,
@@ -192,7 +192,8 @@ def test_jitted_words_are_the_definition():
 def best_probe(score_ptr, word_ptr, V: tl.constexpr, B: tl.constexpr):
     offs_v, offs_b = tl.arange(0, V), tl.arange(0, B)
     scores = tl.load(score_ptr + offs_v[:, None] * B + offs_b[None, :])
-    tl.store(word_ptr + offs_b, best_word(scores, offs_v))
+    best, token_id = best_of_columns(scores, offs_v)
+    tl.store(word_ptr + offs_b, pack(best, token_id))
 
 
 def test_best_word_of_a_column():

@@ -46,7 +46,7 @@ from tpsample.core.spread import spread_sums
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.request.filters import LogprobRows, Thresholds, lists_all
 from tpsample.request.plan import BatchView
-from tpsample.request.step import Found, halves
+from tpsample.request.step import Found, TileWords, halves
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -143,6 +143,7 @@ class ShardLogits:
         first: int64 [F, n], the rows' first order words in any order, as far as the local step has
             listed them; 0 in rows that it has not.
         rough: of rows that may be upper ends; None if all logits are stored themselves.
+        tile_words: of the tiles in which a kernel made the logits; None if it says nothing of them.
     """
 
     logits: Tensor
@@ -155,6 +156,7 @@ class ShardLogits:
     done: Tensor | None = None
     first: Tensor | None = None
     rough: Rough | None = None
+    tile_words: TileWords | None = None
 
     @classmethod
     def of(
@@ -165,6 +167,7 @@ class ShardLogits:
         *,
         first_id: int = 0,
         found: Found | None = None,
+        tile_words: TileWords | None = None,
     ) -> Self:
         """Take the stored rows of a batch.
 
@@ -172,6 +175,7 @@ class ShardLogits:
             stored: the memory of `tpsample.request.step.Step.logits`.
             noise: of all rows of the batch.
             found: what else the step found of the stored rows; its `store` knows the step.
+            tile_words: what its kernel says of them.
         """
         count = len(batch.plan.stored_list)
         raw, processed = halves(stored, count)
@@ -193,6 +197,7 @@ class ShardLogits:
             noise=noise,
             first=None if found is None else found.first.transpose(0, 1).flatten(1),
             rough=rough,
+            tile_words=tile_words,
         )
 
     @staticmethod
@@ -205,7 +210,8 @@ class ShardLogits:
         if self.logits is self.raw:
             return self
         mode = processed.unsqueeze(1)
-        return replace(self, logits=torch.where(mode, self.logits, self.raw), first=None)
+        shown = torch.where(mode, self.logits, self.raw)
+        return replace(self, logits=shown, first=None, tile_words=None)
 
     def select(self, index: slice | Tensor) -> Self:
         """Return some of the rows, of a slice without a copy; where it has all of them, itself."""
@@ -222,6 +228,7 @@ class ShardLogits:
             done=None if self.done is None else self.done[index],
             first=None if self.first is None else self.first[index],
             rough=None if self.rough is None else self.rough.select(index),
+            tile_words=None if self.tile_words is None else self.tile_words.select(index),
         )
 
     def exact(self) -> Self:

@@ -31,7 +31,7 @@ from tpsample.backends.triton_.tile_table import (
 from tpsample.core.machine import compiler_doubt, interpreted
 from tpsample.core.score import Head
 from tpsample.request.controls.apply import ControlRows, StepControls
-from tpsample.request.step import Push, Step
+from tpsample.request.step import Push, Step, TileWords
 from tpsample.settings import Settings
 
 _Launch: TypeAlias = tuple[tuple[int], dict[str, Any]]
@@ -88,8 +88,8 @@ class TritonBackend(Backend):
         screen = self.screen if self.screen is not None and self.screen.takes(step) else None
         if screen is not None and part == 0:
             screen.launch(step, controls, self._streams, self._scale)
-        size, stores = (inputs.shape[0], step.noise.num_samples), logits is not None
-        kind = *size, given, masks, edits, stores, screen is not None
+        num_samples, stores = step.noise.num_samples, logits is not None
+        kind = inputs.shape[0], num_samples, given, masks, edits, stores, screen is not None
         key = part, parts, push is not None, self.tile, kind
         try:
             launch = self._launches[key]
@@ -98,6 +98,9 @@ class TritonBackend(Backend):
         if launch is None:
             return
         grid, arguments = launch
+        tile_words = step.tile_words
+        if stores and num_samples and (not tile_words or tile_words.size != arguments["BLOCK_V"]):
+            tile_words = step.tile_words = self._tile_words(step, num_samples, arguments["BLOCK_V"])
         # One dictionary, because a call that merges several takes the host a microsecond more.
         named = {
             **arguments,
@@ -113,11 +116,23 @@ class TritonBackend(Backend):
             "lead": None if logits is None else self._shard.start % 4,
             "slot_ptr": None if logits is None else batch.plan.stored_place,
             "num_stored": None if logits is None else logits.shape[0] // 2,
+            "tile_first_ptr": tile_words and tile_words.first,
+            "tile_best_ptr": tile_words and tile_words.best,
+            "stride_words": tile_words and tile_words.first.stride(0),
             "listed_ptr": None if screen is None else screen.listed_ptr,
             "num_listed_ptr": None if screen is None else screen.num_listed_ptr,
             **early_launch(screen is not None and self._overlap),
         }
         launch_kernel(lm_head_kernel, grid, **named)
+
+    def _tile_words(self, step: Step, num_samples: int, size: int) -> TileWords:
+        """Return memory for the words of tiles of so many ids."""
+        count = len(step.batch.plan.stored_list)
+        tiles = -(-(self._shard.start % 4 + self._num_ids) // size)
+        rows = count * (1 + num_samples)
+        words = self._scratch.take("words of tiles", torch.int64, rows, tiles)
+        best = words[count:].view(count, num_samples, tiles)
+        return TileWords(words[:count], best, size)
 
     def _tile_of(self, num_rows: int, edits: bool, stores: bool, given: bool, listed: bool) -> Tile:
         """Return the tile that overrides the table, or the table's.

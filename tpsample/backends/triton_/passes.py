@@ -59,6 +59,7 @@ from tpsample.core.word import NO_TOKEN
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.request.filters import LogprobRows, Thresholds
 from tpsample.request.row_filter import MAX_TOP_WORDS, MAX_WEIGHED_WORDS
+from tpsample.request.step import TileWords
 
 BLOCK = 1024 if interpreted() else 2048
 NUM_WARPS = 8
@@ -135,10 +136,30 @@ class TritonShardLogits(ShardLogits):
         }
 
     def first_words(self, count: int) -> Tensor:
-        rows, groups = self.logits.shape[0], self.count_of(GROUP)
-        if not groups:
+        rows = self.logits.shape[0]
+        if not self.logits.shape[1]:
             return self.logits.new_zeros(rows, count, dtype=torch.int64)
-        first = self.logits.new_empty(rows, groups, dtype=torch.int64)
+        first, size = self._first_of_groups()
+        if count == 1:
+            return first.amax(dim=1, keepdim=True)
+        if count > MOST:  # one program does not put so many in order, so all groups are taken
+            start = Start(first.new_ones(rows), first.new_zeros(rows, dtype=torch.int32))
+            words = self._words_of_groups(first, size, start, torch.zeros)
+            words = F.pad(words, (0, max(0, count - words.shape[1])))
+            return words.topk(count, dim=1).values
+        start = Start(first.new_empty(rows), first.new_empty(rows, dtype=torch.int32))
+        chosen = largest(first, count, start=start, ordered=False)
+        words = self._words_of_groups(chosen, size, start, torch.empty)
+        return largest(words, count, start.number)
+
+    def _first_of_groups(self) -> tuple[Tensor, int]:
+        """Return the first order word of each group of ids, int64 [F, groups], 0 in rows that are
+        done, and how many ids a group has. Where the local step has told of its tiles, these are
+        the groups."""
+        if self.tile_words is not None and self.done is None:
+            return self.tile_words.first, self.tile_words.size
+        groups = self.count_of(GROUP)
+        first = self.logits.new_empty(self.logits.shape[0], groups, dtype=torch.int64)
         self.launch(
             group_first_kernel,
             row_done_ptr=self.done,
@@ -146,26 +167,20 @@ class TritonShardLogits(ShardLogits):
             groups=groups,
             GROUP=GROUP,
         )
-        if count == 1:
-            return first.amax(dim=1, keepdim=True)
-        if count > MOST:  # one program does not put so many in order, so all groups are taken
-            start = Start(first.new_ones(rows), first.new_zeros(rows, dtype=torch.int32))
-            words = self._words_of_groups(first, start, torch.zeros)
-            words = F.pad(words, (0, max(0, count - words.shape[1])))
-            return words.topk(count, dim=1).values
-        start = Start(first.new_empty(rows), first.new_empty(rows, dtype=torch.int32))
-        chosen = largest(first, count, start=start, ordered=False)
-        return largest(self._words_of_groups(chosen, start, torch.empty), count, start.number)
+        return first, GROUP
 
-    def _words_of_groups(self, chosen: Tensor, start: Start, made: Callable[..., Tensor]) -> Tensor:
-        """Return the order words of groups down to a least one, [F, groups · GROUP], in any order.
+    def _words_of_groups(
+        self, chosen: Tensor, size: int, start: Start, made: Callable[..., Tensor]
+    ) -> Tensor:
+        """Return the order words of groups down to a least one, [F, groups · size], in any order.
 
         Args:
             chosen: int64 [F, groups], a word of each group, or 0.
+            size: of a group.
             made: makes the memory; the first `start.number` words of a row are written.
         """
         rows, groups = chosen.shape
-        words = made(rows, groups * GROUP, dtype=torch.int64, device=chosen.device)
+        words = made(rows, groups * size, dtype=torch.int64, device=chosen.device)
         launch_kernel(
             group_words_kernel,
             (groups, rows),
@@ -174,7 +189,7 @@ class TritonShardLogits(ShardLogits):
             least_ptr=start.least,
             words_ptr=words,
             number_ptr=start.number,
-            GROUP=GROUP,
+            GROUP=size,
         )
         return words
 
@@ -182,18 +197,8 @@ class TritonShardLogits(ShardLogits):
         return first_of(gathered, count)
 
     def best_scores(self, count: int) -> Tensor:
-        rows, samples, groups = self.logits.shape[0], self.noise.num_samples, self.count_of(GROUP)
-        best = self.logits.new_empty(rows, samples, groups, dtype=torch.int64)
-        first = best.new_empty(rows, self.programs())
-        self.launch_programs(
-            group_best_kernel,
-            **self.noise_arguments(),
-            row_done_ptr=self.done,
-            best_ptr=best,
-            first_ptr=first,
-            groups=groups,
-            GROUP=GROUP,
-        )
+        first, best, size = self._best_of_groups()
+        rows, samples, groups = best.shape
         if groups > count:
             best = largest(best.view(rows * samples, groups), count, ordered=False)
             groups = count
@@ -209,12 +214,31 @@ class TritonShardLogits(ShardLogits):
             num_groups=groups,
             blocks=first.shape[1],
             COUNT=count,
-            GROUP=GROUP,
-            WORDS=triton.next_power_of_2(count) * GROUP,
+            GROUP=size,
+            WORDS=triton.next_power_of_2(count) * size,
             BLOCKS=triton.next_power_of_2(max(1, first.shape[1])),
             enable_fp_fusion=False,
         )
         return found
+
+    def _best_of_groups(self) -> TileWords:
+        """Return some first order words of each row, among them its first, and the best score word
+        of each group of ids; 0 in rows that are done."""
+        if self.tile_words is not None and self.done is None:
+            return self.tile_words
+        rows, samples, groups = self.logits.shape[0], self.noise.num_samples, self.count_of(GROUP)
+        best = self.logits.new_empty(rows, samples, groups, dtype=torch.int64)
+        first = best.new_empty(rows, self.programs())
+        self.launch_programs(
+            group_best_kernel,
+            **self.noise_arguments(),
+            row_done_ptr=self.done,
+            best_ptr=best,
+            first_ptr=first,
+            groups=groups,
+            GROUP=GROUP,
+        )
+        return TileWords(first, best, GROUP)
 
     def merged(self, gathered: Tensor, count: int) -> Tensor:
         sources, rows, width = gathered.shape

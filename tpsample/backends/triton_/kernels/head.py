@@ -84,14 +84,19 @@ class Scoring(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """The memory that a launch writes; the last five are None if no row's logits are stored."""
+    """The memory that a launch writes. What is of stored rows is None if there are none; so are the
+    words of tiles where nobody samples."""
 
     words_ptr: tl.tensor
     logits_ptr: tl.tensor | None
     stride_logits_b: tl.tensor | None
+    tile: tl.tensor
     first_column: tl.tensor | None  # of the tile; may be before the shard
     slot_ptr: tl.tensor | None  # the place of each row among the stored ones, or -1
     num_stored: tl.tensor | None
+    first_ptr: tl.tensor | None  # the first order word of each tile
+    best_ptr: tl.tensor | None  # and its best score words
+    stride_words: tl.tensor | None
 
 
 @triton.jit
@@ -177,8 +182,16 @@ def max_or_nan(values, axis: tl.constexpr):
 
 
 @triton.jit
-def best_word(score_tile, offs_v):
-    """Word of the best candidate of each column, ties to the lowest id; a NaN wins its column.
+def word_of_tile(best, token_id, first_id):
+    """A word of each column by which the tile is found again. A NaN's has the tile's first id,
+    because nobody looked for its own."""
+    return pack(best, tl.where(best != best, first_id, token_id))
+
+
+@triton.jit
+def best_of_columns(score_tile, offs_v):
+    """The best number of each column and the lowest id that has it; a NaN wins its column, and has
+    the id TOKEN_MASK.
 
     Two passes (maximum, then lowest id that has it) cost 3 instructions per logit less than one
     reduction over (score, id) pairs.
@@ -189,7 +202,7 @@ def best_word(score_tile, offs_v):
     # After a reduction every thread holds several columns that others hold too. Gathering them in
     # order leaves one per thread, so that packing and the atomic are done once.
     columns = tl.arange(0, score_tile.shape[1])
-    return pack(tl.gather(best, columns, 0), tl.gather(token_id, columns, 0))
+    return tl.gather(best, columns, 0), tl.gather(token_id, columns, 0)
 
 
 @triton.jit
@@ -246,9 +259,11 @@ def store_candidates(
             product = tl.where(product == float("inf"), float("nan"), product)
         logits_tile = head_tile(product, offs_v, shard, scoring.head)
         at_edge = edge_tile(ids, shard, BLOCK_V)
+        inside = offs_v
         if at_edge:
             mask_v = (offs_v >= shard.start) & (offs_v < shard.stop)
             logits_tile = tl.where(mask_v[:, None], logits_tile, float("-inf"))
+            inside = tl.where(mask_v, offs_v, TOKEN_MASK)
         if outputs.logits_ptr is not None:
             store_tile(logits_tile, outputs, 0, offs_b, shard, rows.num_rows, at_edge)
 
@@ -258,13 +273,27 @@ def store_candidates(
                 first_slot = outputs.num_stored
                 store_tile(logits_tile, outputs, first_slot, offs_b, shard, rows.num_rows, at_edge)
 
+        if outputs.first_ptr is not None:
+            is_row = offs_b < rows.num_rows
+            slot = tl.load(outputs.slot_ptr + offs_b, mask=is_row, other=-1).to(tl.int64)
+            place = slot * outputs.stride_words + outputs.tile
+            first, its_id = best_of_columns(logits_tile, inside)
+            its_word = word_of_tile(first, its_id, ids.first)
+            tl.store(outputs.first_ptr + place, its_word, mask=slot >= 0)
+
         scale = tl.load(rows.scale_ptr + offs_b)
         for sample in range(1 if rows.num_samples is None else rows.num_samples):
             offs_slot = sample * rows.num_rows + offs_b
             noise = gained_noise(quads(ids, shard.stop, BLOCK_V // 4), rows, offs_slot)
             # log2 e / T and -L; a greedy row has the scale 1 and no noise.
             scores = fma(logits_tile, scale[None, :], noise)
-            word = best_word(scores, offs_v)
+            best, token_id = best_of_columns(scores, inside)
+            word = pack(best, token_id)
+            if outputs.best_ptr is not None:
+                samples = 1 if rows.num_samples is None else rows.num_samples
+                its_place = place + (slot * (samples - 1) + sample) * outputs.stride_words
+                its_word = word_of_tile(best, token_id, ids.first)
+                tl.store(outputs.best_ptr + its_place, its_word, mask=slot >= 0)
             tl.atomic_max(
                 outputs.words_ptr + offs_slot,
                 word,

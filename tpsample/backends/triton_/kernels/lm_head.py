@@ -80,6 +80,7 @@ def given_tile(logits_ptr, stride_logits_b, row_v, row_b):
         "num_rows",
         "num_samples",
         "num_stored",
+        "stride_words",
         "vocab_start",
         "vocab_stop",
         "first_tile",
@@ -122,6 +123,9 @@ def lm_head_kernel(
     lead,  # vocab_start % 4; the compiler knows of a 0 that four columns are aligned together
     num_stored,  # rows before the processed ones
     slot_ptr,  # [num_rows] int32
+    tile_first_ptr,  # [≥ num_stored, tiles] int64, words of stored rows
+    tile_best_ptr,  # [≥ num_stored, num_samples, tiles] int64
+    stride_words,
     # request controls of the rows, see `Controls`
     state_slot_ptr,
     wants_ptr,
@@ -190,7 +194,10 @@ def lm_head_kernel(
     first_column = pid_v * BLOCK_V
     if lead is not None:
         first_column -= lead
-    outputs = Outputs(words_ptr, logits_ptr, stride_logits_b, first_column, slot_ptr, num_stored)
+    outputs = Outputs(
+        words_ptr, logits_ptr, stride_logits_b, pid_v, first_column, slot_ptr, num_stored,
+        tile_first_ptr, tile_best_ptr, stride_words,
+    )  # fmt: skip
 
     # A tile past the shard, or past the list, has no ids: it only counts as arrived.
     if has_ids:
