@@ -86,6 +86,9 @@ FIXED = {
 FIXED["top_k 300"] = FIXED["top_p"]
 FIXED["top_k 5, top_p"] = FIXED["top_k 300, top_p"] = FIXED["top_k 5"]
 BOTH_FIRST = [
+    *["group_first", *FIRST_WORDS, "group_best", *LEADING],
+    *["exchange", "exchange", MERGED, "top_words"],
+]
     "group_first",
     *FIRST_WORDS,
     "group_best",

@@ -129,10 +129,9 @@ class TritonBackend(Backend):
         """Return memory for the words of tiles of so many ids."""
         count = len(step.batch.plan.stored_list)
         tiles = -(-(self._shard.start % 4 + self._num_ids) // size)
-        rows = count * (1 + num_samples)
-        words = self._scratch.take("words of tiles", torch.int64, rows, tiles)
-        best = words[count:].view(count, num_samples, tiles)
-        return TileWords(words[:count], best, size)
+        first = self._scratch.take("first words of tiles", torch.int64, count, tiles)
+        best = self._scratch.take("best words of tiles", torch.int64, count, num_samples, tiles)
+        return TileWords(first, best, size)
 
     def _tile_of(self, num_rows: int, edits: bool, stores: bool, given: bool, listed: bool) -> Tile:
         """Return the tile that overrides the table, or the table's.
