@@ -89,15 +89,6 @@ BOTH_FIRST = [
     *["group_first", *FIRST_WORDS, "group_best", *LEADING],
     *["exchange", "exchange", MERGED, "top_words"],
 ]
-    "group_first",
-    *FIRST_WORDS,
-    "group_best",
-    *LEADING,
-    "exchange",
-    "exchange",
-    MERGED,
-    "top_words",
-]
 FIXED["mixture"] = [*BOTH_FIRST, MERGE_BEST, TOP, LEAST, *REJECTION[4:], *SEARCH_OF_8, *KEPT]
 BY_RATIO = ["law_tops", "law_rows", "law_sums", "accept", "residual", "emit"]
 VERIFICATIONS = ("coupled", "rejection", "block")
