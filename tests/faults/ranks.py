@@ -79,10 +79,6 @@ tpsample/backends/triton_/kernels/lm_head.py
     - TileIds(vocab_start // 4 * 4 + pid_v * BLOCK_V, None, None)
     + TileIds(vocab_start + pid_v * BLOCK_V, None, None)
     > test_a_shard_may_start_inside_a_quad
-    kernel: logits are stored where their tile begins
-    - first_column -= lead
-    + first_column -= 0
-    > filters/test_filters.py
 tpsample/request/controls/token_state.py
     the state of a shard begins at its shard
     - self.shard, self.first_id = shard, shard.start // 4 * 4

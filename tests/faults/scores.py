@@ -121,6 +121,18 @@ tpsample/reference.py
     + in_top_k = (rank <= top_k) | (keep_ties & (logits == kth))
     > test_kept_sets_worked_out_by_hand
 tpsample/backends/triton_/kernels/head.py
+    kernel: the tile of a NaN is not found again
+    - return pack(best, tl.where(best != best, first_id, token_id))
+    + return pack(best, token_id)
+    > test_words_of_tiles_are_those_of_the_stored_logits
+    kernel: the word of a tile may be of an id outside the shard
+    - inside = tl.where(mask_v, offs_v, TOKEN_MASK)
+    + inside = offs_v
+    > test_words_of_tiles_are_those_of_the_stored_logits
+    kernel: words of a tile lie where those of another row's samples do
+    - (slot * (samples - 1) + sample)
+    + (slot + sample)
+    > test_words_of_tiles_are_those_of_the_stored_logits
     kernel: the highest id of equal scores
     - token_id = tl.min(tl.where(holds_best, offs_v[:, None], TOKEN_MASK), axis=0)
     + token_id = tl.max(tl.where(holds_best, offs_v[:, None], 0), axis=0)

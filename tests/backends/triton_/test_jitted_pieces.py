@@ -12,6 +12,7 @@ from tests.support.agreement import tile
 from tests.support.cases import Case
 from tests.support.filtered import Rows, grid, kinds_of_logits
 from tests.support.settings import settings_of
+from tests.support.tile_words import told
 from tpsample import SamplingParams, Status, VocabShard, noise
 from tpsample.backends.triton_.kernels.decode import decode, decode_kernel
 from tpsample.backends.triton_.kernels.head import best_of_columns, pack
@@ -143,6 +144,33 @@ def test_only_stored_rows_are_written_and_all_of_them(block_v):
     logits = shard_logits(step, shard, "triton").logits
     assert torch.equal(logits, rows.logits[batch.plan.stored_index][:, first:last])
     assert memory[:width].isnan().all() and memory[-width:].isnan().all()
+
+
+@pytest.mark.parametrize("num_samples", [1, 3])
+@pytest.mark.parametrize("size", [64, 512])
+def test_words_of_tiles_are_those_of_the_stored_logits(size, num_samples):
+    """After the controls, at both edges of a shard, of rows with a NaN and without a number."""
+    allowed = {"allowed_token_ids": [700]}
+    biased = {"logit_bias": {6: 40.0, 776: -3.0}}
+    fields = [{"seed": 3}, biased, {}, {"temperature": 0.0}, allowed, {"min_p": 0.1, "top_k": 3}]
+    rows = Rows([kinds_of_logits()["zipf"]], [SamplingParams(top_p=0.7, **its) for its in fields])
+    batch, first, last = rows.batch, 5, 777
+    weight, shard = rows.weight[first:last].clone(), VocabShard(first, last)
+    hidden_states = rows.hidden_states.clone()
+    hidden_states[2] = NAN
+    backend = TritonBackend(settings_of(weight, shard, max_rows=len(fields)))
+    backend.tile = tile(size, 16, 16)
+    step = backend.prepare(hidden_states, batch._view_of(batch.rows), rows.positions, num_samples)
+    backend.best_words(step, torch.zeros(num_samples * len(fields), dtype=torch.int64))
+    stored = shard_logits(step, shard, "triton")
+    right = told(stored, size).tile_words
+    assert stored.tile_words.size == size and right.best.shape[:2] == (5, num_samples)
+    for found, expected in zip(stored.tile_words[:2], right[:2], strict=True):
+        is_nan = word.key_of(expected) == word.KEY_NAN
+        assert is_nan.any() and torch.equal(is_nan, word.key_of(found) == word.KEY_NAN)
+        assert torch.equal(found[~is_nan], expected[~is_nan])
+        tiles = (word.token_of(found) - first // 4 * 4) // size
+        assert torch.equal(tiles, torch.arange(tiles.shape[-1]).expand_as(tiles))
 
 
 @triton.jit

@@ -113,7 +113,6 @@ class TritonBackend(Backend):
             "words_ptr": words,
             "logits_ptr": logits,
             "stride_logits_b": None if logits is None else logits.stride(0),
-            "lead": None if logits is None else self._shard.start % 4,
             "slot_ptr": None if logits is None else batch.plan.stored_place,
             "num_stored": None if logits is None else logits.shape[0] // 2,
             "tile_first_ptr": tile_words and tile_words.first,

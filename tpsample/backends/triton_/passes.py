@@ -24,7 +24,6 @@ from tpsample.backends.triton_.kernels.best_scores import (
     before_kernel,
     best_scores_kernel,
     first_kept_kernel,
-    group_best_kernel,
     merge_best_kernel,
 )
 from tpsample.backends.triton_.kernels.cuts import (
@@ -59,7 +58,6 @@ from tpsample.core.word import NO_TOKEN
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.request.filters import LogprobRows, Thresholds
 from tpsample.request.row_filter import MAX_TOP_WORDS, MAX_WEIGHED_WORDS
-from tpsample.request.step import TileWords
 
 BLOCK = 1024 if interpreted() else 2048
 NUM_WARPS = 8
@@ -69,7 +67,7 @@ PROGRAMS_PER_SM, MOST_BLOCKS = 5, 8
 """A launch has about so many programs per SM, and a program takes at most so many blocks. Each
 program computes the numbers of its row and adds up its threads, so fewer programs do less."""
 FOUR_PER_SM = {} if amd() else {"maxnreg": 64}
-"""Of kernels that take more registers than they need: four programs then fit an SM of sm_90."""
+"""Of a kernel that takes more registers than it needs: four programs then fit an SM of sm_90."""
 SET_BLOCK = 256
 """Listed tokens of a program."""
 
@@ -154,10 +152,10 @@ class TritonShardLogits(ShardLogits):
 
     def _first_of_groups(self) -> tuple[Tensor, int]:
         """Return the first order word of each group of ids, int64 [F, groups], 0 in rows that are
-        done, and how many ids a group has. Where the local step has told of its tiles, these are
-        the groups."""
-        if self.tile_words is not None and self.done is None:
-            return self.tile_words.first, self.tile_words.size
+        done, and how many ids a group has. The tiles of the local step are groups, if their words
+        are known."""
+        if self.tile_words is not None:
+            return self.of_undone(self.tile_words.first), self.tile_words.size
         groups = self.count_of(GROUP)
         first = self.logits.new_empty(self.logits.shape[0], groups, dtype=torch.int64)
         self.launch(
@@ -197,7 +195,11 @@ class TritonShardLogits(ShardLogits):
         return first_of(gathered, count)
 
     def best_scores(self, count: int) -> Tensor:
-        first, best, size = self._best_of_groups()
+        if not self.logits.shape[1]:
+            return super().best_scores(count)
+        assert self.tile_words is not None  # whoever samples from stored rows has told of them
+        first, best, size = self.tile_words
+        first, best = self.of_undone(first), self.of_undone(best)
         rows, samples, groups = best.shape
         if groups > count:
             best = largest(best.view(rows * samples, groups), count, ordered=False)
@@ -220,25 +222,6 @@ class TritonShardLogits(ShardLogits):
             enable_fp_fusion=False,
         )
         return found
-
-    def _best_of_groups(self) -> TileWords:
-        """Return some first order words of each row, among them its first, and the best score word
-        of each group of ids; 0 in rows that are done."""
-        if self.tile_words is not None and self.done is None:
-            return self.tile_words
-        rows, samples, groups = self.logits.shape[0], self.noise.num_samples, self.count_of(GROUP)
-        best = self.logits.new_empty(rows, samples, groups, dtype=torch.int64)
-        first = best.new_empty(rows, self.programs())
-        self.launch_programs(
-            group_best_kernel,
-            **self.noise_arguments(),
-            row_done_ptr=self.done,
-            best_ptr=best,
-            first_ptr=first,
-            groups=groups,
-            GROUP=GROUP,
-        )
-        return TileWords(first, best, GROUP)
 
     def merged(self, gathered: Tensor, count: int) -> Tensor:
         sources, rows, width = gathered.shape
@@ -410,7 +393,6 @@ class TritonShardLogits(ShardLogits):
             shift=shift,
             MASS=mass,
             DIGIT_BITS=DIGIT_BITS,
-            **FOUR_PER_SM,
         )
         return found, bins
 

@@ -18,9 +18,6 @@ from tpsample.backends.triton_.kernels.order import (
     KEY_MASK,
     ROW_POINTERS,
     add_up,
-    best_of_groups,
-    better,
-    block_scores,
     blocks_of_program,
     by_thread,
     group_columns,
@@ -31,74 +28,12 @@ from tpsample.backends.triton_.kernels.order import (
     mark_of,
     mass_limit,
     nan_word,
-    no_best,
     pop,
     records,
     token_scores,
     upto,
     value_of,
-    word_of_best,
 )
-
-
-@triton.jit(
-    do_not_specialize=["num_samples", "groups", "blocks_each"],
-    do_not_specialize_on_alignment=ROW_POINTERS,
-)
-def group_best_kernel(
-    # inputs
-    logits_ptr,  # [F, V_local] fp32
-    stride_logits,
-    seed_ptr,  # [F] int64
-    position_ptr,  # [F] int64
-    temperature_ptr,  # [F] fp32
-    row_done_ptr,  # [F] bool, or None
-    # outputs
-    best_ptr,  # [F, num_samples, groups] int64, score words; 0 in rows that are done
-    first_ptr,  # [F, programs] int64, order words; 0 in rows that are done
-    # sizes
-    num_samples,
-    groups,
-    vocab_start,
-    lead,
-    width,
-    blocks_each,
-    GROUP: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """The best score of each group of ids, the first order word of each program's blocks.
-
-    Grid: (F, programs). It would cost some 50 instructions per logit more to take a block's COUNT
-    best here.
-    """
-    GROUPS: tl.constexpr = BLOCK // GROUP
-    row = tl.program_id(0)
-    programs_first = first_ptr + row * tl.num_programs(1) + tl.program_id(1)
-    first, last = blocks_of_program(blocks_each, lead, width, BLOCK)
-    if is_done(row_done_ptr, row):
-        tl.store(programs_first, tl.full((), 0, tl.int64))
-        for sample in range(num_samples):
-            rows_best = best_ptr + (row * num_samples + sample).to(tl.int64) * groups
-            for block in range(first, last):
-                group = block * GROUPS + tl.arange(0, GROUPS)
-                none = tl.zeros_like(group).to(tl.int64)
-                tl.store(rows_best + group, none, mask=group < groups)
-        return
-    draw = load_draw(seed_ptr, position_ptr, temperature_ptr, row)
-    largest = no_best(BLOCK)
-    for sample in range(num_samples):
-        rows_best = best_ptr + (row * num_samples + sample).to(tl.int64) * groups
-        for block in range(first, last):
-            group = block * GROUPS + tl.arange(0, GROUPS)
-            logits, ids, mask, first_id = load_nth_block(
-                logits_ptr, stride_logits, vocab_start, lead, width, block, BLOCK
-            )
-            if sample == 0:
-                largest = better(largest, logits, ids, mask)
-            scores = block_scores(logits, first_id, draw, sample)
-            best = best_of_groups(scores, ids, mask, GROUP)
-            tl.store(rows_best + group, best, mask=group < groups)
-    tl.store(programs_first, word_of_best(largest))
 
 
 @triton.jit(

@@ -90,10 +90,9 @@ class Outputs(NamedTuple):
     words_ptr: tl.tensor
     logits_ptr: tl.tensor | None
     stride_logits_b: tl.tensor | None
-    tile: tl.tensor
-    first_column: tl.tensor | None  # of the tile; may be before the shard
     slot_ptr: tl.tensor | None  # the place of each row among the stored ones, or -1
     num_stored: tl.tensor | None
+    tile: tl.tensor
     first_ptr: tl.tensor | None  # the first order word of each tile
     best_ptr: tl.tensor | None  # and its best score words
     stride_words: tl.tensor | None
@@ -136,29 +135,15 @@ def gained_noise(quads, rows, offs_slot):
 
 
 @triton.jit
-def store_logits(logits_tile, outputs, first_slot, offs_b, shard, num_rows, AT_EDGE: tl.constexpr):
+def store_logits(logits_tile, outputs, first_slot, offs_v, offs_b, shard, num_rows):
     """Leave the tile's logits of stored rows in memory, from `first_slot` on; they never leave the
-    rank.
-
-    Inside the shard a store has no mask of ids, so that it takes four logits at once.
-    """
+    rank."""
     slot = tl.load(outputs.slot_ptr + offs_b, mask=offs_b < num_rows, other=-1)
-    row, columns = (first_slot + slot).to(tl.int64), tl.arange(0, logits_tile.shape[0])
-    columns += outputs.first_column
-    address = outputs.logits_ptr + row[None, :] * outputs.stride_logits_b + columns[:, None]
-    stored = (slot >= 0)[None, :]
-    if AT_EDGE:
-        stored = stored & ((columns >= 0) & (columns < shard.stop - shard.start))[:, None]
-    tl.store(address, logits_tile, mask=stored)
-
-
-@triton.jit
-def store_tile(logits_tile, outputs, first_slot, offs_b, shard, num_rows, at_edge):
-    """`store_logits` of a tile that may lie at an edge of the shard."""
-    if at_edge:
-        store_logits(logits_tile, outputs, first_slot, offs_b, shard, num_rows, True)
-    else:
-        store_logits(logits_tile, outputs, first_slot, offs_b, shard, num_rows, False)
+    mask_v = (offs_v >= shard.start) & (offs_v < shard.stop)
+    column = (offs_v - shard.start)[:, None]
+    row = (first_slot + slot).to(tl.int64)[None, :]
+    address = outputs.logits_ptr + row * outputs.stride_logits_b + column
+    tl.store(address, logits_tile, mask=mask_v[:, None] & (slot >= 0)[None, :])
 
 
 @triton.jit
@@ -258,20 +243,20 @@ def store_candidates(
         if not GIVEN:
             product = tl.where(product == float("inf"), float("nan"), product)
         logits_tile = head_tile(product, offs_v, shard, scoring.head)
-        at_edge = edge_tile(ids, shard, BLOCK_V)
         inside = offs_v
-        if at_edge:
+        if edge_tile(ids, shard, BLOCK_V):
             mask_v = (offs_v >= shard.start) & (offs_v < shard.stop)
             logits_tile = tl.where(mask_v[:, None], logits_tile, float("-inf"))
             inside = tl.where(mask_v, offs_v, TOKEN_MASK)
         if outputs.logits_ptr is not None:
-            store_tile(logits_tile, outputs, 0, offs_b, shard, rows.num_rows, at_edge)
+            store_logits(logits_tile, outputs, 0, offs_v, offs_b, shard, rows.num_rows)
 
         if scoring.controls.slot_ptr is not None:
             logits_tile = control_tile(logits_tile, scoring, offs_v, offs_b)
             if outputs.logits_ptr is not None:
-                first_slot = outputs.num_stored
-                store_tile(logits_tile, outputs, first_slot, offs_b, shard, rows.num_rows, at_edge)
+                store_logits(
+                    logits_tile, outputs, outputs.num_stored, offs_v, offs_b, shard, rows.num_rows
+                )
 
         if outputs.first_ptr is not None:
             is_row = offs_b < rows.num_rows

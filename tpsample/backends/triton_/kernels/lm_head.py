@@ -120,7 +120,6 @@ def lm_head_kernel(
     words_ptr,  # [num_samples · num_rows] int64, zero between steps; pushed: [num_chunks, max_rows]
     logits_ptr,  # [≥ num_stored, V_local] fp32, with controls then the same processed
     stride_logits_b,
-    lead,  # vocab_start % 4; the compiler knows of a 0 that four columns are aligned together
     num_stored,  # rows before the processed ones
     slot_ptr,  # [num_rows] int32
     tile_first_ptr,  # [≥ num_stored, tiles] int64, words of stored rows
@@ -191,12 +190,9 @@ def lm_head_kernel(
     if inboxes_ptr is not None:
         chunk = chunk_of_tile(pid_v, num_tiles, num_chunks)
         words_ptr += chunk * max_rows
-    first_column = pid_v * BLOCK_V
-    if lead is not None:
-        first_column -= lead
     outputs = Outputs(
-        words_ptr, logits_ptr, stride_logits_b, pid_v, first_column, slot_ptr, num_stored,
-        tile_first_ptr, tile_best_ptr, stride_words,
+        words_ptr, logits_ptr, stride_logits_b, slot_ptr, num_stored, pid_v, tile_first_ptr,
+        tile_best_ptr, stride_words,
     )  # fmt: skip
 
     # A tile past the shard, or past the list, has no ids: it only counts as arrived.
