@@ -60,7 +60,7 @@ TOP_P = ("before",)
 CANDIDATES = 0.0189
 """The share of the head that 16 rows read behind a screen at T = 1, as the page screen_candidates
 counted it on a model."""
-MEASURED = "h100-2026-11-27"
+MEASURED = "h100-2026-11-27-last"
 MEASURED_SHAPE, MEASURED_WIDTH = "151936x4096 B64", 151936
 
 

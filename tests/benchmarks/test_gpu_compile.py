@@ -10,6 +10,8 @@ import time
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from benchmarks.gpu import precompile, sections
 from benchmarks.lab.kernels import row_noise_kernel
@@ -37,7 +39,19 @@ def _rehearsed(section: str) -> list[Launch]:
     return launches
 
 
+@triton.autotune(configs=[triton.Config({"BLOCK": 16})], key=[])
+@triton.heuristics({"ROWS": lambda _: 2})
+@triton.jit
+def tuned_kernel(x_ptr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    tl.store(x_ptr + tl.arange(0, BLOCK), ROWS)
+
+
 class TestLaunch:
+    def test_of_a_kernel_that_others_tune_is_of_the_kernel(self):
+        """It has its blocks already, so that the tuner could not give them again."""
+        launch = Launch(f"{__name__}:tuned_kernel", ())
+        assert launch.function is tuned_kernel.fn.fn
+
     def test_is_the_same_where_the_compiler_sees_no_difference(self):
         whole = torch.zeros(64, dtype=torch.int64)
         base = {

@@ -10,7 +10,7 @@ from tests.support.filtered import Rows, V, assert_same_logprobs, kinds_of_logit
 from tests.support.memory import cost_of
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
-from tpsample import LMHeadSampler, Logprobs, SamplingParams
+from tpsample import LMHeadSampler, Logprobs, SamplingBatch, SamplingParams
 from tpsample.request.step import Inputs
 
 KINDS = kinds_of_logits()
@@ -134,6 +134,21 @@ def test_a_step_in_between_is_not_disturbed():
     started = sampler.pipeline.start(Inputs(rows.hidden_states), rows.batch, rows.positions)
     sampler.prompt_logprobs(-rows.hidden_states, _came(rows))
     assert torch.equal(sampler.pipeline.finish(started).token_ids, rows.oracle().token_ids)
+
+
+def test_the_rows_of_a_prompt_are_made_once(monkeypatch):
+    """In inference mode too, and what was made there serves outside of it."""
+    logits = KINDS["normal"][:321]  # no other test has this vocabulary
+    rows = Rows([logits], [SamplingParams()] * 5)
+    sampler, given = rows.sampler(), (rows.hidden_states, _came(rows))
+    with torch.inference_mode():
+        first = sampler.prompt_logprobs(*given, top=TOP)
+    monkeypatch.setattr(SamplingBatch, "from_params", None)
+    for _ in range(2):
+        assert torch.equal(sampler.prompt_logprobs(*given, top=TOP).values, first.values)
+    first.values.clone().add_(1)
+    with pytest.raises(TypeError):
+        sampler.prompt_logprobs(*given, top=TOP + 1)
 
 
 def test_an_empty_prompt_has_no_entries():

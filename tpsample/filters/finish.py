@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 
+import torch
 from torch import Tensor
 
 from tpsample.backends import room_of
 from tpsample.backends.backend import Backend
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core import word
-from tpsample.core.tensors import capturing
+from tpsample.core.tensors import capturing, ordinary_tensors
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.filters.by_cuts import own_first_words, sample_by_cuts
 from tpsample.filters.kept_sets import Cut, find_kept_sets
@@ -182,6 +183,18 @@ def _shown(rows: ShardLogits, asked: LogprobRows) -> ShardLogits:
     return replace(rows.select(asked.places).shown(asked.processed), rough=None)
 
 
+@lru_cache(16)
+@ordinary_tensors
+def _asking(rows: int, top: int, vocab_size: int, device: torch.device) -> BatchView:
+    """Return rows that draw nothing and ask for raw logprobs, which nobody writes to.
+
+    Nothing is drawn, so neither seeds nor positions matter.
+    """
+    asking = SamplingParams(temperature=0.0, seed=0, logprobs=top)
+    batch = SamplingBatch.from_params([asking] * rows, vocab_size=vocab_size, device=device)
+    return batch._view_of(rows)
+
+
 def prompt_logprobs(
     local: Backend, hidden_states: Tensor, token_ids: Tensor, top: int, settings: Settings
 ) -> Logprobs:
@@ -200,17 +213,12 @@ def prompt_logprobs(
     Returns:
         [L, 1 + N], equal on every rank.
     """
-    # With a draw of no samples nothing is drawn, so neither seeds nor positions matter.
-    asking, chunk = SamplingParams(temperature=0.0, seed=0, logprobs=top), settings.max_rows
-    no_words = token_ids.new_empty(0)
+    chunk, no_words = settings.max_rows, token_ids.new_empty(0)
     found = Logprobs.none(len(token_ids), 1 + top, token_ids.device)
     for start in range(0, len(token_ids), chunk):
         part = slice(start, start + chunk)
         came = token_ids[part]
-        asked = SamplingBatch.from_params(
-            [asking] * len(came), vocab_size=settings.vocab_size, device=token_ids.device
-        )
-        batch = asked._view_of(len(came))
+        batch = _asking(len(came), top, settings.vocab_size, token_ids.device)
         assert batch.plan.logprobs is not None
         step = local.prepare(hidden_states[part], batch, batch.seed, num_samples=0)
         local.best_words(step, no_words)

@@ -51,7 +51,7 @@ def _asked_by(rule: Rule) -> list[str]:
 
 
 EVERY_END = [kernel for rule in ENDING for kernel in _asked_by(rule)]
-# Its logprobs are of logits before the controls, of which the LM head told no words.
+# Its logprobs are of logits before the controls. The LM head tells no words of them.
 ALL_TOGETHER = [
     *[*FIRST_WORDS, TOP, *EVERY_END, "mass", *TOP_WORDS[3:]],
     *["group_first", *LOGPROBS],

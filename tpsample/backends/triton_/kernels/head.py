@@ -84,8 +84,8 @@ class Scoring(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """The memory that a launch writes. What is of stored rows is None if there are none; so are the
-    words of tiles where nobody samples."""
+    """The memory that a launch writes. Pointers to numbers of stored rows are None if there are
+    none, and those to words of tiles also where nobody samples."""
 
     words_ptr: tl.tensor
     logits_ptr: tl.tensor | None

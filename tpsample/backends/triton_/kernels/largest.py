@@ -13,7 +13,7 @@ from tpsample.backends.triton_.kernels.order import ROW_POINTERS
 NO_WORD = Constant(1 << 62)
 """Above all words."""
 ONE_BY_ONE = Constant(16)
-"""As many words are found sooner one after the other, each the largest of those that are left."""
+"""As many words are found sooner one after the other, each the largest of all that are left."""
 COUNT_BITS = Constant(20)
 COUNT_MASK = Constant((1 << 20) - 1)
 
@@ -78,7 +78,7 @@ def halved(words, least, above, found, count):
 
 @triton.jit
 def halved_in_memory(row_words_ptr, number, least, above, found, count, BLOCK: tl.constexpr):
-    """What `halved` does, of more words than find registers."""
+    """Do what `halved` does, with more words than find registers."""
     while (found > count) & (above - least > 1):
         middle = least + ((above - least) >> 1)
         of_middle = number_from(row_words_ptr, middle, number, BLOCK)
