@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tpsample import compiled
-from tpsample.agreement.arguments import BackendName, ExchangeName, ScreeningName, refuse_unknown
+from tpsample.agreement.arguments import BackendName, ExchangeName, ScreeningName
 from tpsample.agreement.construction import agree
 from tpsample.agreement.step_checks import MISSING
 from tpsample.backends.over_zeros import list_over_zeros, verify_over_zeros
@@ -233,7 +233,7 @@ class LMHeadSampler(Sealed):
                 GPUs and with `peer` the status says so, and `check` names the rank.
         """
         if unknown:
-            refuse_unknown(LMHeadSampler.__call__, unknown)
+            self.agreement.refuse_unknown(LMHeadSampler.__call__, unknown)
         if torch.compiler.is_compiling():
             return compiled.call(self, hidden_states, batch, positions, num_samples, out)
         with self.checks.thread_of(batch), self.agreement:  # both halves, for one thread
@@ -270,7 +270,7 @@ class LMHeadSampler(Sealed):
         The result and the errors are those of a call with hidden states.
         """
         if unknown:
-            refuse_unknown(self.sample_logits, unknown)
+            self.agreement.refuse_unknown(self.sample_logits, unknown)
         if torch.compiler.is_compiling():
             how = {"num_samples": num_samples, "out": out, "head_applied": head_applied}
             return compiled.outside(self.sample_logits, local_logits, batch, positions, **how)

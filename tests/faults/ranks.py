@@ -232,6 +232,10 @@ tpsample/ranks/ranks.py
     + while not path:
     > test_ranks_are_told_the_same_and_go_on
 tpsample/agreement/step.py
+    an argument that no call has is refused by its own rank alone
+    - self.settle(refuse_unknown, call, unknown)
+    + refuse_unknown(call, unknown)
+    > test_a_step_wrong_on_one_rank_is_told_to_all_in_the_same_words
     ranks do not compare how often they refreshed
     - found["refreshes"] = self._refreshed
     + pass

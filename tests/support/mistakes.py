@@ -369,11 +369,13 @@ def made_up() -> object:
         return LMHeadSampler(torch.ones(V, D))
 
 
-def refused(function: Callable[..., object], name: str) -> None:
+def refused(
+    function: Callable[..., object], name: str, sampler: LMHeadSampler | None = None
+) -> None:
     """Call a function with a name that it does not have, beside those that it needs."""
     parameters = inspect.signature(function).parameters.values()
     needed = [p.name for p in parameters if p.default is p.empty and p.kind != p.VAR_KEYWORD]
-    right = {"self": sampler_over(), "lm_head_weight": WEIGHT}
+    right = {"self": sampler, "sampler": sampler, "lm_head_weight": WEIGHT}
     function(**{each: right.get(each) for each in [*needed, name]})
 
 
@@ -391,6 +393,8 @@ UNREAD: dict[tuple[Any, str], str] = {
     (sample, "seed"): GIVE.format("seed"),
 }
 """By function and a name that it has no argument of, the way out."""
+MAKERS = (LMHeadSampler, sample)
+"""Functions that need no sampler."""
 DRAWS_NUMBERS = (
     ", and a token is drawn of numbers; call the sampler outside of it, or inside torch.compile or "
     "torch.export"
@@ -404,6 +408,7 @@ SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
             f"{name}: not an argument of {of.__qualname__}; {way_out}",
         )
         for (of, name), way_out in UNREAD.items()
+        if of in MAKERS
     },
     "a module without a weight": (
         lambda: LMHeadSampler(torch.nn.ReLU()),
@@ -542,6 +547,14 @@ SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
 # -- steps -------------------------------------------------------------------------------------
 
 STEPS: dict[str, tuple[Callable[[LMHeadSampler], object], str]] = {
+    **{
+        f"{name} for {of.__qualname__}": (
+            lambda sampler, of=of, name=name: refused(of, name, sampler),
+            f"{name}: not an argument of {of.__qualname__}; {way_out}",
+        )
+        for (of, name), way_out in UNREAD.items()
+        if of not in MAKERS
+    },
     "a list for a batch": (
         lambda sampler: sampler(HIDDEN, [SamplingParams()] * B, 0),
         "batch: expected a SamplingBatch, got list; see SamplingBatch.from_params",

@@ -16,12 +16,13 @@ would be merged with its peers' old ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from tpsample.agreement.arguments import refuse_unknown
 from tpsample.core.digest import digest_bits, digest_text
 from tpsample.core.one_thread import OneThread
 from tpsample.core.row_noise import SeedSource
@@ -203,6 +204,11 @@ class StepAgreement:
         if isinstance(call.batch, StepBatch) and call.batch._table.unseeded:
             call.batch._table.draw_seeds(self._seeds)
         return call
+
+    def refuse_unknown(self, call: Callable[..., object], unknown: Mapping[str, object]) -> None:
+        """Raise for an argument that a call does not have, on every rank as for a wrong one."""
+        with self:
+            self.settle(refuse_unknown, call, unknown)
 
     def refreshed(self) -> None:
         """Note that the weight was taken anew, which every rank must do alike."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Literal, NoReturn, get_args
 import torch
 from torch import Tensor
 
-from tpsample.agreement.arguments import refuse_unknown
 from tpsample.agreement.step import Call
 from tpsample.agreement.step_checks import check_batch
 from tpsample.backends import room_of
@@ -122,7 +121,7 @@ def sample_draft(
     """
 
     if unknown:
-        refuse_unknown(sample_draft, unknown)
+        sampler.agreement.refuse_unknown(sample_draft, unknown)
     if torch.compiler.is_compiling():
         return outside(sample_draft, sampler, draft_logits, batch, positions, index, method=method)
 

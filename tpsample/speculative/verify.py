@@ -8,7 +8,6 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from tpsample.agreement.arguments import refuse_unknown
 from tpsample.agreement.step import Call
 from tpsample.agreement.step_checks import MISSING
 from tpsample.backends import room_of
@@ -85,7 +84,7 @@ def verify(
             ranks without a process group.
     """
     if unknown:
-        refuse_unknown(verify, unknown)
+        sampler.agreement.refuse_unknown(verify, unknown)
     inputs = Inputs(hidden_states)
     return _verify(
         sampler,
@@ -125,7 +124,7 @@ def verify_logits(
     The other arguments, what is returned and what is raised are those of `verify`.
     """
     if unknown:
-        refuse_unknown(verify_logits, unknown)
+        sampler.agreement.refuse_unknown(verify_logits, unknown)
     inputs = Inputs(local_logits, are_logits=True, head_applied=head_applied)
     return _verify(
         sampler,
