@@ -279,7 +279,7 @@ def _in_a_bin(
     undecided = [row for row, open_ in enumerate(left.tolist()) if open_]
     if undecided:
         places = index_of(undecided, cut.device)
-        some = rows.select(places)
+        some = replace(rows, tile_words=None).select(places)
         found = _by_digits(some, search.limit[places], keep_ties[places], ranks, mass=mass)
         if least is not None:
             kept = None if of_greedy is None else of_greedy[places]

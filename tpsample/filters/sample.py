@@ -198,7 +198,8 @@ def _of_best(
     if not undecided:
         return words
     places = index_of(undecided, words.device)
-    left, its = rows.select(places), filters.select(undecided, places)
+    # A search looks for nothing in tiles.
+    left, its = replace(rows, tile_words=None).select(places), filters.select(undecided, places)
     if rows.rough is not None:
         found = _of_best(left.exact(), its, ranks, best[places], may_read=True)
     else:
