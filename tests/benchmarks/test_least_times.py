@@ -112,7 +112,7 @@ def test_steps_add_their_passes_to_the_weight():
     assert of.plain == pytest.approx(2 * 16032 * 4096 * 64 / 100e6)  # the product is longer
     assert of.plain_16 == pytest.approx(weight / 2e6)
     logits = 64 * 16032 * 4 / 4e6
-    assert of.filtered == pytest.approx(of.plain + 3 * logits)
+    assert of.filtered == pytest.approx(of.plain + 2 * logits)
     limbs = 4 * 16032 * 4096 * 16 / 200e6
     assert of.screened == pytest.approx(max(weight / 2 / 2e6, limbs) + 0.0189 * weight / 2e6)
 

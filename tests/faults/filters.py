@@ -254,9 +254,10 @@ tpsample/backends/triton_/kernels/sums.py
     > test_what_min_p_cuts_last_is_of_the_mass_of_the_top_words
 tpsample/backends/triton_/kernels/cuts.py
     in fixed rounds decided rows are searched too
-    -         tl.store(next_limit_ptr + row, zero)
     -         return
-    +         tl.store(next_limit_ptr + row, zero)
+    -     if follows != 0:
+    +         pass
+    +     if follows != 0:
     > test_rows_that_are_done_are_left_out
     kernel: a digit is counted that follows the prefix before
     - last = mark_of(tl.maximum(prefix << (shift + DIGIT_BITS), LOWEST_DRAWABLE))

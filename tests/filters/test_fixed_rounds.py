@@ -16,6 +16,7 @@ from tests.support.filtered import Rows, V, assert_same, grid, kinds_of_logits, 
 from tests.support.ranks import run_ranks
 from tests.support.same_rows import assert_same_rows
 from tests.support.tiers import long
+from tests.support.tile_words import told
 from tpsample import SampleOutput, SamplingBatch, SamplingParams
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.backends.triton_.passes import TritonShardLogits
@@ -60,6 +61,8 @@ def on_virtual_ranks(
         out.token_ids.fill_(NOT_WRITTEN)
         out.status.zero_()
         step = Step(own[:, :0], view, noise, None, own, out)
+        if backend == "triton":
+            step.tile_words = told(shard_logits(step, shard, backend)).tile_words
         with host_reads.refused() if batch.plan.fixed_rounds else nullcontext():
             finish_logits(shard_logits(step, shard, backend), step, ranks)
         return out

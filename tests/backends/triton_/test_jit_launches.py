@@ -86,7 +86,7 @@ FIXED = {
 FIXED["top_k 300"] = FIXED["top_p"]
 FIXED["top_k 5, top_p"] = FIXED["top_k 300, top_p"] = FIXED["top_k 5"]
 BOTH_FIRST = [
-    *["group_first", *FIRST_WORDS, "group_best", *LEADING],
+    *[*FIRST_WORDS, *LEADING],
     *["exchange", "exchange", MERGED, "top_words"],
 ]
 FIXED["mixture"] = [*BOTH_FIRST, MERGE_BEST, TOP, LEAST, *REJECTION[4:], *SEARCH_OF_8, *KEPT]

@@ -18,7 +18,7 @@ from tpsample.backends.numba_.kernels.inputs import weight_of
 from tpsample.backends.numba_.kernels.noise import draws_of
 from tpsample.backends.numba_.kernels.threads import in_ranges, threads_for
 from tpsample.backends.torch_.logprobs import log_totals
-from tpsample.backends.torch_.passes import SetSizes, ShardLogits, or_nan
+from tpsample.backends.torch_.passes import EmptyDigits, SetSizes, ShardLogits, or_nan
 from tpsample.core import word
 from tpsample.core.order import ABOVE_ALL, BINS, DIGITS, Search, mass_limit, tokens_per_mass
 from tpsample.request.filters import Thresholds
@@ -133,7 +133,7 @@ class NativeShardLogits(ShardLogits):
         in_ranges(kernel, 0, len(first), 1, *rows, limits, *arguments)
 
     def digits(
-        self, prefix: Tensor, shift: int, empty: Tensor | None = None, *, mass: bool
+        self, prefix: Tensor, shift: int, empty: EmptyDigits | None = None, *, mass: bool
     ) -> Tensor:
         bins = torch.zeros(len(prefix), DIGITS, dtype=torch.int64, device="cpu")
         top = self.largest.contiguous()

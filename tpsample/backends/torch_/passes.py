@@ -85,6 +85,18 @@ class Rough:
         return Rough(self.best[index], self.error_bound[index], self.index[index], self.store)
 
 
+class EmptyDigits(NamedTuple):
+    """Memory of zeros for one round of a search.
+
+    Attributes:
+        bins: [F, 2^n], where weights of the digit are summed.
+        search: int64 [3, F], for the search before it.
+    """
+
+    bins: Tensor
+    search: Tensor
+
+
 class SetOfFirst(NamedTuple):
     """The kept sets of F rows, and the tokens that are drawn from them, all among first tokens.
 
@@ -548,7 +560,7 @@ class ShardLogits:
         """
         return least_word(self.largest, temperature, y)
 
-    def empty_digits(self, rounds: int, *, mass: bool) -> Sequence[Tensor | None]:
+    def empty_digits(self, rounds: int, *, mass: bool) -> Sequence[EmptyDigits | None]:
         """Return what `digits` of so many rounds writes into; None where it takes its own memory.
 
         Args:
@@ -557,7 +569,7 @@ class ShardLogits:
         return [None] * rounds
 
     def digits(
-        self, prefix: Tensor, shift: int, empty: Tensor | None = None, *, mass: bool
+        self, prefix: Tensor, shift: int, empty: EmptyDigits | None = None, *, mass: bool
     ) -> Tensor:
         """Return the histogram [F, 2^DIGIT_BITS] of a digit of the words that begin with a prefix.
 
@@ -651,11 +663,11 @@ class ShardLogits:
         bins: Tensor,
         shift: int,
         share: Tensor | None = None,
-        empty: Tensor | None = None,
+        empty: EmptyDigits | None = None,
         *,
         mass: bool,
     ) -> tuple[Search, Tensor]:
-        """Return `next_digit` of a search, which rows that are done need not have, and then the
+        """Return `next_digit` of a search, which means nothing in rows that are done, and then the
         `digits` behind it. The arguments are those of the two."""
         search = self.next_digit(search, bins, share)
         return search, self.digits(search.prefix, shift, empty, mass=mass)

@@ -18,7 +18,13 @@ from torch import Tensor
 
 from tpsample.backends.torch_ import logprobs as plain
 from tpsample.backends.torch_.logprobs import ListedWords, log_totals
-from tpsample.backends.torch_.passes import GROUP, SetOfFirst, SetSizes, ShardLogits
+from tpsample.backends.torch_.passes import (
+    GROUP,
+    EmptyDigits,
+    SetOfFirst,
+    SetSizes,
+    ShardLogits,
+)
 from tpsample.backends.triton_ import logprobs
 from tpsample.backends.triton_.kernels.best_scores import (
     before_kernel,
@@ -158,14 +164,8 @@ class TritonShardLogits(ShardLogits):
             return self.of_undone(self.tile_words.first), self.tile_words.size
         groups = self.count_of(GROUP)
         first = self.logits.new_empty(self.logits.shape[0], groups, dtype=torch.int64)
-        self.launch(
-            group_first_kernel,
-            row_done_ptr=self.done,
-            words_ptr=first,
-            groups=groups,
-            GROUP=GROUP,
-        )
-        return first, GROUP
+        self.launch(group_first_kernel, words_ptr=first, groups=groups, GROUP=GROUP)
+        return self.of_undone(first), GROUP
 
     def _words_of_groups(
         self, chosen: Tensor, size: int, start: Start, made: Callable[..., Tensor]
@@ -341,12 +341,18 @@ class TritonShardLogits(ShardLogits):
         )
         return words
 
-    def empty_digits(self, rounds: int, *, mass: bool) -> Sequence[Tensor]:
-        dtype = torch.int64 if mass else torch.int32  # one launch fills the bins of all rounds
-        return self.logits.new_zeros(rounds, self.logits.shape[0], DIGITS, dtype=dtype).unbind()
+    def empty_digits(self, rounds: int, *, mass: bool) -> Sequence[EmptyDigits]:
+        rows, dtype = self.logits.shape[0], torch.int64 if mass else torch.int32
+        count, words = rounds * rows, 3 * torch.int64.itemsize // dtype.itemsize
+        # One launch fills the memory of all rounds.
+        memory = self.logits.new_zeros(count * (DIGITS + words), dtype=dtype)
+        bins, searches = memory.split([count * DIGITS, count * words])
+        its = searches.view(torch.int64).view(rounds, 3, rows)
+        each = zip(bins.view(rounds, rows, DIGITS).unbind(), its.unbind(), strict=True)
+        return [EmptyDigits(*round_) for round_ in each]
 
     def digits(
-        self, prefix: Tensor, shift: int, empty: Tensor | None = None, *, mass: bool
+        self, prefix: Tensor, shift: int, empty: EmptyDigits | None = None, *, mass: bool
     ) -> Tensor:
         search = Search(prefix, prefix, prefix)
         return self._digits(search, None, shift, None, empty, mass=mass)[1]
@@ -357,7 +363,7 @@ class TritonShardLogits(ShardLogits):
         bins: Tensor,
         shift: int,
         share: Tensor | None = None,
-        empty: Tensor | None = None,
+        empty: EmptyDigits | None = None,
         *,
         mass: bool,
     ) -> tuple[Search, Tensor]:
@@ -371,13 +377,13 @@ class TritonShardLogits(ShardLogits):
         before: Tensor | None,
         shift: int,
         share: Tensor | None,
-        empty: Tensor | None,
+        empty: EmptyDigits | None,
         *,
         mass: bool,
     ) -> tuple[Search, Tensor]:
         """Return `following_digits`, or where there is no digit before only the digits."""
-        bins = self.empty_digits(1, mass=mass)[0] if empty is None else empty
-        found = _search(bins.shape[0], search.limit)
+        bins, found = self.empty_digits(1, mass=mass)[0] if empty is None else empty
+        prefix, reached, limit = found.unbind()
         self.launch_programs(
             digit_kernel,
             temperature_ptr=self.temperature,
@@ -387,14 +393,14 @@ class TritonShardLogits(ShardLogits):
             **_search_arguments(search, share, mass=mass),
             follows=int(before is not None),
             bins_ptr=bins,
-            next_prefix_ptr=found.prefix,
-            next_reached_ptr=found.reached,
-            next_limit_ptr=found.limit,
+            next_prefix_ptr=prefix,
+            next_reached_ptr=reached,
+            next_limit_ptr=limit,
             shift=shift,
             MASS=mass,
             DIGIT_BITS=DIGIT_BITS,
         )
-        return found, bins
+        return Search(prefix, reached, limit), bins
 
     def numbers_of_bins(self) -> Tensor:
         bins = self.logits.new_zeros(self.logits.shape[0], BINS, dtype=torch.int32)

@@ -340,7 +340,7 @@ def digit_kernel(
     shares,  # whether limits are shares
     follows,  # whether there is a digit before; else the prefix is that of the search
     # outputs
-    bins_ptr,  # [F, 2^DIGIT_BITS], int64 of masses or int32 of numbers, zero before
+    bins_ptr,  # [F, 2^DIGIT_BITS], int64 of masses or int32 of numbers, zero before; the rest, too
     next_prefix_ptr,
     next_reached_ptr,
     next_limit_ptr,
@@ -359,11 +359,7 @@ def digit_kernel(
     Every program finds the digit for itself, which costs less than a launch of its own.
     """
     row = tl.program_id(0)
-    zero = tl.full((), 0, tl.int64)
     if is_done(row_done_ptr, row):
-        tl.store(next_prefix_ptr + row, zero)
-        tl.store(next_reached_ptr + row, zero)
-        tl.store(next_limit_ptr + row, zero)
         return
     if follows != 0:
         prefix, reached, limit = with_digit(

@@ -353,9 +353,8 @@ def group_first_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
     stride_logits,
-    row_done_ptr,  # [F] bool, or None
     # outputs
-    words_ptr,  # [F, groups] int64; 0 in rows that are done
+    words_ptr,  # [F, groups] int64
     # sizes
     groups,
     vocab_start,
@@ -368,9 +367,6 @@ def group_first_kernel(
     row, block = tl.program_id(0), tl.program_id(1)
     group = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
     words = words_ptr + row.to(tl.int64) * groups + group
-    if is_done(row_done_ptr, row):
-        tl.store(words, tl.zeros_like(group).to(tl.int64), mask=group < groups)
-        return
     logits, ids, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)
     tl.store(words, best_of_groups(logits, ids, mask, GROUP), mask=group < groups)
 
