@@ -330,6 +330,10 @@ tpsample/backends/triton_/kernels/masses.py
     - moment += (sums_of(high_rest).to(tl.int64) << 20) + sums_of(low_rest).to(tl.int64)
     > test_every_backend_finds_the_bits_of_the_page[_triton]
 tpsample/filters/finish.py
+    the rows of a prompt are made anew in each call
+    - @lru_cache(16)
+    + @lru_cache(0)
+    > test_the_rows_of_a_prompt_are_made_once
     logprobs before penalties are of words behind them
     - elif among is not None and rows.logits is rows.raw:
     + elif among is not None:
