@@ -34,6 +34,7 @@ from tests.support.golden_parts import PARTS as GOLDEN_PARTS
 from tests.support.golden_parts import Make, V
 from tests.support.virtual import in_turn
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference
+from tpsample.backends.triton_.largest import largest
 from tpsample.backends.triton_.tile_table import Gpu, Tile, all_tiles, fitted, storing_tiles
 
 EXACT = [part for part in GOLDEN_PARTS if part != "cancelling"]
@@ -196,6 +197,18 @@ def searches(gpu: EmulatedGpu, seeds: int) -> Compared:
         wrong = int((out.token_ids != reference.sample(logits, batch, 3).token_ids).sum())
         outcome += Compared(2, wrong, notes=["searches"] * (wrong > 0))
     outcome += _lists(6 * logits)
+    outcome += _more_words_than_find_registers()
+    return outcome
+
+
+def _more_words_than_find_registers() -> Compared:
+    """The largest words of rows, as 8 ranks gather them for a large top_k."""
+    generator, outcome = torch.Generator().manual_seed(5), Compared()
+    words = torch.randperm(2**20, generator=generator)[: 2 * 4500].view(2, 4500)
+    for count, ordered in ((20, False), (20, True)):
+        found = largest(words, count, ordered=ordered).sort(dim=1, descending=True).values
+        wrong = int((found != words.topk(count, dim=1).values).any(dim=1).sum())
+        outcome += Compared(2, wrong, notes=["largest"] * (wrong > 0))
     return outcome
 
 
