@@ -195,8 +195,7 @@ tpsample/backends/triton_/kernels/order.py
     kernel: a sum is that of one of its warps
     - of_warps, sem="relaxed")
     + tl.where(tl.arange(0, of_warps.shape[0]) < 1, of_warps, 0), sem="relaxed")
-    > test_only_best_scores_that_can_decide_are_weighed
-    > test_a_rejection_decides_what_the_definition_does
+    > test_sums_down_to_a_word
     kernel: of equal logits all reach a mark
     - return logits >= tl.where(ids <= mark.token, mark.at, mark.after)
     + return logits >= mark.at
