@@ -52,10 +52,8 @@ def _asked_by(rule: Rule) -> list[str]:
 
 EVERY_END = [kernel for rule in ENDING for kernel in _asked_by(rule)]
 # Its logprobs are of logits before the controls. The LM head tells no words of them.
-ALL_TOGETHER = [
-    *[*FIRST_WORDS, TOP, *EVERY_END, "mass", *TOP_WORDS[3:]],
-    *["group_first", *LOGPROBS],
-]
+FILTERED = [*FIRST_WORDS, TOP, *EVERY_END, "mass", *TOP_WORDS[3:]]
+ALL_TOGETHER = [*FILTERED, "group_first", *LOGPROBS]
 STORED = {
     "top_k": TOP_WORDS,
     "top_p": [*LEADING, *FIRST_KEPT],
@@ -85,10 +83,7 @@ FIXED = {
 }
 FIXED["top_k 300"] = FIXED["top_p"]
 FIXED["top_k 5, top_p"] = FIXED["top_k 300, top_p"] = FIXED["top_k 5"]
-BOTH_FIRST = [
-    *[*FIRST_WORDS, *LEADING],
-    *["exchange", "exchange", MERGED, "top_words"],
-]
+BOTH_FIRST = [*FIRST_WORDS, *LEADING, "exchange", "exchange", MERGED, "top_words"]
 FIXED["mixture"] = [*BOTH_FIRST, MERGE_BEST, TOP, LEAST, *REJECTION[4:], *SEARCH_OF_8, *KEPT]
 BY_RATIO = ["law_tops", "law_rows", "law_sums", "accept", "residual", "emit"]
 VERIFICATIONS = ("coupled", "rejection", "block")

@@ -339,8 +339,8 @@ def digit_kernel(
     share_ptr,
     shares,  # whether limits are shares
     follows,  # whether there is a digit before; else the prefix is that of the search
-    # outputs
-    bins_ptr,  # [F, 2^DIGIT_BITS], int64 of masses or int32 of numbers, zero before; the rest, too
+    # outputs, zero before
+    bins_ptr,  # [F, 2^DIGIT_BITS], int64 of masses or int32 of numbers
     next_prefix_ptr,
     next_reached_ptr,
     next_limit_ptr,

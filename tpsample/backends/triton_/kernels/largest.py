@@ -37,7 +37,7 @@ def number_from(row_words_ptr, least, number, BLOCK: tl.constexpr):
 
 @triton.jit
 def places_of(words, row_words_ptr, number, CHUNK: tl.constexpr):
-    """How many words of a row are greater than each of some, int32."""
+    """For each of some words, how many words of a row are greater, int32."""
     greater = tl.zeros(words.shape, tl.int32)
     for start in range(0, number, CHUNK):
         others = words_at(row_words_ptr, start, number, CHUNK)
@@ -47,16 +47,17 @@ def places_of(words, row_words_ptr, number, CHUNK: tl.constexpr):
 
 @triton.jit
 def ends_of(words, least, above):
-    """The smallest word and one more than the largest, of some words and of others before."""
+    """The smallest of these words and one more than the largest, beside the ends of others."""
     least = tl.minimum(least, tl.min(tl.where(words > 0, words, NO_WORD), axis=0))
     return least, tl.maximum(above, 1 + tl.max(words, axis=0))
 
 
 @triton.jit
 def halved(words, least, above, found, count):
-    """A word that `found` words are not less than: as many as are wanted, or more if equal.
+    """A number that the `count` largest words reach and no other word does.
 
-    Three words part the others in four, so that one sum, of three counts, does for two halvings.
+    Each round counts against three numbers and keeps a quarter of the span, because one sum over
+    all threads brings three counts.
     """
     while (found > count) & (above - least > 1):
         step = (above - least + 3) >> 2
