@@ -305,6 +305,10 @@ tpsample/ranks/process.py
     - self.shared.begun -= 1
     + pass
     > test_what_else_is_collective_beside_a_step_raises_on_every_rank
+    a rank leaves before its peers are connected
+    - self.all_reduce(begun, dist.ReduceOp.MAX)
+    + pass
+    > test_nobody_leaves_before_all_are_connected
     a sampler is built over connections that are closed
     - self._own: Any = self.shared.renewed if members is None else None
     + self._own: Any = None

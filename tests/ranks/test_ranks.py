@@ -1,5 +1,7 @@
 """The exchange of integers: order, exact sums, counted bytes."""
 
+import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,3 +58,27 @@ def _sends_texts_from() -> list[str]:
 
 def test_texts_are_sent_from_the_gpu_of_the_weight_even_if_it_is_not_the_current_one():
     assert run_ranks(1, _sends_texts_from) == [["cpu", "cuda:1", "cuda:2"]]
+
+
+def _leaves(folder: str) -> bool:
+    """Connect two ranks, the first one late, and return whether it was connected on leaving."""
+    connected = Path(folder) / "connected"
+    if dist.get_rank() == 0:
+        real = dist.ProcessGroupGloo
+
+        def late(*args: Any) -> Any:
+            made = real(*args)
+            time.sleep(0.3)
+            connected.touch()
+            return made
+
+        dist.ProcessGroupGloo = late
+    ranks: Any = ranks_of(None)
+    with ranks.during("a test"):
+        ranks.subset("pair", (0, 1))
+    return connected.exists()
+
+
+def test_nobody_leaves_before_all_are_connected(tmp_path):
+    """Else what a rank does next may close the connections that another still waits for."""
+    assert run_ranks(2, _leaves, str(tmp_path)) == [True, True]

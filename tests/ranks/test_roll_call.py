@@ -8,6 +8,7 @@ from concurrent.futures import TimeoutError as NotDone
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ import torch.distributed as dist
 
 from tpsample import PeerLost
 from tpsample.ranks import process, roll_call
+from tpsample.ranks.ranks import Shared
 from tpsample.ranks.roll_call import RollCall
 
 STORE = "the store of the process group does not answer either"
@@ -148,17 +150,21 @@ def test_a_rank_whose_attempt_was_decided_without_it_follows(roll: Any) -> None:
     assert early._generation == late._generation == 1
 
 
-def test_ranks_that_meet_but_do_not_connect_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    def late() -> None:
-        raise dist.DistStoreError("wait timeout after 1000ms")
-
-    ranks: Any = SimpleNamespace(
-        group=None, roll=SimpleNamespace(begin_anew=lambda _: None), connect=late, _subsets=[]
-    )
+def test_ranks_that_meet_but_do_not_connect_are_lost(
+    roll: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calling, connecting = roll(1), Mock(side_effect=dist.DistStoreError("wait timeout after 1s"))
+    for rank in (0, 2):
+        _answers(calling, rank)
+    monkeypatch.setattr(dist, "get_world_size", lambda _: 3)
+    monkeypatch.setattr(dist, "ProcessGroupGloo", connecting)
     monkeypatch.setattr(process, "group_timeout", lambda _: timedelta(seconds=1))
-    expected = r"reset: .*not connect within 1 s.*call reset\(\) on every rank again"
-    with pytest.raises(PeerLost, match=expected):
-        process.ProcessRanks.renew(ranks)
+    ranks: Any = SimpleNamespace(
+        group=None, roll=calling, shared=Shared(), rank=1, world_size=3, _members=(0, 1, 2)
+    )
+    ranks._own, ranks._name, ranks._backend = None, "gloo/all/0-1-2", dist.Backend.GLOO
+    with pytest.raises(PeerLost, match=r"gave up or was too late.*call reset\(\) on each"):
+        process.ProcessRanks.connect(ranks)
 
 
 def test_an_error_while_a_graph_is_captured_is_no_lost_peer(

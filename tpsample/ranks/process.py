@@ -79,6 +79,9 @@ class ProcessRanks(Ranks):
         They are made outside torch's registry of groups, so that the old ones can be let go of. A
         registered group would have to live for ever, because torch names groups by counting: once
         one is destroyed, the next gets its name together with what the store still holds.
+
+        Raises:
+            PeerLost: a rank did not connect within the timeout of the group, or fell.
         """
         is_part = len(self._members) < dist.get_world_size(self.group)
         if is_part and self._backend != dist.Backend.GLOO:
@@ -92,14 +95,19 @@ class ProcessRanks(Ranks):
         if any(held):
             # It waits for what is pending, which may last as long as the timeout.
             threading.Thread(target=held.clear, daemon=True).start()
-        self._own = dist.ProcessGroupGloo(
-            self.roll.store(self._name), self.rank, self.world_size, group_timeout(self.group)
-        )
+        store = self.roll.store(self._name)
+        try:
+            self._own = dist.ProcessGroupGloo(
+                store, self.rank, self.world_size, group_timeout(self.group)
+            )
+        except RuntimeError as error:  # a rank gave up, or fell
+            raise self.roll.lost() from error
+        # Nobody leaves before all are connected, because the connections of a rank that goes on
+        # and fails would be closed under them. A rank may have begun to build a sampler alone.
+        begun = torch.tensor(self.shared.begun, device="cpu")
+        self.all_reduce(begun, dist.ReduceOp.MAX)
         if not is_part:
             self.shared.renewed = self._own
-            # A rank may have begun to build a sampler alone.
-            begun = torch.tensor(self.shared.begun, device="cpu")
-            self.all_reduce(begun, dist.ReduceOp.MAX)
             self.shared.begun = int(begun)
 
     @property
@@ -283,16 +291,9 @@ class ProcessRanks(Ranks):
         Raises:
             PeerLost: a rank did not come within the timeout of the group, or came and left again.
         """
-        timeout_s = group_timeout(self.group).total_seconds()
-        self.roll.begin_anew(timeout_s)
-        try:
-            for ranks in (self, *self._subsets):
-                ranks.connect()
-        except RuntimeError as error:  # a rank gave up, or fell, between these two
-            raise PeerLost(
-                f"reset: all ranks came, but they did not connect within {timeout_s:g} s; call "
-                "reset() on every rank again"
-            ) from error
+        self.roll.begin_anew(group_timeout(self.group).total_seconds())
+        for ranks in (self, *self._subsets):
+            ranks.connect()
 
 
 def ranks_of(group: object) -> Ranks:
