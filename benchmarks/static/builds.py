@@ -28,7 +28,6 @@ from benchmarks.static.aot import GPUS
 from tpsample import LMHeadSampler, SamplingBatch, sample_draft, verify
 from tpsample.agreement import construction
 from tpsample.backends.over_zeros import list_over_zeros
-from tpsample.backends.triton_ import passes
 from tpsample.backends.triton_.screen_launches import MAX_SLOTS, SCREEN_TILES
 from tpsample.backends.triton_.tile_table import (
     AMD_SHARED_BYTES,
@@ -270,8 +269,7 @@ def launches(
             logits = sampler.weight.new_zeros(batch.rows, len(sampler.shard))
             sampler.sample_logits(logits, batch, 0, num_samples=samples, head_applied=True)
 
-    registers = {} if _ABSENT[arch].amd else passes.FOUR_PER_SM  # as a machine with it has them
-    with patch.object(passes, "FOUR_PER_SM", registers), listed() as found, filled():
+    with listed() as found, filled():
         for batch in batches:
             if each:
                 bits = torch.full((batch.rows * width, -(-vocab_size // 32)), -1, dtype=torch.int32)

@@ -30,8 +30,10 @@ tpsample/backends/torch_/passes.py
     + return marks
     > filters/test_filters.py::test_tokens_are_the_oracles[0-1]
     mass before equal to the limit
-    - & (mass < mass_limit(total, share))
-    + & (mass <= mass_limit(total, share))
+    - sure = possible & (mass + error < mass_limit(total - of_total, share))
+    -         possible &= mass - error < mass_limit(total + of_total, share)
+    + sure = possible & (mass + error <= mass_limit(total - of_total, share))
+    +         possible &= mass - error <= mass_limit(total + of_total, share)
     > test_mass_before_equal_to_the_limit_is_too_much
     the first words are looked for in a group too few
     - group = word.token_of(order_words(grouped.amax(dim=2)).topk(count, dim=1).values)
@@ -164,12 +166,14 @@ tpsample/backends/triton_/kernels/cuts.py
     - total + tl.cumsum(kept, axis=0)
     + tl.cumsum(kept, axis=0)
     > test_sets_of_more_rows_than_one_block
-    kernel: the limit of a search is taken for one that has no other numbers beside it
-    - tl.load(limit_ptr + row * stride_limit)
-    -     if share_ptr is not None:  # noqa: SIM102
-    + tl.load(limit_ptr + row)
-    +     if share_ptr is not None:  # noqa: SIM102
+    kernel: shares of a search are those of its limit
+    - limit = mass_limit(whole, tl.load(share_ptr + row))
+    + limit = mass_limit(limit, tl.load(share_ptr + row))
     > test_a_search_by_digits_finds_what_the_definition_does
+    kernel: words that a total leaves out are in the first digit
+    - lowest = tl.maximum(tl.load(least_ptr + row), LOWEST_DRAWABLE)
+    + lowest = tl.full((), LOWEST_DRAWABLE, tl.int64)
+    > test_a_first_digit_has_no_words_below_a_least_one
     kernel: a search keeps ties in all of its digits' rounds
     - if keep_ties_ptr is not None:
     + if share_ptr is not None:
@@ -224,6 +228,18 @@ tpsample/backends/triton_/kernels/best_scores.py
     kernel: the best scores of all ranks begin with the first logit of one
     - first = tl.load(of_first, mask=offs < num_sources, other=0)
     + first = tl.load(of_first, mask=offs == num_sources - 1, other=0)
+    kernel: about the mass before a score is off by a thousandth
+    - power = tl.exp2((logits - top) * scale)
+    + power = tl.exp2((logits - top) * scale * 1.0001)
+    > test_a_rejection_decides_what_the_definition_does
+    kernel: an error beside the limit of a top_p is forgotten
+    - sure = tl.max(tl.where(kept & (mass + error < fewest), words, 0), axis=0)
+    + sure = found
+    > test_a_limit_within_the_error_of_masses_is_searched
+    kernel: a row whose largest logit is infinite is decided without its masses
+    - decided = (share >= 1) | (value_of(first) < float("inf"))
+    + decided = (share >= 0) | (value_of(first) < float("inf"))
+    > test_a_rejection_decides_what_the_definition_does
     kernel: a block whose largest logit is the least mark has nothing before it
     - if largest >= lowest:
     + if largest > lowest:
@@ -259,8 +275,8 @@ tpsample/backends/triton_/kernels/cuts.py
     +     if follows != 0:
     > test_rows_that_are_done_are_left_out
     kernel: a digit is counted that follows the prefix before
-    - last = mark_of(tl.maximum(prefix << (shift + DIGIT_BITS), LOWEST_DRAWABLE))
-    + last = mark_of(tl.maximum(tl.load(prefix_ptr + row) << (shift + 9), LOWEST_DRAWABLE))
+    - last = mark_of(tl.maximum(prefix << (shift + DIGIT_BITS), lowest))
+    + last = mark_of(tl.maximum(tl.load(prefix_ptr + row) << (shift + 9), lowest))
     > test_a_search_by_digits_finds_what_the_definition_does
     kernel: a search reaches only what its last digit did
     - - 1 - found), reached + before, limit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -139,7 +140,7 @@ MIXTURE = [{"top_p": 0.9}, {"top_k": 9}, {"min_p": 0.1}]
         ([{"min_p": 0.1}], 2),
         ([{"top_p": 0.9, "top_k": 9}], 1),
         ([{"top_p": 0.9, "top_k": 300}], 1),
-        ([{"top_p": 0.9, "top_k": 300, "ties": "keep"}], 4 + 2 * SEARCH),
+        ([{"top_p": 0.9, "top_k": 300, "ties": "keep"}], 3 + 2 * SEARCH),
         ([{"top_p": 0.9, "min_p": 0.1}], 3 + SEARCH),
         ([{"top_p": 0.9, "min_p": 0.1, "filter_order": "min_p_last", "ties": "keep"}], 3 + SEARCH),
         ([{"top_p": 0.9, "top_k": 9, "min_p": 0.1, "filter_order": "min_p_last"}], 1),
@@ -147,7 +148,7 @@ MIXTURE = [{"top_p": 0.9}, {"top_k": 9}, {"min_p": 0.1}]
         (MIXTURE, 4 + SEARCH),
         ([{"top_k": 9}, {"min_p": 0.1}], 3),
         ([*MIXTURE, {"top_k": 300, "top_p": 0.9}], 4 + SEARCH),
-        ([*MIXTURE, {"top_k": 300, "top_p": 0.9, "ties": "keep"}], 5 + 2 * SEARCH),
+        ([*MIXTURE, {"top_k": 300, "top_p": 0.9, "ties": "keep"}], 4 + 2 * SEARCH),
     ],
     ids=str,
 )
@@ -164,6 +165,31 @@ def test_a_search_that_no_request_needs_is_left_out(monkeypatch, requests, excha
     for out in on_virtual_ranks(rows.logits, rows.batch, "torch", world_size):
         assert torch.equal(out.token_ids, rows.oracle().token_ids)
     assert len(taken) == exchanges * world_size
+
+
+@pytest.mark.parametrize(("below", "searched"), [(0, True), (1e-7, True), (0.01, False)])
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_limit_within_the_error_of_masses_is_searched(below, searched, fixed, monkeypatch):
+    """Four equal tokens in two shards: a top_p near n / 4 may keep one more for all that is known.
+
+    The first n are drawn from in either case.
+    """
+    ids, logits = [3, 140, 700, 1190], torch.full((V,), -math.inf)
+    logits[ids] = 1.0
+    params = [SamplingParams(top_p=n / 4 - below, seed=s) for n in (1, 2, 3) for s in range(8)]
+    rows, left = Rows([logits], params, fixed_rounds=fixed), []
+    first_kept = TritonShardLogits.first_kept
+
+    def noted(*arguments):
+        words, decided = first_kept(*arguments)
+        left.append(~decided)
+        return words, decided
+
+    monkeypatch.setattr(TritonShardLogits, "first_kept", noted)
+    for out in on_virtual_ranks(rows.logits, rows.batch, "triton", 2):
+        drawn = [set(part.tolist()) for part in out.token_ids.split(8)]
+        assert drawn == [set(ids[:1]), set(ids[:2]), set(ids[:3])]
+    assert len(left) == 2 and torch.equal(*left) and left[0].any() == searched
 
 
 def test_the_check_leaves_no_trace_when_ranks_cross():

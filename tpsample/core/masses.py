@@ -47,6 +47,17 @@ FLOOR = 42.0
 SHORT = -128
 """A mask of the first 17 significant bits of an fp32 number: multiples up to 127 are exact."""
 
+ABOUT_ERROR = 2.0**-17
+"""How far sums of e^((x - max x) / T) in fp32 may be off from masses, as a share of the total.
+
+A kernel that needs no exact masses computes 2^((x - max x) · (log2 e / T)). The difference, the
+product and log2 e are rounded, and a quick quotient is off by 2^-22, which makes 2^-21.3 of the
+exponent E. Of up to 2^20 tokens Σ q |E| / Σ q is at most 15.2, where all but the first are equally
+likely, so that this is 2^-17.9 of the total. The power and the masses are each off by 2^-22, and by
+2^-21 because masses are whole numbers. Up to 20 additions in a row add 20 · 2^-24: 8 tokens of a
+thread, 8 blocks, and the threads of a warp. Together they are 2^-17.3.
+"""
+
 
 class MassRow(NamedTuple):
     """The numbers of a row that its masses need, fp32, in every backend; see MASSES.md.

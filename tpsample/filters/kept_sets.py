@@ -87,7 +87,6 @@ def find_cut(
     *,
     may_read: bool,
     thresholds: Thresholds | None = None,
-    total: Tensor | None = None,
     masses: Masses | None = None,
     of_greedy: Tensor | None = None,
 ) -> Cut:
@@ -102,7 +101,6 @@ def find_cut(
         filters: their filters; the same on every rank.
         may_read: whether the host may read from the device which rows a short search leaves.
         thresholds: of the rows; None to find them.
-        total: int64 [F], the masses that top_p takes a share of, over all ranks; None to sum them.
         masses: of rows without top_k, with their total; None to sum them.
         of_greedy: int64 [F], where the sets of greedy rows end; None keeps what a mask leaves.
     """
@@ -115,7 +113,7 @@ def find_cut(
     assert rows.top is not None
     its = thresholds_of(rows, filters, ranks) if thresholds is None else thresholds
     if not may_read:
-        cuts = _by_rounds(rows, filters, its, total, ranks)
+        cuts = _by_rounds(rows, filters, its, ranks)
         ends = rows.last_cut(its.least, **cuts, of_greedy=of_greedy)
         return Cut(rows, ends, one_of_greedy=one)
     least, total_cut = its.least, its.least_of_total
@@ -130,7 +128,7 @@ def find_cut(
     if not filters.demand.masses:
         return Cut(rows, rows.last_cut(least, of_greedy=of_greedy), one_of_greedy=one)
     if masses is None:
-        masses = _masses_of(rows, ranks, total_cut, total)
+        masses = _masses_of(rows, ranks, total_cut)
     total, bins = masses
     last = least, of_greedy
     cut = _in_a_bin(rows, bins, total, its.keep_ties, ranks, *last, share=its.share, mass=True)
@@ -159,7 +157,6 @@ def search(
     may_read: bool,
     number: int = 1,
     thresholds: Thresholds | None = None,
-    total: Tensor | None = None,
     of_greedy: Tensor | None = None,
 ) -> tuple[Tensor | None, Cut]:
     """Return where the kept set of each row ends, and before it the tokens of the rows as score
@@ -172,7 +169,7 @@ def search(
     masses = None
     if may_read and _may_list(filters):
         thresholds = thresholds or thresholds_of(rows, filters, ranks)
-        masses = _masses_of(rows, ranks, thresholds.least_of_total, total)
+        masses = _masses_of(rows, ranks, thresholds.least_of_total)
         if listed := _cut_of_list(rows, thresholds, masses, ranks, number):
             return listed
     cut = find_cut(
@@ -181,7 +178,6 @@ def search(
         ranks,
         may_read=may_read,
         thresholds=thresholds,
-        total=total,
         masses=masses,
         of_greedy=of_greedy,
     )
@@ -221,7 +217,6 @@ def _by_rounds(
     rows: ShardLogits,
     filters: RowFilters,
     its: Thresholds,
-    total: Tensor | None,
     ranks: Ranks,
 ) -> dict[str, Tensor | None]:
     """Return the cuts of top_k and top_p by name, as `ShardLogits.last_cut` takes them."""
@@ -232,21 +227,15 @@ def _by_rounds(
         before_top_p = by_number.masked_fill(filters.column(behind(TOP_K.name)), 0)
         total_cut = total_cut.maximum(before_top_p)
     if filters.demand.masses:
-        if total is None:
-            total = ranks.sum_integers(rows.mass_from(total_cut))
-        by_mass = _by_digits(rows, total, its.keep_ties, ranks, share=its.share, mass=True)
+        shares = {"share": its.share, "least": total_cut}
+        by_mass = _by_digits(rows, None, its.keep_ties, ranks, **shares, mass=True)
     return {"by_number": by_number, "by_mass": by_mass, "share": its.share}
 
 
-def _masses_of(rows: ShardLogits, ranks: Ranks, total_cut: Tensor, total: Tensor | None) -> Masses:
-    """Return the masses of rows. Collective.
-
-    Args:
-        total_cut: int64 [F], the total is the mass down to these words.
-        total: int64 [F], if it is known.
-    """
+def _masses_of(rows: ShardLogits, ranks: Ranks, total_cut: Tensor) -> Masses:
+    """Return the masses of rows, whose total is that down to words int64 [F]. Collective."""
     found = ranks.sum_integers(rows.masses_of_bins(total_cut))
-    return Masses(found[:, BINS] if total is None else total, found[:, :BINS])
+    return Masses(found[:, BINS], found[:, :BINS])
 
 
 def _in_a_bin(
@@ -290,24 +279,25 @@ def _in_a_bin(
 
 def _by_digits(
     rows: ShardLogits,
-    limit: Tensor,
+    limit: Tensor | None,
     keep_ties: Tensor,
     ranks: Ranks,
     *,
     share: Tensor | None = None,
+    least: Tensor | None = None,
     mass: bool,
 ) -> Tensor:
     """Return what `_in_a_bin` does, in six rounds.
 
     Args:
-        limit: int64 [F] >= 1. A limit above the row's whole weight stands for the whole.
-        share: float64 [F]: limits are these shares of `limit`.
+        limit: int64 [F] >= 1. A limit above the row's whole weight stands for the whole. None takes
+            shares, float64 [F], of the weight down to the words `least`, int64 [F].
     """
-    prefix, reached = limit.new_zeros(2, len(limit)).unbind()
-    search = Search(prefix, reached, limit)
+    prefix, reached = keep_ties.new_zeros(2, len(keep_ties)).unbind()
+    search = Search(prefix, reached, prefix if limit is None else limit)
     first, *shifts = range(word.EPOCH_SHIFT // DIGIT_BITS * DIGIT_BITS, -1, -DIGIT_BITS)
     empty, *others = rows.empty_digits(1 + len(shifts), mass=mass)
-    bins = ranks.sum_integers(rows.digits(prefix, first, empty, mass=mass))
+    bins = ranks.sum_integers(rows.digits(prefix, first, empty, mass=mass, least=least))
     for shift, empty in zip(shifts, others, strict=True):
         search, own = rows.following_digits(search, bins, shift, share, empty, mass=mass)
         bins, share = ranks.sum_integers(own), None

@@ -12,7 +12,8 @@ rejection    takes the first token in descending score that is in the kept set. 
              Exchange 1 gathers each rank's 8 best scores. Exchange 2 sums number and mass over the
              shards, for those of the 8 best of all that have every better score behind them in the
              order: a set that keeps another one keeps one of these, too. If none is kept, the row
-             is undecided.
+             is undecided. So is one that kernels leave open, because they sum masses in fp32, which
+             is far quicker, and know how far these sums may be off.
 search       looks for the last kept token (`tpsample.filters.kept_sets`), then takes the best score
              down to it, from a list of the kept tokens if that is short. It decides the undecided
              rows. Rows with a top_p of what a top_k over 256 leaves, or one with ties, begin with
@@ -184,15 +185,13 @@ def _of_best(
     else:  # whether a token is kept follows from its logit alone
         judged, sums = replace(rows, rough=None), best.new_zeros(best.shape)
     words, decided = judged.first_kept(best, sums, thresholds, BEST_SCORES)
-    total: Tensor | None = sums[:, -1]
     if filters.demand.searched:
         rows = _with_top(rows, best)
         decided &= ~filters.column(SEARCHED) | rows.largest.isnan()
-        total = None
 
     if not may_read:
         left = _with_top(rows.without(decided), best)
-        found = _searched(left, filters, ranks, thresholds, total, may_read=False)
+        found = _searched(left, filters, ranks, thresholds, may_read=False)
         return torch.where(decided.unsqueeze(1), words, found)
     undecided = [row for row, done in enumerate(decided.tolist()) if not done]
     if not undecided:
@@ -204,10 +203,9 @@ def _of_best(
         found = _of_best(left.exact(), its, ranks, best[places], may_read=True)
     else:
         ranks.counters.second_rounds += len(undecided)
-        known = None if total is None else total[places]
         ends = its.thresholds(thresholds.least[places], thresholds.least_of_total[places])
         left = _with_top(left, best[places])
-        found = _searched(left, its, ranks, ends, known, may_read=True)
+        found = _searched(left, its, ranks, ends, may_read=True)
     return put(words, places, found)
 
 
@@ -225,7 +223,6 @@ def _searched(
     filters: RowFilters,
     ranks: Ranks,
     thresholds: Thresholds | None = None,
-    total: Tensor | None = None,
     *,
     may_read: bool,
 ) -> Tensor:
@@ -233,7 +230,7 @@ def _searched(
 
     The arguments are as `search` takes them.
     """
-    words, cut = search(rows, filters, ranks, may_read=may_read, thresholds=thresholds, total=total)
+    words, cut = search(rows, filters, ranks, may_read=may_read, thresholds=thresholds)
     if words is not None:
         return words
     best = ranks.gather_integers(rows.best_kept(cut.words))

@@ -79,7 +79,7 @@ FIXED = {
     "top_p": [*REJECTION, TOP, *SEARCH_OF_8, *KEPT],
     "top_k 5": [*FIRST_WORDS, "exchange", MERGED, "top_words", "write_tokens"],
     "min_p": ["exchange", TOP, LEAST, *KEPT],
-    "top_k 2000, top_p": [*REJECTION, TOP, *SEARCH_OF_8, "mass", "exchange", *SEARCH_OF_8, *KEPT],
+    "top_k 2000, top_p": [*REJECTION, TOP, *SEARCH_OF_8, *SEARCH_OF_8, *KEPT],
 }
 FIXED["top_k 300"] = FIXED["top_p"]
 FIXED["top_k 5, top_p"] = FIXED["top_k 300, top_p"] = FIXED["top_k 5"]
@@ -105,7 +105,7 @@ OPERATORS = {
     "logprobs": 4,
     "fixed rounds, min_p": 2,
     "fixed rounds, top_p": 5,
-    "fixed rounds, top_k 2000, top_p": 16,
+    "fixed rounds, top_k 2000, top_p": 15,
     "fixed rounds, top_k 300, top_p": 0,
     "fixed rounds, top_k 5": 0,
     "rejection": 5,

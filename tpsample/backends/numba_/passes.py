@@ -133,11 +133,18 @@ class NativeShardLogits(ShardLogits):
         in_ranges(kernel, 0, len(first), 1, *rows, limits, *arguments)
 
     def digits(
-        self, prefix: Tensor, shift: int, empty: EmptyDigits | None = None, *, mass: bool
+        self,
+        prefix: Tensor,
+        shift: int,
+        empty: EmptyDigits | None = None,
+        *,
+        mass: bool,
+        least: Tensor | None = None,
     ) -> Tensor:
         bins = torch.zeros(len(prefix), DIGITS, dtype=torch.int64, device="cpu")
-        top = self.largest.contiguous()
-        self.run(cuts.digits, *map(array_of, (top, prefix)), shift, mass, array_of(bins))
+        least = torch.zeros_like(prefix) if least is None else least.contiguous()
+        words = map(array_of, (self.largest.contiguous(), prefix, least))
+        self.run(cuts.digits, *words, shift, mass, array_of(bins))
         return bins if mass else bins.to(torch.int32)
 
     def numbers_of_bins(self) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -169,6 +169,9 @@ class ShardLogits:
     first: Tensor | None = None
     rough: Rough | None = None
     tile_words: TileWords | None = None
+
+    mass_error: ClassVar[float] = 0.0
+    """How far the masses of `before` may be off, as a share of the total."""
 
     @classmethod
     def of(
@@ -440,7 +443,8 @@ class ShardLogits:
 
         Returns:
             int64 [F, 2 C + 1], C = num_samples · count: C masses, C numbers of tokens, and the
-            mass from `least_of_total` on. Those of a best score that decides nothing are 0.
+            mass from `least_of_total` on. Those of a best score that decides nothing are 0. Masses
+            may be off by `mass_error` of the total.
         """
         top = word.value_of(best[:, 0])
         marks = self._marks(best, thresholds, count)
@@ -491,8 +495,13 @@ class ShardLogits:
         """
         mass, number, total = sums.split([logits.shape[1], logits.shape[1], 1], dim=1)
         most, share = thresholds.most.unsqueeze(1), thresholds.share.unsqueeze(1)
-        kept = (number < most) & (mass < mass_limit(total, share))
-        return kept, kept
+        of_total = (total.double() * self.mass_error).ceil().to(torch.int64)
+        error, possible = of_total * (mass > 0), number < most  # nothing is before the first token
+        sure = possible & (mass + error < mass_limit(total - of_total, share))
+        possible &= mass - error < mass_limit(total + of_total, share)
+        if self.mass_error:
+            sure &= (top.unsqueeze(1) < torch.inf) | (share >= 1)
+        return sure, possible
 
     def best_of_first(self, first: Tensor, thresholds: Thresholds) -> Tensor:
         """Return the best score words [F, num_samples] among the first tokens that are kept.
@@ -569,7 +578,13 @@ class ShardLogits:
         return [None] * rounds
 
     def digits(
-        self, prefix: Tensor, shift: int, empty: EmptyDigits | None = None, *, mass: bool
+        self,
+        prefix: Tensor,
+        shift: int,
+        empty: EmptyDigits | None = None,
+        *,
+        mass: bool,
+        least: Tensor | None = None,
     ) -> Tensor:
         """Return the histogram [F, 2^DIGIT_BITS] of a digit of the words that begin with a prefix.
 
@@ -580,11 +595,14 @@ class ShardLogits:
             shift: of the digit, in bits.
             empty: of `empty_digits`, which is written; None takes memory.
             mass: whether bins are sums of masses, int64, or numbers of tokens, int32.
+            least: int64 [F], words below are in no bin; None takes all.
         """
         words, masses_ = self.words_and_mass
         weight = masses_ if mass else (words > 0).to(torch.int32)
         digit = ~(words >> shift) & (DIGITS - 1)
         inside = (words >> (shift + DIGIT_BITS)) == prefix.unsqueeze(1)
+        if least is not None:
+            inside &= words >= least.unsqueeze(1)
         bins = weight.new_zeros(len(prefix), DIGITS)
         return self.of_undone(bins.scatter_add_(1, digit, weight * inside))
 
@@ -641,13 +659,13 @@ class ShardLogits:
 
         Args:
             bins: [F, 2^n], the `digits` of all ranks, summed; the digit has n bits.
-            share: float64 [F]: limits are these shares of `search.limit`. None in later rounds.
+            share: float64 [F]: limits are these shares of the sum over bins. None in later rounds.
             keep_ties: int64 [F], of the last digit: whether the last word of the same logit is
                 meant. None before.
         """
-        limit = search.limit if share is None else mass_limit(search.limit, share)
         digits, bins = bins.shape[1], bins.to(torch.int64)
         upto = search.reached.unsqueeze(1) + bins.cumsum(dim=1)
+        limit = search.limit if share is None else mass_limit(upto[:, -1], share)
         limit = limit.minimum(upto[:, -1])
         found = (upto < limit.unsqueeze(1)).sum(dim=1, keepdim=True)
         prefix = search.prefix * digits + (digits - 1 - found.squeeze(1))

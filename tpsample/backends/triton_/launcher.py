@@ -23,7 +23,7 @@ ALIGNED = 16
 """Triton compiles for addresses that are multiples of this, or for any."""
 MOST_KNOWN = 1024
 """Launches of a kernel that are known at a time. Each number of rows makes another one."""
-OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion", "launch_pdl")
+OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion", "launch_pdl")
 """Arguments of a launch that are Triton's, and not the kernel's."""
 _RUN = JITFunction.run
 

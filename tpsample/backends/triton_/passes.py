@@ -57,7 +57,8 @@ from tpsample.backends.triton_.kernels.sums import (
 from tpsample.backends.triton_.largest import MOST, Start, first_of, in_order, largest
 from tpsample.backends.triton_.launcher import launch_kernel
 from tpsample.backends.triton_.tile_table import Gpu
-from tpsample.core.machine import amd, interpreted
+from tpsample.core.machine import interpreted
+from tpsample.core.masses import ABOUT_ERROR
 from tpsample.core.order import ABOVE_ALL, BINS, DIGIT_BITS, DIGITS, Search, tokens_per_mass
 from tpsample.core.row_noise import RowNoise, safe_temperature
 from tpsample.core.word import NO_TOKEN
@@ -72,14 +73,14 @@ registers."""
 PROGRAMS_PER_SM, MOST_BLOCKS = 5, 8
 """A launch has about so many programs per SM, and a program takes at most so many blocks. Each
 program computes the numbers of its row and adds up its threads, so fewer programs do less."""
-FOUR_PER_SM = {} if amd() else {"maxnreg": 64}
-"""Of a kernel that takes more registers than it needs: four programs then fit an SM of sm_90."""
 SET_BLOCK = 256
 """Listed tokens of a program."""
 
 
 class TritonShardLogits(ShardLogits):
     """`ShardLogits` on a GPU, or in the interpreter."""
+
+    mass_error = ABOUT_ERROR
 
     @staticmethod
     def temperature_of(noise: RowNoise) -> Tensor:
@@ -254,7 +255,6 @@ class TritonShardLogits(ShardLogits):
             num_samples=self.noise.num_samples,
             counts=int(thresholds.counts),
             COUNT=count,
-            **FOUR_PER_SM,
         )
         return sums
 
@@ -352,10 +352,16 @@ class TritonShardLogits(ShardLogits):
         return [EmptyDigits(*round_) for round_ in each]
 
     def digits(
-        self, prefix: Tensor, shift: int, empty: EmptyDigits | None = None, *, mass: bool
+        self,
+        prefix: Tensor,
+        shift: int,
+        empty: EmptyDigits | None = None,
+        *,
+        mass: bool,
+        least: Tensor | None = None,
     ) -> Tensor:
         search = Search(prefix, prefix, prefix)
-        return self._digits(search, None, shift, None, empty, mass=mass)[1]
+        return self._digits(search, None, shift, None, empty, mass=mass, least=least)[1]
 
     def following_digits(
         self,
@@ -380,6 +386,7 @@ class TritonShardLogits(ShardLogits):
         empty: EmptyDigits | None,
         *,
         mass: bool,
+        least: Tensor | None = None,
     ) -> tuple[Search, Tensor]:
         """Return `following_digits`, or where there is no digit before only the digits."""
         bins, found = self.empty_digits(1, mass=mass)[0] if empty is None else empty
@@ -392,6 +399,7 @@ class TritonShardLogits(ShardLogits):
             before_ptr=bins if before is None else before,
             **_search_arguments(search, share, mass=mass),
             follows=int(before is not None),
+            least_ptr=search.prefix if least is None else least.contiguous(),
             bins_ptr=bins,
             next_prefix_ptr=prefix,
             next_reached_ptr=reached,
@@ -742,8 +750,7 @@ def _search_arguments(search: Search, share: Tensor | None, *, mass: bool) -> di
     return {
         "prefix_ptr": search.prefix,
         "reached_ptr": search.reached,
-        "limit_ptr": search.limit,
-        "stride_limit": search.limit.stride(0),
+        "limit_ptr": search.limit.contiguous(),
         "share_ptr": shares if mass else None,
         "shares": int(share is not None),
     }

@@ -200,10 +200,11 @@ def digits_of_rows(start, stop, part, arguments):
     """Make the histogram of a digit; twin: `tpsample.backends.torch_.passes.ShardLogits.digits`.
 
     Args:
+        least: int64 [F], words below are in no bin.
         weighs: whether a token counts with its mass, or as one.
         bins: int64 [F, DIGITS], zeros.
     """
-    stored, top, prefix, shift, weighs, bins = arguments
+    stored, top, prefix, least, shift, weighs, bins = arguments
     num_ids = stored.logits.shape[1]
     power, mass, words = np.empty(BLOCK, F32), np.empty(BLOCK, I64), np.empty(BLOCK, I64)
     mass[:] = 1
@@ -220,6 +221,7 @@ def digits_of_rows(start, stop, part, arguments):
             for j in range(len(part)):
                 counts = part[j] > F32(-np.inf)
                 counts &= words[j] >> I64(shift + DIGIT_BITS) == prefix[row]
+                counts &= words[j] >= least[row]
                 words[j] = words[j] if counts else I64(0)
                 found += counts
             if not found:

@@ -9,15 +9,11 @@ import triton
 import triton.language as tl
 
 from tpsample.backends.triton_.kernels.head import KEY_NAN, TOKEN_BITS, TOKEN_MASK, pack
-from tpsample.backends.triton_.kernels.masses import (
-    halves_of_masses,
-    mass_row,
-    masses_of_threads,
-)
+from tpsample.backends.triton_.kernels.masses import LOG2_E_32, TOP_MASS, add_about, error_of
+from tpsample.backends.triton_.kernels.noise import safe_temperature
 from tpsample.backends.triton_.kernels.order import (
     KEY_MASK,
     ROW_POINTERS,
-    add_up,
     blocks_of_program,
     by_thread,
     group_columns,
@@ -140,7 +136,7 @@ def before_kernel(
     row_done_ptr,  # [F] bool, or None
     best_scores_ptr,  # [F, 1 + 2 · num_samples · COUNT] int64, of all ranks
     # outputs
-    sums_ptr,  # [F, 2 · num_samples · COUNT + 1] int64, zero before
+    sums_ptr,  # [F, 2 · num_samples · COUNT + 1] int64, zero before: about so much mass, numbers
     # sizes
     num_samples,
     vocab_start,
@@ -151,20 +147,24 @@ def before_kernel(
     COUNT: tl.constexpr,  # a power of two
     BLOCK: tl.constexpr,
 ):
-    """Mass and number of the tokens before each of the best scores. Grid: (F, programs).
+    """About the mass, and the number, of the tokens before each best score. Grid: (F, programs).
 
-    They stay zero for a score that decides nothing, because a better one's token comes earlier.
+    They stay zero for a score that decides nothing, because a better one's token comes earlier, and
+    in rows whose largest logit is not finite. `tpsample.core.masses.ABOUT_ERROR` bounds the error.
     """
     row = tl.program_id(0)
     if is_done(row_done_ptr, row):
         return
     marks = num_samples * COUNT
     best = best_scores_ptr + row * (1 + 2 * marks)
-    its = mass_row(value_of(tl.load(best)), tl.load(temperature_ptr + row))
+    top = value_of(tl.load(best))
+    if (tl.abs(top) < float("inf")) == 0:
+        return
+    scale = LOG2_E_32 / safe_temperature(tl.load(temperature_ptr + row))
     least = mark_of(tl.load(least_of_total_ptr + row))
     # ties="keep": only greater logits come before.
     tie_bits = tl.where(tl.load(keep_ties_ptr + row) > 0, TOKEN_MASK, 0)
-    out, total = sums_ptr + row * (2 * marks + 1), tl.zeros((BLOCK // 8,), tl.int64)
+    out, total = sums_ptr + row * (2 * marks + 1), tl.zeros((BLOCK // 8,), tl.float32)
     first, last = blocks_of_program(blocks_each, lead, width, BLOCK)
     for sample in range(num_samples):
         words = best + 1 + sample * COUNT
@@ -175,9 +175,9 @@ def before_kernel(
             logits, ids, _, _ = load_nth_block(
                 logits_ptr, stride_logits, vocab_start, lead, width, block, BLOCK, float("nan")
             )
-            high, low = halves_of_masses(logits, its)
+            power = tl.exp2((logits - top) * scale)
             if sample == 0:
-                total += masses_of_threads(high, low, upto(logits, ids, least))
+                total += by_thread(tl.where(upto(logits, ids, least), power, 0.0))
             # Winners are likely tokens: many blocks have none before them.
             largest = tl.max(logits, axis=0)
             if largest >= lowest:
@@ -189,11 +189,11 @@ def before_kernel(
                         end = mark_of((order | tie_bits) + 1)  # the words before
                         if largest >= end.at:
                             before, sums = upto(logits, ids, end), out + sample * COUNT + c
-                            add_up(sums, masses_of_threads(high, low, before))
+                            add_about(sums, by_thread(tl.where(before, power, 0.0)), TOP_MASS)
+                            numbers = by_thread(tl.where(before, 1.0, 0.0))
                             if counts != 0:
-                                numbers = by_thread(before.to(tl.int32))
-                                add_up(sums + marks, numbers.to(tl.int64))
-    tl.atomic_add(out + 2 * marks, tl.sum(total, axis=0), sem="relaxed")
+                                add_about(sums + marks, numbers, 1.0)
+    add_about(out + 2 * marks, total, TOP_MASS)
 
 
 @triton.jit(do_not_specialize=["num_samples"], do_not_specialize_on_alignment=ROW_POINTERS)
@@ -205,27 +205,35 @@ def first_kept_kernel(
     best_scores_ptr,  # [F, 1 + 2 · num_samples · COUNT] int64, of all ranks
     sums_ptr,  # [F, 2 · num_samples · COUNT + 1] int64, over all ranks
     # outputs
-    words_ptr,  # [F, num_samples] int64, score words; 0 if none of COUNT is kept
-    decided_ptr,  # [F] bool
+    words_ptr,  # [F, num_samples] int64, score words; 0 if none of COUNT can be kept
+    decided_ptr,  # [F] bool, whether they are right
     # sizes
     num_samples,
     COUNT: tl.constexpr,  # a power of two
 ):
-    """The first of the best scores that is in the kept set. Grid: (F,)."""
+    """The first of the best scores that can be in the kept set. Grid: (F,).
+
+    Where that depends on the error of `before_kernel`, or on an infinite logit, nothing is decided.
+    """
     row, offs = tl.program_id(0), tl.arange(0, COUNT)
     marks = num_samples * COUNT
     best = best_scores_ptr + row.to(tl.int64) * (1 + 2 * marks)
     sums, first = sums_ptr + row * (2 * marks + 1), tl.load(best)
     most, least = tl.load(most_ptr + row), tl.load(least_ptr + row)
-    limit = mass_limit(tl.load(sums + 2 * marks), tl.load(share_ptr + row))
+    total, share = tl.load(sums + 2 * marks), tl.load(share_ptr + row)
+    off = error_of(total, total)
+    fewest, limit = mass_limit(total - off, share), mass_limit(total + off, share)
     is_nan = ((first >> TOKEN_BITS) & KEY_MASK) == KEY_NAN
-    decided = tl.full((), 1, tl.int1)
+    decided = (share >= 1) | (value_of(first) < float("inf"))
     for sample in range(num_samples):
         place = sample * COUNT + offs
         orders = tl.load(best + 1 + marks + place)
-        kept = (orders >= least) & (orders >= records(orders))
-        kept = kept & (tl.load(sums + place) < limit) & (tl.load(sums + marks + place) < most)
-        found = tl.max(tl.where(kept, tl.load(best + 1 + place), 0), axis=0)
-        decided = decided & ((found > 0) | ~is_number(first))
+        mass, words = tl.load(sums + place), tl.load(best + 1 + place)
+        error = error_of(mass, total)
+        kept = (orders >= least) & (orders >= records(orders)) & (mass - error < limit)
+        kept = kept & (tl.load(sums + marks + place) < most)
+        found = tl.max(tl.where(kept, words, 0), axis=0)
+        sure = tl.max(tl.where(kept & (mass + error < fewest), words, 0), axis=0)
+        decided = (decided & (found > 0) & (found == sure)) | ~is_number(first)
         tl.store(words_ptr + row * num_samples + sample, tl.where(is_nan, nan_word(), found))
     tl.store(decided_ptr + row, decided)

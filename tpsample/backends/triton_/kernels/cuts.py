@@ -298,9 +298,8 @@ def digits_of(logits, ids, shift, DIGIT_BITS: tl.constexpr):
 
 @triton.jit
 def with_digit(
-    bins_ptr, prefix_ptr, reached_ptr, limit_ptr, stride_limit, share_ptr, shares,
-    DIGIT_BITS: tl.constexpr,
-):  # fmt: skip
+    bins_ptr, prefix_ptr, reached_ptr, limit_ptr, share_ptr, shares, DIGIT_BITS: tl.constexpr
+):
     """Prefix, weight before it and limit of a row's search with one digit more.
 
     The running sum over bins reaches the limit in that digit. The limit is at most the whole
@@ -309,18 +308,18 @@ def with_digit(
     row, offs = tl.program_id(0), tl.arange(0, 1 << DIGIT_BITS)
     bins = tl.load(bins_ptr + (row << DIGIT_BITS) + offs).to(tl.int64)
     prefix, reached = tl.load(prefix_ptr + row), tl.load(reached_ptr + row)
-    limit = tl.load(limit_ptr + row * stride_limit)
+    limit, whole = tl.load(limit_ptr + row), reached + tl.sum(bins, axis=0)
     if share_ptr is not None:  # noqa: SIM102
         if shares != 0:
-            limit = mass_limit(limit, tl.load(share_ptr + row))
-    limit = tl.minimum(limit, reached + tl.sum(bins, axis=0))
+            limit = mass_limit(whole, tl.load(share_ptr + row))
+    limit = tl.minimum(limit, whole)
     found = tl.sum((reached + tl.cumsum(bins, axis=0) < limit).to(tl.int32), axis=0)
     before = tl.sum(tl.where(offs < found, bins, 0), axis=0)
     return (prefix << DIGIT_BITS) | ((1 << DIGIT_BITS) - 1 - found), reached + before, limit
 
 
 @triton.jit(
-    do_not_specialize=["stride_limit", "shares", "follows", "shift", "blocks_each"],
+    do_not_specialize=["shares", "follows", "shift", "blocks_each"],
     do_not_specialize_on_alignment=ROW_POINTERS,
 )
 def digit_kernel(
@@ -335,10 +334,10 @@ def digit_kernel(
     prefix_ptr,
     reached_ptr,
     limit_ptr,
-    stride_limit,
     share_ptr,
     shares,  # whether limits are shares
     follows,  # whether there is a digit before; else the prefix is that of the search
+    least_ptr,  # [F] int64, words below are in no bin where no digit is before
     # outputs, zero before
     bins_ptr,  # [F, 2^DIGIT_BITS], int64 of masses or int32 of numbers
     next_prefix_ptr,
@@ -363,16 +362,17 @@ def digit_kernel(
         return
     if follows != 0:
         prefix, reached, limit = with_digit(
-            before_ptr, prefix_ptr, reached_ptr, limit_ptr, stride_limit, share_ptr, shares,
-            DIGIT_BITS,
-        )  # fmt: skip
+            before_ptr, prefix_ptr, reached_ptr, limit_ptr, share_ptr, shares, DIGIT_BITS
+        )
+        lowest = tl.full((), LOWEST_DRAWABLE, tl.int64)
         # The same in all programs of the row.
         tl.store(next_prefix_ptr + row, prefix)
         tl.store(next_reached_ptr + row, reached)
         tl.store(next_limit_ptr + row, limit)
     else:
         prefix = tl.load(prefix_ptr + row)
-    last = mark_of(tl.maximum(prefix << (shift + DIGIT_BITS), LOWEST_DRAWABLE))
+        lowest = tl.maximum(tl.load(least_ptr + row), LOWEST_DRAWABLE)
+    last = mark_of(tl.maximum(prefix << (shift + DIGIT_BITS), lowest))
     before = mark_of((prefix + 1) << (shift + DIGIT_BITS))
     bins, none = bins_ptr + row * (1 << DIGIT_BITS), 1 << DIGIT_BITS
     if MASS:
@@ -408,18 +408,15 @@ def digit_kernel(
                 tl.atomic_add(bins + left, weights, mask=left < none, sem="relaxed")
 
 
-@triton.jit(
-    do_not_specialize=["stride_limit", "shares"], do_not_specialize_on_alignment=ROW_POINTERS
-)
+@triton.jit(do_not_specialize=["shares"], do_not_specialize_on_alignment=ROW_POINTERS)
 def next_digit_kernel(
     # inputs
     bins_ptr,  # [F, 2^DIGIT_BITS] int64 or int32, over all ranks
     prefix_ptr,  # [F] int64
     reached_ptr,  # [F] int64
-    limit_ptr,  # [F] int64, or where there are shares, whole masses
-    stride_limit,
+    limit_ptr,  # [F] int64, not read where there are shares
     share_ptr,  # [F] fp64, or None where no weight is a mass
-    shares,  # whether limits are shares
+    shares,  # whether limits are shares of the sum over bins
     keep_ties_ptr,  # [F] int64, or None but for the last digit
     # outputs
     next_prefix_ptr,  # [F] int64
@@ -431,7 +428,7 @@ def next_digit_kernel(
     """Each row's search with one digit more, `with_digit`. Grid: (F,)."""
     row = tl.program_id(0)
     prefix, reached, limit = with_digit(
-        bins_ptr, prefix_ptr, reached_ptr, limit_ptr, stride_limit, share_ptr, shares, DIGIT_BITS
+        bins_ptr, prefix_ptr, reached_ptr, limit_ptr, share_ptr, shares, DIGIT_BITS
     )
     if keep_ties_ptr is not None:
         prefix = tl.where(tl.load(keep_ties_ptr + row) > 0, prefix & ~TOKEN_MASK, prefix)

@@ -9,10 +9,11 @@ import triton.language as tl
 
 from tpsample.backends.triton_.kernels.constant import Constant
 from tpsample.backends.triton_.kernels.noise import INTERPRET, fma, safe_temperature
-from tpsample.backends.triton_.kernels.order import by_thread
+from tpsample.backends.triton_.kernels.order import WARP, by_thread
 from tpsample.core import masses as twin
 from tpsample.core.masses import MassRow
 
+ABOUT_ERROR, TOP_MASS = Constant(twin.ABOUT_ERROR), Constant(float(twin.TOP_MASS))
 LN2_HIGH = Constant(twin.LN2_HIGH)
 LN2_LOW = Constant(twin.LN2_LOW)
 LOG2_E_32 = Constant(twin.LOG2_E)
@@ -169,6 +170,21 @@ def masses_alone(logits, row, kept):
     power, _, _ = powers(logits, row, kept)
     high, low = halves(power)
     return (sums_of(high).to(tl.int64) << 20) + sums_of(low).to(tl.int64)
+
+
+@triton.jit
+def add_about(address, sums, UNIT: tl.constexpr):
+    """Add fp32 sums `by_thread`, times UNIT, to an int64 in memory."""
+    of_warps = tl.sum(sums.reshape((sums.shape[0] // WARP, WARP)), axis=1)
+    whole = (of_warps * UNIT).to(tl.int64)
+    tl.atomic_add(address + tl.zeros(of_warps.shape, tl.int32), whole, sem="relaxed")
+
+
+@triton.jit
+def error_of(mass, total):
+    """How far a mass of `add_about` may be off, int64. Nothing is off before the first token."""
+    error = tl.ceil(total.to(tl.float64) * ABOUT_ERROR).to(tl.int64)
+    return tl.where(mass > 0, error, 0)
 
 
 @triton.jit
