@@ -5,7 +5,7 @@ from tests.faults.fault import faults
 FAULTS = faults(r"""
 tpsample/agreement/caller_tensors.py
     a weight that lies elsewhere is not followed
-    - alias.data = its.detach()
+    - alias.data = new.detach()
     + pass
     > test_a_bias_is_followed_too
     a weight that was followed to the half is never followed to the end

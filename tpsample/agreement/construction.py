@@ -107,7 +107,7 @@ def _settled(
     named = [None if r["shard"] is None else VocabShard(*r["shard"]) for r in records]
     try:
         check_sliced(given["vocab_size"], named, held)
-        rows = [each.rows for each in held]
+        rows = [weight.rows for weight in held]
         vocab_size, shards = resolve_shards(given["vocab_size"], named, rows)
         if given["on_failed"] >= vocab_size:
             raise RankMismatch(
@@ -154,11 +154,11 @@ def _settled(
 
 def versions() -> dict[str, str]:
     """Return the versions of what computes. If they differ, near ties might be broken otherwise."""
-    found = {"torch": str(torch.__version__)}
+    by_package = {"torch": str(torch.__version__)}
     for name in ("triton", "numba"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            by_package[name] = importlib.metadata.version(name)
+    return by_package
 
 
 def _backend(given: dict[str, Any]) -> ChosenBackend:

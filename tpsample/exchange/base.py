@@ -90,8 +90,8 @@ class Exchange:
         It is made once, because every view takes the host a microsecond.
         """
         own = [self._own_words(part)[:rows] for part in range(self.parts)]
-        found = self._views[rows] = own, self.words.flatten(0, 1)[:, :rows]
-        return found
+        views = self._views[rows] = own, self.words.flatten(0, 1)[:, :rows]
+        return views
 
     def _own_words(self, chunk: int) -> Tensor:
         """Return int64 [max_rows], this rank's words of a chunk."""

@@ -66,25 +66,25 @@ class SwapExchange(Exchange):
         self._inboxes[0].digests[0] = digest
 
     def carry(self, tensors: Sequence[Tensor]) -> None:
-        if sum(each.numel() for each in tensors) <= CARRIED:
+        if sum(tensor.numel() for tensor in tensors) <= CARRIED:
             self._next = [*tensors]
 
     def publish(self, chunk: int, rows: int) -> None:
         self._sent, self._next = self._next, []
-        more = [each.flatten() for each in self._sent]
-        self.ranks.bytes_sent += (self.ranks.world_size - 1) * sum(each.nbytes for each in more)
+        more = [tensor.flatten() for tensor in self._sent]
+        self.ranks.bytes_sent += (self.ranks.world_size - 1) * sum(tensor.nbytes for tensor in more)
         self._inboxes[0].start(rows, *more)
         self._rows = rows
 
     def carried(self) -> list[Tensor] | None:
         if not self._sent:
             return None
-        sizes = [each.numel() for each in self._sent]
+        sizes = [tensor.numel() for tensor in self._sent]
         parts = self._inboxes[0].others[:, : sum(sizes)].split(sizes, dim=1)
         rank = self.ranks.rank
         return [
-            torch.cat([its[:rank], mine.reshape(1, -1), its[rank:]]).view(-1, *mine.shape)
-            for mine, its in zip(self._sent, parts, strict=True)
+            torch.cat([others[:rank], mine.reshape(1, -1), others[rank:]]).view(-1, *mine.shape)
+            for mine, others in zip(self._sent, parts, strict=True)
         ]
 
     def agrees(self) -> bool:

@@ -230,15 +230,17 @@ def require_equal(
     """
     path: list[str] = []
     values: Sequence[Any] = records
-    while all(isinstance(each, Mapping) for each in values):
-        names = dict.fromkeys(name for each in values for name in each)
-        differ = [n for n in names if any(each.get(n) != values[0].get(n) for each in values)]
+    while all(isinstance(value, Mapping) for value in values):
+        names = dict.fromkeys(name for value in values for name in value)
+        differ = [n for n in names if any(value.get(n) != values[0].get(n) for value in values)]
         if not differ:
             return
         path.append(differ[0])
-        values = [each.get(differ[0]) for each in values]
+        values = [value.get(differ[0]) for value in values]
     told = (expected or {}).get(path[0], SAME)
-    shown = [describe(each) if isinstance(each, Mapping) else shorten(str(each)) for each in values]
+    shown = [
+        describe(value) if isinstance(value, Mapping) else shorten(str(value)) for value in values
+    ]
     raise RankMismatch(f"{': '.join(path)}: {told}, got {each_rank(shown)}")
 
 

@@ -307,11 +307,13 @@ class RollCall:
         texts = self._store.texts([f"waits/{rank}" for rank in range(self._world_size)])
         waits = {rank: json.loads(text) for rank, text in enumerate(texts) if text}
         since = time.time() - _RECENT_S
-        found = {rank: its["sampler"] for rank, its in waits.items() if its["at"] > since}
-        if any(found.get(rank, self.number) != self.number for rank in silent):
-            each = ", ".join(f"rank {rank} in sampler {found[rank]}" for rank in sorted(found))
+        samplers = {rank: wait["sampler"] for rank, wait in waits.items() if wait["at"] > since}
+        if any(samplers.get(rank, self.number) != self.number for rank in silent):
+            listed = ", ".join(
+                f"rank {rank} in sampler {samplers[rank]}" for rank in sorted(samplers)
+            )
             raise RankMismatch(
-                f"sampler: {SAME_SAMPLER}; {each} waited for the others; call reset() of both on "
+                f"sampler: {SAME_SAMPLER}; {listed} waited for the others; call reset() of both on "
                 "every rank"
             )
 

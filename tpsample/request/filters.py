@@ -120,13 +120,13 @@ class RowFilters:
 
         They are made once, so that a step takes no index from the host.
         """
-        found = []
+        by_method = []
         for method in Method:
-            index = [i for i, its in enumerate(self.kinds) if its.demand.method is method]
+            index = [i for i, kind in enumerate(self.kinds) if kind.demand.method is method]
             if index:
                 places = index_of(index, self.columns.device)
-                found.append((method, places, self.select(index, places)))
-        return found
+                by_method.append((method, places, self.select(index, places)))
+        return by_method
 
 
 @dataclass(frozen=True)
@@ -176,16 +176,16 @@ class LogprobRows:
         own = [of_row[self.row_list[i]] for i in filtered]
 
         device = self.row_index.device
-        found = replace(
+        stored_rows = replace(
             self,
             places=index_of([place[row] for row in self.row_list], device),
             unfiltered=of_row.keys().isdisjoint(self.row_list),
         )
         if filters is None or not own:
-            return found
+            return stored_rows
         of_filters = index_of(own, device)
         return replace(
-            found,
+            stored_rows,
             filters=filters.select(own, of_filters),
             filtered=index_of(filtered, device),
             of_filters=of_filters,

@@ -164,8 +164,8 @@ def _sets_of(
 
     The empty set is that of plain rows, so it comes only if these are among the kinds.
     """
-    found = [[kind for kind in group if kind in kinds][:1] for group in told_apart]
-    one_each = [kind for (kind,) in filter(None, found)]
+    present = [[kind for kind in group if kind in kinds][:1] for group in told_apart]
+    one_each = [kind for (kind,) in filter(None, present)]
     for count in range("plain" not in kinds, len(one_each) + 1):
         yield from combinations(one_each, count)
 

@@ -140,10 +140,10 @@ class BatchPlan:
     def in_fixed_rounds(self) -> BatchPlan:
         """This plan for steps that never wait. It takes no new memory on the device, because memory
         that a step inside torch.compile takes belongs to the compiler."""
-        found = object.__new__(BatchPlan)
-        vars(found).update({each.name: vars(self)[each.name] for each in fields(self)})
-        vars(found).update(fixed_rounds=True, drawn=self.drawn)
-        return found
+        plan = object.__new__(BatchPlan)
+        vars(plan).update({field.name: vars(self)[field.name] for field in fields(self)})
+        vars(plan).update(fixed_rounds=True, drawn=self.drawn)
+        return plan
 
     @cached_property
     def bounded(self) -> dict[int, Demand]:
@@ -151,16 +151,16 @@ class BatchPlan:
 
         A kept set, and logprobs of it, need no others than the row's token does.
         """
-        asked, found, rough = self.logprobs, {}, self.rough
-        modes = zip(asked.row_list, asked.processed_list, strict=True) if asked else ()
+        logprobs, demands, rough = self.logprobs, {}, self.rough
+        modes = zip(logprobs.row_list, logprobs.processed_list, strict=True) if logprobs else ()
         processed = dict(modes)
         for place, row, demand in self._filtered:
-            if asked is not None and row in processed:
-                of_all = asked.chosen.shape[1] > 0 or not processed[row]
-                demand = Demand() if of_all else demand.listing(asked.top)
+            if logprobs is not None and row in processed:
+                of_all = logprobs.chosen.shape[1] > 0 or not processed[row]
+                demand = Demand() if of_all else demand.listing(logprobs.top)
             if demand.few and place not in rough:
-                found[place] = demand
-        return found
+                demands[place] = demand
+        return demands
 
     @cached_property
     def rough(self) -> dict[int, Demand]:
@@ -174,11 +174,17 @@ class BatchPlan:
             return {}
         if self.kept_cap is not None:
             drawn = {row for row, request in enumerate(self.requests) if not request.greedy}
-            of_rows = [each for each in self._filtered if each[1] in drawn and each[2] == Demand()]
+            decided = [
+                (place, row, demand)
+                for place, row, demand in self._filtered
+                if row in drawn and demand == Demand()
+            ]
         else:
-            of_rows = [each for each in self._filtered if each[2].rough]
+            decided = [
+                (place, row, demand) for place, row, demand in self._filtered if demand.rough
+            ]
         asking = set() if self.logprobs is None else set(self.logprobs.row_list)
-        return {place: its for place, row, its in of_rows if row not in asking}
+        return {place: demand for place, row, demand in decided if row not in asking}
 
     @cached_property
     def by_cuts(self) -> bool:

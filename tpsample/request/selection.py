@@ -148,13 +148,13 @@ class Selection(HasViews, StepBatch):
     @ordinary_tensors
     def _repeated(self, times: int) -> Selection:
         """Return the rows with each standing `times` times in a row."""
-        found = Selection(self._batch, self._table, self.rows * times)
-        its, others = ((rows._index, *rows._undrawn_rows) for rows in (found, self))
-        for each, other in zip(its, others, strict=True):
-            each.copy_(other.repeat_interleave(times))
+        repeated = Selection(self._batch, self._table, self.rows * times)
+        targets, sources = ((rows._index, *rows._undrawn_rows) for rows in (repeated, self))
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source.repeat_interleave(times))
         if self._known is not None:
-            found._known = [slot for slot in self._known for _ in range(times)]
-        return found
+            repeated._known = [slot for slot in self._known for _ in range(times)]
+        return repeated
 
     def _pick_any(self, name: str, table: Tensor) -> Tensor:
         """Return what a table [n, …] holds for each row; the last slot's if a row is not drawn.
@@ -167,7 +167,7 @@ class Selection(HasViews, StepBatch):
 
     def __copy__(self) -> Selection:
         """Return a selection of the same batch, with memory and masks of its own."""
-        return copy.deepcopy(self, {id(each): each for each in (self._batch, self._table)})
+        return copy.deepcopy(self, {id(shared): shared for shared in (self._batch, self._table)})
 
     @property
     def temperature(self) -> Tensor:
@@ -273,8 +273,8 @@ class Selection(HasViews, StepBatch):
     def _by_slot(self) -> dict[str, Tensor]:
         """Return the masks of the batch, a row per slot, that no mask of these rows replaces. One
         without rows binds none."""
-        its, own = self._batch._assigned, self._assigned
-        masks = {name: mask.tensor for name, mask in its.items() if name not in own}
+        assigned, own = self._batch._assigned, self._assigned
+        masks = {name: mask.tensor for name, mask in assigned.items() if name not in own}
         return {name: mask for name, mask in masks.items() if len(mask)}
 
     def _masks(self) -> dict[str, Tensor]:
@@ -307,16 +307,16 @@ def _numbers_of(host: Any, slots: Tensor) -> list[int]:
         TypeError, ValueError: no integers, another number of them, or others on a CPU.
     """
     elsewhere = isinstance(host, Tensor) and host.device.type != "cpu"  # to read it would wait
-    its = host.tolist() if hasattr(host, "tolist") and not elsewhere else host
-    if elsewhere or not is_listing(its) or not all(map(is_integer, its)):
+    listed = host.tolist() if hasattr(host, "tolist") and not elsewhere else host
+    if elsewhere or not is_listing(listed) or not all(map(is_integer, listed)):
         raise TypeError(
             "host: expected the numbers of slots as a list, an array or a tensor on the host, got "
             f"{describe(host)}"
         )
-    found = [int(each) for each in its]
-    if len(found) != slots.shape[0] or (readable(slots.device) and found != slots.tolist()):
+    numbers = [int(number) for number in listed]
+    if len(numbers) != slots.shape[0] or (readable(slots.device) and numbers != slots.tolist()):
         raise ValueError(
-            f"host: expected the {slots.shape[0]} numbers that slots has, got {describe(found)}; "
+            f"host: expected the {slots.shape[0]} numbers that slots has, got {describe(numbers)}; "
             "leave it out where the host does not have them"
         )
-    return found
+    return numbers

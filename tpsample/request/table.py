@@ -181,11 +181,11 @@ class RequestTable(HasViews):
         send = self._scratch.send
         packed = bytearray().join([entry.packed for entry in entries])
         columns = torch.frombuffer(packed, dtype=torch.int64).view(-1, STATE).T
-        heat = [entry.params.temperature for entry in entries]
-        (temperatures,) = tensors_of(heat, device=None, dtype=torch.float32)
+        temperatures = [entry.params.temperature for entry in entries]
+        (temperature_column,) = tensors_of(temperatures, device=None, dtype=torch.float32)
         index = send("slots", tensors_of(slots, device=None)[0])
         self.numbers[:STATE].index_copy_(1, index, send("numbers", columns))
-        self.temperature.index_copy_(0, index, send("temperatures", temperatures))
+        self.temperature.index_copy_(0, index, send("temperatures", temperature_column))
         chosen = [entry.params.logprob_token_ids or () for entry in entries]
         self.chosen = widened(self.chosen, word.NO_TOKEN, max(map(len, chosen)))
         if width := self.chosen.shape[1]:
@@ -221,12 +221,12 @@ class RequestTable(HasViews):
 
     def read_by(self, named: Sequence[int]) -> list[int]:
         """Return the slot that each row reads if rows name these, S where a row is not drawn."""
-        taken, found = set(self.empty), []
+        taken, slots = set(self.empty), []
         for slot in named:
             drawn = 0 <= slot < len(self.entries) and slot not in taken
-            found.append(slot if drawn else self.slots)
+            slots.append(slot if drawn else self.slots)
             taken.add(slot)
-        return found
+        return slots
 
     def plan(self, slots: Sequence[int], entries: Sequence[Entry], **options: Any) -> BatchPlan:
         """Return the plan of a step whose rows read these slots.
@@ -252,7 +252,7 @@ class RequestTable(HasViews):
         if rows := _flagged(flags, ASKS_LOGPROBS):
             index, of_slot, columns = self._columns(rows, slots)
             asking = [self.entries[slot].params for slot in self.flagged(ASKS_LOGPROBS)]
-            width = max(len(each.logprob_token_ids or ()) for each in asking)
+            width = max(len(request.logprob_token_ids or ()) for request in asking)
             chosen = self.chosen.index_select(0, of_slot)[:, :width]
             top, modes = self.asked[1], [entries[row].processed for row in rows]
             bits = columns[ASKS:TOP, : len(rows)] != 0
@@ -267,8 +267,8 @@ class RequestTable(HasViews):
         """Return the indices of some rows, the slots that they read, and the numbers of these slots
         before the gate. The numbers are padded as those of `columns_of` are."""
         padded_rows = rows + rows[:1] * (-len(rows) % ALIGNED)
-        its = [slots[row] for row in padded_rows]
-        index, of_slot = tensors_of(rows, its, device=self.device)
+        slots_read = [slots[row] for row in padded_rows]
+        index, of_slot = tensors_of(rows, slots_read, device=self.device)
         return index, of_slot[: len(rows)], self.numbers[:GATE].index_select(1, of_slot)
 
     @property
@@ -279,8 +279,8 @@ class RequestTable(HasViews):
             asking = [self.entries[slot] for slot in self.flagged(ASKS_LOGPROBS)]
             self._found = (
                 {self.entries[slot].filters for slot in self.flagged(FILTERED)},
-                max((each.top for each in asking), default=-1),
-                any(each.processed for each in asking),
+                max((entry.top for entry in asking), default=-1),
+                any(entry.processed for entry in asking),
             )
         return self._found
 
@@ -288,11 +288,11 @@ class RequestTable(HasViews):
     def launches(self) -> tuple[object, ...]:
         """A value to compare: for equal values a step of any slots makes equal launches."""
         filters, top, processed = self.asked
-        demands = [each.demand for each in filters]
+        demands = [row_filter.demand for row_filter in filters]
         return (
             *(top, processed, self.chosen.shape[1]),
             Demand.of_any(demands),
-            Demand.of_any(each for each in demands if not each.first),
+            Demand.of_any(demand for demand in demands if not demand.first),
             *(self._moves, self.make_controls().launches),
         )
 

@@ -77,10 +77,10 @@ class TokenState:
         if self.history.shape[1] > 1:
             # Nothing looks at the tokens of a row without penalties, and only one at its prompt.
             prompts, outputs = [], []
-            for each in requests:
-                in_prompt = each.params.penalised and each.params.repetition_scope == "all"
-                prompts.append(each.prompt if in_prompt else ())
-                outputs.append(each.output if each.params.penalised else ())
+            for request in requests:
+                in_prompt = request.params.penalised and request.params.repetition_scope == "all"
+                prompts.append(request.prompt if in_prompt else ())
+                outputs.append(request.output if request.params.penalised else ())
             counts = self.history.view(-1)
             if any(prompts):
                 counts.index_fill_(0, self._places(slots, prompts, HAS_HISTORY), 1)
@@ -88,10 +88,10 @@ class TokenState:
                 made = self._places(slots, outputs, HAS_HISTORY)
                 counts.index_add_(0, made, self._two.expand(len(made)))
         start, stop = self.shard.start, self.shard.stop
-        biases = [each.params.logit_bias or {} for each in requests]
-        own = [[i for i in each if start <= i < stop] for each in biases]
+        biases = [request.params.logit_bias or {} for request in requests]
+        own = [[i for i in row_bias if start <= i < stop] for row_bias in biases]
         if any(own):
-            values = [each[i] for each, ids in zip(biases, own, strict=True) for i in ids]
+            values = [row_bias[i] for row_bias, ids in zip(biases, own, strict=True) for i in ids]
             (clamped,) = tensors_of(values, device=None, dtype=torch.float32)
             clamped.clamp_(-MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
             biased = self._places(slots, own, HAS_BIAS)
