@@ -201,8 +201,8 @@ class _WholeRows:
         return spread_of(spread_sums(self.logits, self.logits[:, 0]))
 
     def _masses(self) -> Tensor:
-        its = self.logits[:, :1], self.temperature.unsqueeze(1)
-        return masses(self.logits, *its) * (self.logits > -torch.inf)
+        top, temperature = self.logits[:, :1], self.temperature.unsqueeze(1)
+        return masses(self.logits, top, temperature) * (self.logits > -torch.inf)
 
 
 def sample(
@@ -290,13 +290,13 @@ def logprobs(logits: Tensor, batch: StepBatch | BatchView, token_ids: Tensor) ->
     ranks = torch.stack(
         [(shown >= shown.gather(1, one)).sum(dim=1) for one in safe.split(1, dim=1)], dim=1
     )
-    found = Logprobs(
+    reported = Logprobs(
         token_ids=ids,
         values=values.gather(1, safe).where(ids >= 0, torch.nan),
         ranks=ranks.where(ids >= 0, 0),
         entropies=entropies.where((drawn >= 0).all(dim=1), torch.nan),
     )
-    return Logprobs.none(batch.rows, ids.shape[1], ids.device).put(asked.row_index, found)
+    return Logprobs.none(batch.rows, ids.shape[1], ids.device).put(asked.row_index, reported)
 
 
 def _row_noise(

@@ -13,7 +13,7 @@ tpsample/speculative/drawn_drafts.py
     + mean += (q * log).sum(dim=2) * 1.2
     > test_drafts_that_are_no_draws_of_their_law_are_told_of_once[right]
     drafts of greedy rows are looked at
-    - random = its.rows.noise.random.view(laws.drafts.shape) & (laws.drafts >= 0)
+    - random = verification.rows.noise.random.view(laws.drafts.shape) & (laws.drafts >= 0)
     + random = laws.drafts >= 0
     > test_drafts_that_are_no_draws_of_their_law_are_told_of_once[greedy]
 tpsample/speculative/acceptance.py
@@ -26,8 +26,8 @@ tpsample/speculative/acceptance.py
     + pass
     > test_calls_that_differ_raise_the_same_naming_what_does
     what travels with the words is of one rank
-    - if carried is None else carried[0])
-    + if carried is None else carried[0][:1])
+    - if carried is None else carried[0]
+    + if carried is None else carried[0][:1]
     > test_every_rank_count_emits_the_oracles_tokens
     a draft that a ratio refused has a kept set
     - kept_sets_of(cut, batch, ranks, emitted)

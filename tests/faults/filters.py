@@ -591,8 +591,8 @@ tpsample/request/row_filter.py
     > filters/test_filters.py::test_tokens_are_the_oracles[0-1]
 tpsample/filters/thresholds.py
     all first words take a share of all tokens
-    - total=each.where(of_others, -1)
-    + total=each
+    - total=total.where(of_others, -1)
+    + total=total
     > test_rows_of_both_orders_weigh_what_is_theirs
 tpsample/filters/sample.py
     a row that bounds leave open keeps the token of the lower one

@@ -213,8 +213,8 @@ tpsample/core/machine.py
     +  if None else None
     > core/test_machine.py::test_a_cpu_without_it
     Numba that is not whole is taken
-    - found = {name: importlib.import_module(f"numba.{name}") for name in _NEEDED}
-    + found = {name: importlib.import_module(f"numba.{name}") for name in _NEEDED[:1]}
+    - modules = {name: importlib.import_module(f"numba.{name}") for name in _NEEDED}
+    + modules = {name: importlib.import_module(f"numba.{name}") for name in _NEEDED[:1]}
 tpsample/backends/numba_/kernels/kernel_cache.py
     the cache of kernels does not see that the noise has changed
     - "core/*.py", "noise.py")

@@ -110,5 +110,5 @@ def register() -> None:
 
     on_cpu = current_platform.is_cpu()
     module, name = ("cpu_worker", "CPUWorker") if on_cpu else ("gpu_worker", "Worker")
-    its = import_module(f"vllm.v1.worker.{module}")
-    setattr(its, name, with_tpsample(getattr(its, name)))
+    worker_module = import_module(f"vllm.v1.worker.{module}")
+    setattr(worker_module, name, with_tpsample(getattr(worker_module, name)))

@@ -175,7 +175,7 @@ class EngineSteps(Sealed):
         as_logits = self.logprobs_mode.endswith("logits")
         mode: LogprobsMode = "raw_logits" if as_logits else "raw_logprobs"
         params = SamplingParams(temperature=0.0, logprobs=top, logprobs_mode=mode)
-        found = Logprobs.none(len(kept), 1 + top, kept.device)
+        prompt_logprobs = Logprobs.none(len(kept), 1 + top, kept.device)
         for start in range(0, len(kept), self.head.kept.sampler.max_rows):
             part = slice(start, start + self.head.kept.sampler.max_rows)
             rows = kept[part]
@@ -185,8 +185,8 @@ class EngineSteps(Sealed):
             batch.forced_token_ids = token_ids[part].to(torch.int64)
             logprobs = self.head.sample(rows, batch, torch.zeros_like(batch.seed)).logprobs
             assert logprobs is not None
-            found.put(part, logprobs)
-        return self._told(found.token_ids, found.values, found.ranks)
+            prompt_logprobs.put(part, logprobs)
+        return self._told(prompt_logprobs.token_ids, prompt_logprobs.values, prompt_logprobs.ranks)
 
     def _told(self, token_ids: Tensor, values: Tensor, ranks: Tensor) -> Any:
         values = values.nan_to_num(nan=-torch.inf, neginf=-torch.inf).float()

@@ -110,10 +110,10 @@ class V1Verifier(nn.Module):
         starts = (counts + 1).cumsum(0) - (counts + 1)
         positions = sampler.runner.seq_lens[: len(counts)] - counts
         unfinished = sampler.unfinished(len(counts))
-        found = steps.verify(flat, starts, drafts, sampler.rows(), positions, unfinished)
+        verified = steps.verify(flat, starts, drafts, sampler.rows(), positions, unfinished)
         return sampler.output(
-            sampled_token_ids=found.token_ids.to(torch.int32),
-            logprobs_tensors=found.tables,
+            sampled_token_ids=verified.token_ids.to(torch.int32),
+            logprobs_tensors=verified.tables,
         )
 
 

@@ -138,8 +138,8 @@ class V2Sampler:
     def unfinished(self, input_batch: Any) -> Tensor:
         """Return bool [B], the rows that are in the middle of their prompt."""
         lengths = self.req_states.prefill_len.gpu[input_batch.idx_mapping]
-        found: Tensor = input_batch.seq_lens[: input_batch.num_reqs] < lengths
-        return found
+        in_prompt: Tensor = input_batch.seq_lens[: input_batch.num_reqs] < lengths
+        return in_prompt
 
     def output(
         self,
@@ -171,7 +171,7 @@ class V2Sampler:
         Requests that left are freed here too: another joins in most steps that one leaves.
         """
         self.batch.free([slot for slot in self._requests if slot not in names])
-        there = {slot: each for slot, each in self._requests.items() if slot in names}
+        there = {slot: request for slot, request in self._requests.items() if slot in names}
         joined = {
             slot: self.steps.request(names[slot], own, partial(self._tokens, slot))
             for slot, own in self._joining.items()
@@ -184,7 +184,9 @@ class V2Sampler:
         self._requests = there | joined
         requests = [self._requests.get(slot) for slot in range(self.batch.rows)]
         self._slots = StepRows.of(self.batch, (), requests)
-        self.taken.copy_(torch.tensor([each is not None for each in requests]), non_blocking=True)
+        self.taken.copy_(
+            torch.tensor([request is not None for request in requests]), non_blocking=True
+        )
 
     def _tokens(self, slot: int) -> tuple[list[int], list[int]]:
         """Return prompt and output of a slot, which the runner keeps on the device."""
@@ -203,8 +205,8 @@ class SamplingMasks(Sealed):
     def to_cpu_nonblocking(self) -> SamplingMasks:
         """Return them on the host, once the stream is done."""
         names = [field.name for field in fields(self._kept)]
-        its = {name: getattr(self._kept, name).to("cpu", non_blocking=True) for name in names}
-        return SamplingMasks(KeptSets(**its), self._kind)
+        on_host = {name: getattr(self._kept, name).to("cpu", non_blocking=True) for name in names}
+        return SamplingMasks(KeptSets(**on_host), self._kind)
 
     def tolists(self, num_sampled_tokens: Any) -> Any:
         """Return the ids of each token, ascending, one token after the other.

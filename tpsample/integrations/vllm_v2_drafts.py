@@ -89,13 +89,13 @@ class V2Verifier:
         rule: dict[str, Any] = {"method": self._method}
         if self._method != "coupled" and self._draws is not None and width > 1:
             rule["draft_logits"] = self._draws.laws[input_batch.idx_mapping, : width - 1]
-        found = sampler.steps.verify(flat, starts, drafts, rows, at, unfinished, **rule)
-        tables = found.tables
+        verified = sampler.steps.verify(flat, starts, drafts, rows, at, unfinished, **rule)
+        tables = verified.tables
         if tables is not None:
             firsts = [width * row for row in range(count + 1)]
             tables = tables._replace(cu_num_generated_tokens=firsts)
-        num_sampled = (found.num_accepted + 1).to(torch.int32)
-        return sampler.output(input_batch, found.token_ids, num_sampled, tables, found.kept)
+        num_sampled = (verified.num_accepted + 1).to(torch.int32)
+        return sampler.output(input_batch, verified.token_ids, num_sampled, tables, verified.kept)
 
 
 class V2Drafter:
@@ -168,10 +168,10 @@ def _is_sharded_alike(model: Any, lm_head: Any) -> bool:
 
     A drafter of fewer ids, as of EAGLE-3, puts its logits in their places once they are gathered.
     """
-    its: Any = getattr(model, "lm_head", None)
+    draft_head: Any = getattr(model, "lm_head", None)
     return (
         hasattr(model, "logits_processor")
         and getattr(model, "draft_id_to_target_id", None) is None
-        and getattr(its, "org_vocab_size", None) == lm_head.org_vocab_size
-        and its.num_embeddings_per_partition == lm_head.num_embeddings_per_partition
+        and getattr(draft_head, "org_vocab_size", None) == lm_head.org_vocab_size
+        and draft_head.num_embeddings_per_partition == lm_head.num_embeddings_per_partition
     )

@@ -103,14 +103,14 @@ def verify(
     else:
         stop = accept_tokenwise(p, q, u)
 
-    each = torch.arange(num_rows, device=stop.device)
+    row_index = torch.arange(num_rows, device=stop.device)
     streams = tuple(
         r.unsqueeze(1) for r in row_stream(seed, positions + stop, stop, domain=DOMAIN_RECOVERY)
     )
     noise = tile_noise(streams, 0, vocab_size)
-    scores = residual.recovery_scores(left[each, stop], target[each, stop], noise)
+    scores = residual.recovery_scores(left[row_index, stop], target[row_index, stop], noise)
     token, _ = word.decode(order_words(scores).amax(dim=1))
-    token = token.where(good[each, stop], word.NO_TOKEN).unsqueeze(1)
+    token = token.where(good[row_index, stop], word.NO_TOKEN).unsqueeze(1)
     emitted = drafts.scatter(1, stop.unsqueeze(1), token)
     verified = VerifyOutput.of(stop, emitted, status, seed)
     if undrawn is not None:

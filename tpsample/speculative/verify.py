@@ -151,28 +151,32 @@ def _verify(
 ) -> VerifyOutput:
     """Settle a verification with the other ranks, and make it."""
     if torch.compiler.is_compiling():
-        its = sampler, inputs, draft_token_ids, batch, positions, method
-        return outside(_verify, *its, draft_logits=draft_logits, lengths=lengths)
+        arguments = sampler, inputs, draft_token_ids, batch, positions, method
+        return outside(_verify, *arguments, draft_logits=draft_logits, lengths=lengths)
 
     def check() -> Call:
         nonlocal draft_logits
         check_request(sampler, method, batch)
-        device, law, its = sampler.weight.device, "certain", draft_token_ids
+        device, law, token_ids = sampler.weight.device, "certain", draft_token_ids
         drawn: Sequence[Draft] = ()
-        if isinstance(its, Sequence) and its and all(isinstance(each, Draft) for each in its):
+        if (
+            isinstance(token_ids, Sequence)
+            and token_ids
+            and all(isinstance(draft, Draft) for draft in token_ids)
+        ):
             if draft_logits is not None:
                 raise ValueError(
                     "draft_logits: the drafts of sample_draft bring their own; leave it out"
                 )
-            drawn = its
-            its, draft_logits = Draft.together(drawn, method)
-        check_tensor("draft_token_ids", its, (torch.int64,), "BK", device)
-        assert isinstance(its, Tensor)
-        num_rows, num_drafts = its.shape
+            drawn = token_ids
+            token_ids, draft_logits = Draft.together(drawn, method)
+        check_tensor("draft_token_ids", token_ids, (torch.int64,), "BK", device)
+        assert isinstance(token_ids, Tensor)
+        num_rows, num_drafts = token_ids.shape
         if lengths is not None:
             check_tensor("lengths", lengths, INDICES, (num_rows,), device)
             place = torch.arange(num_drafts, device=device)
-            its = its.where(place < lengths.unsqueeze(1), word.NO_TOKEN)
+            token_ids = token_ids.where(place < lengths.unsqueeze(1), word.NO_TOKEN)
         sampler.checks.inputs(inputs, (num_rows, num_drafts + 1))
         if draft_logits is not None:
             if method == "coupled":
@@ -194,7 +198,7 @@ def _verify(
             at,
             masked_rows=num_rows * (num_drafts + 1),
             num_samples=num_drafts,
-            token_ids=its,
+            token_ids=token_ids,
             # Those after the first id outside the vocabulary may be anything.
             hidden_states=None if inputs.are_logits else inputs.given[:, 0],
         )
