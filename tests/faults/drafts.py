@@ -86,8 +86,8 @@ tpsample/backends/triton_/kernels/laws.py
     + mark, key = mark_of(cut + 1),
     > test_every_stage_finds_the_integers_of_the_definition[triton-rejection-None]
     a kernel of laws keeps no NaN
-    - upto(between(its, LOWEST, HIGHEST), ids, mark)
-    + upto(its, ids, mark)
+    - upto(between(logits, LOWEST, HIGHEST), ids, mark)
+    + upto(logits, ids, mark)
     > test_every_stage_finds_the_integers_of_the_definition[triton-rejection-None]
     a program leaves out all blocks but its first
     - last = tl.minimum(first + blocks_each,

@@ -263,8 +263,8 @@ tpsample/backends/triton_/kernels/cuts.py
     + last = mark_of(tl.maximum(tl.load(prefix_ptr + row) << (shift + 9), LOWEST_DRAWABLE))
     > test_a_search_by_digits_finds_what_the_definition_does
     kernel: a search reaches only what its last digit did
-    - - 1 - found), reached + before, limit
-    + - 1 - found), before, limit
+    - - 1 - index), reached + before, limit
+    + - 1 - index), before, limit
     > test_a_search_by_digits_finds_what_the_definition_does
     kernel: the words of a summed digit are weighed twice
     - left = tl.where(own, none, left)
@@ -534,8 +534,8 @@ tpsample/backends/triton_/kernels/cuts.py
     + of_greedy = tl.where(keeps_greedy != 1, LOWEST_DRAWABLE, of_greedy)
     > test_the_cut_in_a_bin[5-777-True]
     a kernel's search forgets the bins before its own
-    - reached = tl.sum(tl.where(offs < found, bins, 0), axis=0)
-    + reached = tl.sum(tl.where(offs < found, 0, 0), axis=0).to(tl.int64)
+    - reached = tl.sum(tl.where(offs < index, bins, 0), axis=0)
+    + reached = tl.sum(tl.where(offs < index, 0, 0), axis=0).to(tl.int64)
     > test_the_cut_in_a_bin[5-777-True]
     a kernel writes kept sets behind the row before
     - place = tl.load(offset_ptr + row) + offs

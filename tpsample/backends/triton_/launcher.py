@@ -75,8 +75,8 @@ class KnownLaunches:
             arguments: those of the kernel, and `OPTIONS`.
         """
         pointers, numbers = self._pointers(arguments), self._numbers(arguments)
-        addresses = [0 if each is None else each.data_ptr() for each in pointers]
-        dtypes = [None if each is None else each.dtype for each in pointers]
+        addresses = [0 if pointer is None else pointer.data_ptr() for pointer in pointers]
+        dtypes = [None if pointer is None else pointer.dtype for pointer in pointers]
         rests = [addresses[place] % ALIGNED for place in self._aligned]
         device = driver.active.get_current_device()
         options = map(arguments.get, OPTIONS)

@@ -160,7 +160,7 @@ def before_kernel(
         return
     marks = num_samples * COUNT
     best = best_scores_ptr + row * (1 + 2 * marks)
-    its = mass_row(value_of(tl.load(best)), tl.load(temperature_ptr + row))
+    mass_numbers = mass_row(value_of(tl.load(best)), tl.load(temperature_ptr + row))
     least = mark_of(tl.load(least_of_total_ptr + row))
     # ties="keep": only greater logits come before.
     tie_bits = tl.where(tl.load(keep_ties_ptr + row) > 0, TOKEN_MASK, 0)
@@ -175,7 +175,7 @@ def before_kernel(
             logits, ids, _, _ = load_nth_block(
                 logits_ptr, stride_logits, vocab_start, lead, width, block, BLOCK, float("nan")
             )
-            high, low = halves_of_masses(logits, its)
+            high, low = halves_of_masses(logits, mass_numbers)
             if sample == 0:
                 total += masses_of_threads(high, low, upto(logits, ids, least))
             # Winners are likely tokens: many blocks have none before them.
@@ -225,7 +225,7 @@ def first_kept_kernel(
         orders = tl.load(best + 1 + marks + place)
         kept = (orders >= least) & (orders >= records(orders))
         kept = kept & (tl.load(sums + place) < limit) & (tl.load(sums + marks + place) < most)
-        found = tl.max(tl.where(kept, tl.load(best + 1 + place), 0), axis=0)
-        decided = decided & ((found > 0) | ~is_number(first))
-        tl.store(words_ptr + row * num_samples + sample, tl.where(is_nan, nan_word(), found))
+        word = tl.max(tl.where(kept, tl.load(best + 1 + place), 0), axis=0)
+        decided = decided & ((word > 0) | ~is_number(first))
+        tl.store(words_ptr + row * num_samples + sample, tl.where(is_nan, nan_word(), word))
     tl.store(decided_ptr + row, decided)
