@@ -1,6 +1,6 @@
 """The stages of a sampler, and a step in two halves.
 
-hidden states, or logits of the caller → settled with the other ranks → words → exchange → tokens
+hidden states, or logits of the caller → checked on all ranks → words → exchange → tokens
 
 A step's halves are apart for several ranks in one process, as in tests, which all start before one
 of them can finish.
@@ -78,7 +78,7 @@ class Pipeline:
         Every start is followed by its `finish`. Both stand inside the sampler's agreement.
         """
         arguments = inputs, batch, positions, num_samples, out
-        call = self.agreement.settle(self.checks.step, *arguments, words_follow=True)
+        call = self.agreement.check_on_all_ranks(self.checks.step, *arguments, words_follow=True)
         assert call.batch is not None and call.positions is not None
         if self.agreement.unseen and self.agreement.must_compare_states(call):
             states = call.drawn_states()
@@ -102,7 +102,7 @@ class Pipeline:
         num_samples: int = 1,
         carried: Callable[[ShardLogits, Step, Tensor], list[Tensor]] = candidates_of,
     ) -> Step:
-        """Compute this rank's words of a call that is settled, and hand them to the exchange.
+        """Compute this rank's words of a call that was checked, and hand them to the exchange.
 
         Args:
             carried: makes what the rank sends with its words of the rows that it stored.

@@ -233,7 +233,7 @@ tpsample/ranks/ranks.py
     > test_ranks_are_told_the_same_and_go_on
 tpsample/agreement/step.py
     an argument that no call has is refused by its own rank alone
-    - self.settle(refuse_unknown, call, unknown)
+    - self.check_on_all_ranks(refuse_unknown, call, unknown)
     + refuse_unknown(call, unknown)
     > test_a_step_wrong_on_one_rank_is_told_to_all_in_the_same_words
     ranks do not compare how often they refreshed

@@ -364,7 +364,7 @@ tpsample/record/format.py
     > test_a_file_that_cannot_be_read_is_not_called_a_wrong_one
 tpsample/one_call.py
     requests that are wrong on one rank leave the others waiting
-    - agreement.settle(_refuse, wrong)
+    - agreement.check_on_all_ranks(_refuse, wrong)
     + pass
     > test_ranks_are_told_the_same_and_go_on
     draws of no kind on one rank leave the others waiting

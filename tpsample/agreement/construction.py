@@ -1,4 +1,4 @@
-"""Compares what the ranks of a sampler were given when it is built, and settles what follows."""
+"""Compares what the ranks of a sampler were given when it is built, and returns their settings."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ def agree(
     except Exception as wrong:  # of whatever kind: the other ranks must hear of it
         error = error or wrong
     with ranks.during("building a sampler"):
-        yield _settled(group, ranks, given, backend, record, error)
+        yield _agreed_settings(group, ranks, given, backend, record, error)
 
 
-def _settled(
+def _agreed_settings(
     group: object,
     ranks: Ranks,
     given: dict[str, Any],
@@ -83,7 +83,7 @@ def _settled(
     record: dict[str, Any],
     error: Exception | None,
 ) -> Settings:
-    """Compile this rank's kernels, gather every rank's record or error, and settle what follows."""
+    """Compile this rank's kernels, gather every rank's record or error, and return the settings."""
 
     def compile_kernels() -> None:
         nonlocal error
@@ -133,7 +133,7 @@ def _settled(
             f"{said} says that it has peers; pass vocab_size= where that is meant",
             stacklevel=7,
         )
-    settled = {
+    agreed = {
         "vocab_size": vocab_size,
         "shard": shards[ranks.rank],
         "backend": backend,
@@ -148,7 +148,7 @@ def _settled(
         hosts=[record["reach"]["host"] for record in records],
         overlap=kernels_overlap(weight.device),
         seeds=SeedSource(records[0]["seed_root"]),
-        **given | settled,
+        **given | agreed,
     )
 
 

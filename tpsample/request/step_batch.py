@@ -25,7 +25,7 @@ from tpsample.request.table import RequestTable
 
 
 class StepBatch(Sealed, ABC):
-    """The rows of a call, as the call's checks, its settlement and its step ask for them.
+    """The rows of a call, as the checks of the call and its step ask for them.
 
     Attributes:
         vocab_size: V.

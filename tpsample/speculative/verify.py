@@ -204,18 +204,18 @@ def _verify(
         )
 
     with sampler.checks.thread_of(batch), sampler.agreement:
-        call = sampler.agreement.settle(check, words_follow=True)
-        settled, at, drafts = call.batch, call.positions, call.token_ids
-        assert isinstance(settled, StepBatch) and at is not None and drafts is not None
+        call = sampler.agreement.check_on_all_ranks(check, words_follow=True)
+        agreed, at, drafts = call.batch, call.positions, call.token_ids
+        assert isinstance(agreed, StepBatch) and at is not None and drafts is not None
 
-        undrawn, room = settled._undrawn_rows, room_of(sampler.backend)
+        undrawn, room = agreed._undrawn_rows, room_of(sampler.backend)
         without = None if undrawn is None else undrawn.rows
         drafts, at_rows = room.drafted_rows(drafts, without, at, sampler.vocab_size)
-        settled._note_step(sampler.pipeline, inputs.given, at, call.now, 1)
-        expanded = settled._with_drafts(drafts[:, :-1])
+        agreed._note_step(sampler.pipeline, inputs.given, at, call.now, 1)
+        expanded = agreed._with_drafts(drafts[:, :-1])
         if call.rows == 0:
             none = torch.zeros_like(at)
-            return VerifyOutput.of(none, drafts, drafts.int(), settled.seed.clone())
+            return VerifyOutput.of(none, drafts, drafts.int(), agreed.seed.clone())
         with range_of("verification"):
             if method == "coupled":
                 verified = _verify_coupled(sampler, inputs, drafts, expanded, at_rows)
