@@ -56,7 +56,7 @@ class Pipeline:
         self.settings, self.ranks = settings, settings.ranks
         self.exchange = make_exchange(settings)
         self.local = room_of(settings.backend).launch(settings)
-        self.caller = CallerTensors(given, settings, self.local.follow)
+        self.caller = CallerTensors(given, settings, self.local.rebind_weight)
         self.checks = StepChecks(settings, self.caller, self.local)
         self.agreement = StepAgreement(self.ranks, self.exchange, settings.seeds)
         self._rebuilt = Rebuilt()

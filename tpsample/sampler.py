@@ -467,7 +467,7 @@ class LMHeadSampler(Sealed):
         """
         with self.agreement.thread:
             self.pipeline.caller.replace(lm_head_weight=lm_head_weight, bias=bias)
-            self.pipeline.caller.follow()
+            self.pipeline.caller.rebind_aliases()
             self.local.refresh()
             self.ranks.counters.refreshes += 1
             self.agreement.refreshed()

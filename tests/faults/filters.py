@@ -254,9 +254,9 @@ tpsample/backends/triton_/kernels/sums.py
 tpsample/backends/triton_/kernels/cuts.py
     in fixed rounds decided rows are searched too
     -         return
-    -     if follows != 0:
+    -     if has_digit != 0:
     +         pass
-    +     if follows != 0:
+    +     if has_digit != 0:
     > test_rows_that_are_done_are_left_out
     kernel: a digit is counted that follows the prefix before
     - last = mark_of(tl.maximum(prefix << (shift + DIGIT_BITS), LOWEST_DRAWABLE))

@@ -135,7 +135,7 @@ tpsample/agreement/held_rows.py
     + if weight.digest is None or shard is not None:
     > test_ranks_are_told_the_same_and_go_on
     rows that may be read in two ways are cut evenly
-    - vocab_size or follow == even:
+    - vocab_size or in_order == even:
     + vocab_size or fits_even:
     padding behind the rows of a rank is part of the vocabulary
     - if weight.rows and (weight.digest is None or weight.padded):

@@ -81,7 +81,7 @@ class CallerTensors:
             return {"lm_head_weight": self._module, "bias": None}
         return {"bias": None} | {name: given for name, (given, _) in self._given.items()}
 
-    def follow(self) -> None:
+    def rebind_aliases(self) -> None:
         """Let the aliases share the memory of the caller's tensors, wherever that is now.
 
         Raises:

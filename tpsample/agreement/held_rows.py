@@ -162,9 +162,9 @@ def _read_rows(vocab_size: int, weight_rows: list[int]) -> list[VocabShard]:
     """
     world_size = len(weight_rows)
     even = [VocabShard.even(vocab_size, rank, world_size) for rank in range(world_size)]
-    follow = _in_rank_order(vocab_size, weight_rows)
+    in_order = _in_rank_order(vocab_size, weight_rows)
     fits_even = all(rows >= len(shard) for rows, shard in zip(weight_rows, even, strict=True))
-    if sum(weight_rows) < vocab_size or follow == even:
+    if sum(weight_rows) < vocab_size or in_order == even:
         return even
     if fits_even:
         way_out = "shard=VocabShard.even(vocab_size, rank, world_size)"
@@ -178,9 +178,9 @@ def _read_rows(vocab_size: int, weight_rows: list[int]) -> list[VocabShard]:
         raise RankMismatch(
             f"lm_head_weight: the ranks' {', '.join(map(str, weight_rows))} rows are {vocab_size} "
             f"ids in two ways, {_ids(even)} with padding behind the rows of each rank, or "
-            f"{_ids(follow)} with padding at the end; pass {way_out}"
+            f"{_ids(in_order)} with padding at the end; pass {way_out}"
         )
-    return follow
+    return in_order
 
 
 def _in_rank_order(vocab_size: int, weight_rows: list[int]) -> list[VocabShard]:

@@ -332,7 +332,7 @@ def register(backend: str = "tpsample") -> None:
             if self._sampler is None:
                 cap = self.sampling_mask_max_tokens
                 self._sampler = _HOOKS.build(self.tp_sync_group, self._rows, cap)
-            _HOOKS.head.follow_weight()
+            _HOOKS.head.rebind_weight()
             asking = sampling_info.sampling_mask_batch_indices
             seeds = sampling_info.sampling_seed
             batch = _HOOKS.rows(with_sets=asking is not None, seeds=seeds).batch

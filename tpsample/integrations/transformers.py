@@ -116,7 +116,7 @@ def generate(
             logits_processor, do_sample=generation_config.do_sample, prompts=prompts, seeds=seeds
         )
     head = TransformersHead(model)
-    own = head.sampler(max_rows=rows) if sampler is None else head.follow(sampler)
+    own = head.sampler(max_rows=rows) if sampler is None else head.rebind_sampler(sampler)
     config = copy.copy(generation_config)
     config.do_sample, config.disable_compile = False, True  # the argmax of `_Drawn` is a draw
     try:

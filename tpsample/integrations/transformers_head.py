@@ -60,7 +60,7 @@ class TransformersHead(Sealed):
             options["group"] = "alone" if world_size == 1 else None
         return LMHeadSampler(weight, vocab_size=vocab_size, bias=bias, **self.options, **options)
 
-    def follow(self, sampler: LMHeadSampler) -> LMHeadSampler:
+    def rebind_sampler(self, sampler: LMHeadSampler) -> LMHeadSampler:
         """Let a sampler for several calls read this head, whose weight may be another by now.
 
         Raises:

@@ -82,7 +82,7 @@ class VllmHead(Sealed):
         """Sample a token per row of what was kept. Collective."""
         if not self.fused:
             return self.kept.sampler.sample_logits(kept.contiguous(), batch, positions)
-        self.kept.follow_weight()
+        self.kept.rebind_weight()
         return self.kept.sampler(kept.contiguous(), batch, positions)
 
     def verify(
@@ -95,7 +95,7 @@ class VllmHead(Sealed):
         """
         if not self.fused:
             return verify_logits(self.kept.sampler, kept, drafts, batch, positions, **rule)
-        self.kept.follow_weight()
+        self.kept.rebind_weight()
         return verify(self.kept.sampler, kept, drafts, batch, positions, **rule)
 
     def is_of(self, model: Any) -> bool:

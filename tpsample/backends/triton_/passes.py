@@ -391,7 +391,7 @@ class TritonShardLogits(ShardLogits):
             row_done_ptr=self.done,
             before_ptr=bins if before is None else before,
             **_search_arguments(search, share, mass=mass),
-            follows=int(before is not None),
+            has_digit=int(before is not None),
             bins_ptr=bins,
             next_prefix_ptr=prefix,
             next_reached_ptr=reached,

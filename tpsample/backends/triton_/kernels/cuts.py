@@ -320,7 +320,7 @@ def with_digit(
 
 
 @triton.jit(
-    do_not_specialize=["stride_limit", "shares", "follows", "shift", "blocks_each"],
+    do_not_specialize=["stride_limit", "shares", "has_digit", "shift", "blocks_each"],
     do_not_specialize_on_alignment=ROW_POINTERS,
 )
 def digit_kernel(
@@ -338,7 +338,7 @@ def digit_kernel(
     stride_limit,
     share_ptr,
     shares,  # whether limits are shares
-    follows,  # whether there is a digit before; else the prefix is that of the search
+    has_digit,  # whether there is a digit before; else the prefix is that of the search
     # outputs, zero before
     bins_ptr,  # [F, 2^DIGIT_BITS], int64 of masses or int32 of numbers
     next_prefix_ptr,
@@ -361,7 +361,7 @@ def digit_kernel(
     row = tl.program_id(0)
     if is_done(row_done_ptr, row):
         return
-    if follows != 0:
+    if has_digit != 0:
         prefix, reached, limit = with_digit(
             before_ptr, prefix_ptr, reached_ptr, limit_ptr, stride_limit, share_ptr, shares,
             DIGIT_BITS,
