@@ -100,12 +100,12 @@ class Pipeline:
         positions: Tensor,
         out: SampleOutput,
         num_samples: int = 1,
-        carried: Callable[[ShardLogits, Step, Tensor], list[Tensor]] = candidates_of,
+        payloads_of: Callable[[ShardLogits, Step, Tensor], list[Tensor]] = candidates_of,
     ) -> Step:
         """Compute this rank's words of a call that was checked, and hand them to the exchange.
 
         Args:
-            carried: makes what the rank sends with its words of the rows that it stored.
+            payloads_of: makes what the rank sends with its words of the rows that it stored.
         """
         hidden_states, local_logits = inputs.rows()
         step = self.local.prepare(hidden_states, batch, positions, num_samples, out, local_logits)
@@ -117,8 +117,8 @@ class Pipeline:
             with range_of("head"):
                 for part, words in enumerate(exchange.begin(num_words)):
                     self.local.best_words(step, words, part, exchange.parts, exchange.push)
-                    if exchange.carries and batch._stores_logits:
-                        exchange.carry(carried(self.stored(step), step, words))
+                    if exchange.takes_payload and batch._stores_logits:
+                        exchange.attach_payload(payloads_of(self.stored(step), step, words))
                     exchange.publish(part, num_words)
         return step
 
@@ -160,9 +160,9 @@ class Pipeline:
         out.logprobs, out.kept = None, None
         if out.token_ids.numel():
             if plan.stored_index is not None:
-                carried = self.exchange.carried()
+                payloads = self.exchange.payloads()
                 with range_of("filters"):
-                    cut = finish_logits(self.stored(step), step, self.ranks, carried)
+                    cut = finish_logits(self.stored(step), step, self.ranks, payloads)
             if step.batch.undrawn is not None:
                 out.fill_skipped(*step.batch.undrawn)
             self.desync.last = step.noise.positions, out.seeds, out.token_ids

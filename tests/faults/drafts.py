@@ -26,8 +26,8 @@ tpsample/speculative/acceptance.py
     + pass
     > test_calls_that_differ_raise_the_same_naming_what_does
     what travels with the words is of one rank
-    - if carried is None else carried[0]
-    + if carried is None else carried[0][:1]
+    - if payloads is None else payloads[0]
+    + if payloads is None else payloads[0][:1]
     > test_every_rank_count_emits_the_oracles_tokens
     a draft that a ratio refused has a kept set
     - kept_sets_of(cut, batch, ranks, emitted)

@@ -189,7 +189,7 @@ class StepAgreement:
             self._open = call, error, roll.step
             # `PeerLost.step` counts steps and verifications.
             roll.step += call is None or call.name.startswith(("step", "verify"))
-            swap.bring(digest)
+            swap.set_digest(digest)
             unseeded = call and isinstance(call.batch, StepBatch) and call.batch._table.unseeded
             if call is None or not call.rows or unseeded or not words_follow:
                 swap.publish(0, 0)

@@ -52,7 +52,7 @@ class Counters:
             self.failed_rows = before
 
 
-CARRIED = 2**12
+MAX_PAYLOAD = 2**12
 """Integers that a message may carry beside words: 32 KB, which are top_k = 64 in 64 rows, or the
 candidates of top_p in 240 rows."""
 
@@ -79,7 +79,7 @@ class Shared:
 
     def make_room(self, max_rows: int) -> None:
         """Let there be room for the messages of a sampler with so many rows."""
-        self.longest = max(self.longest, 1 + max_rows + CARRIED)
+        self.longest = max(self.longest, 1 + max_rows + MAX_PAYLOAD)
 
 
 _FEW_BYTES = 1 << 14

@@ -96,14 +96,14 @@ def verify_by_ratio(
         )
 
     step = sampler.pipeline.begin(
-        inputs, batch, at, out, carried=lambda rows, *_: [verification_of(rows).tops()]
+        inputs, batch, at, out, payloads_of=lambda rows, *_: [verification_of(rows).tops()]
     )
     sampler.agreement.compare()
     sampler.exchange.finish(out, batch.seed)
     stored, ranks = shard_logits(step, sampler.shard, sampler.backend), sampler.ranks
-    verification, carried = verification_of(stored), sampler.exchange.carried()
+    verification, payloads = verification_of(stored), sampler.exchange.payloads()
     laws = verification.laws(
-        ranks.gather_integers(verification.tops()) if carried is None else carried[0]
+        ranks.gather_integers(verification.tops()) if payloads is None else payloads[0]
     )
     cut: Cut | None = None
     if batch.plan.filters is not None:
