@@ -141,8 +141,8 @@ def generate(
             if record is not None and job.rank == 0:
                 drawn = record_of(lm, rows)
                 drawn.save(record)
-                told = f"{record}, {len(drawn.params)} tokens: tpsample verify {record}"
-                lines.append(("record", told))
+                note = f"{record}, {len(drawn.params)} tokens: tpsample verify {record}"
+                lines.append(("record", note))
             shown.table(lines)
             shown.verdict(line, ok)
             sampler.close()

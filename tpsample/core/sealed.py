@@ -36,8 +36,8 @@ class Sealed:
         def sealing(self: Any, *args: Any, **named: Any) -> None:
             for name in () if takes_any else named:
                 if name not in init_names:
-                    told = _near(name, known) or way_out(name, known)
-                    raise TypeError(f"{name}: not an argument of {cls.__name__}; {told}")
+                    advice = _near(name, known) or way_out(name, known)
+                    raise TypeError(f"{name}: not an argument of {cls.__name__}; {advice}")
             init(self, *args, **named)
             if type(self).__init__ is sealing:  # no constructor of a subclass goes on
                 vars(self)["_sealed"] = True

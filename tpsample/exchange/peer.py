@@ -120,7 +120,7 @@ class PeerExchange(Exchange):
         return own + (self._between.bytes_sent(rows) if self._between else 0)
 
     def check(self) -> None:
-        unheard, told = (
+        unheard, reporting = (
             tuple(
                 rank
                 for ranks, bits in zip(self._hosts, of_hosts, strict=True)
@@ -129,9 +129,9 @@ class PeerExchange(Exchange):
             )
             for of_hosts in self._lost_of_host.T.tolist()
         )
-        if unheard or told:
+        if unheard or reporting:
             mine, from_mine, _, step = self._lost.tolist()
-            seen = unheard, told, step if mine or from_mine else None
+            seen = unheard, reporting, step if mine or from_mine else None
             roll = self.ranks.roll
             raise roll.lost(*seen) if roll else peer_lost(*seen, {})
 

@@ -66,8 +66,8 @@ def compare_first_step(
             token_ids = step(names)
         expected = _definition(head, requests, local_logits(len(names)))
     except Exception as error:
-        told = f"{type(error).__name__}: {error}"
-        raise RuntimeError(f"{wrong} failed: {told}; {WAY_OUT}") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise RuntimeError(f"{wrong} failed: {reason}; {WAY_OUT}") from error
     if token_ids != expected:
         raise RuntimeError(
             f"{wrong} returned the tokens {token_ids}, the definition has {expected}; {WAY_OUT}"

@@ -164,7 +164,7 @@ class EngineSteps(Sealed):
             token_ids, values = token_ids.gather(1, index), values.gather(1, index)
         # A row without a token reports the one that ends it, at a probability of nothing.
         token_ids = torch.cat([drawn.unsqueeze(1), token_ids[:, 1:]], dim=1)
-        return self._told(token_ids, values, logprobs.ranks)
+        return self._to_vllm_logprobs(token_ids, values, logprobs.ranks)
 
     def prompt_tables(self, kept: Tensor, token_ids: Tensor, top: int) -> Any:
         """Return logprobs of a prompt's tokens, or their logits in such a mode. Collective.
@@ -186,9 +186,11 @@ class EngineSteps(Sealed):
             logprobs = self.head.sample(rows, batch, torch.zeros_like(batch.seed)).logprobs
             assert logprobs is not None
             prompt_logprobs.put(part, logprobs)
-        return self._told(prompt_logprobs.token_ids, prompt_logprobs.values, prompt_logprobs.ranks)
+        return self._to_vllm_logprobs(
+            prompt_logprobs.token_ids, prompt_logprobs.values, prompt_logprobs.ranks
+        )
 
-    def _told(self, token_ids: Tensor, values: Tensor, ranks: Tensor) -> Any:
+    def _to_vllm_logprobs(self, token_ids: Tensor, values: Tensor, ranks: Tensor) -> Any:
         values = values.nan_to_num(nan=-torch.inf, neginf=-torch.inf).float()
         return self.kind(token_ids.clamp(min=0).to(torch.int32), values, ranks[:, 0])
 

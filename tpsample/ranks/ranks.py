@@ -206,8 +206,8 @@ def gather_or_raise(
         if error is not None:
             raise error
         return [record]
-    told = {} if error is None else {"error": (str(error) or type(error).__name__)[:1000]}
-    records = ranks.gather(told or record)
+    failure = {} if error is None else {"error": (str(error) or type(error).__name__)[:1000]}
+    records = ranks.gather(failure or record)
     wrong = [f"rank {r}: {rec['error']}" for r, rec in enumerate(records) if "error" in rec]
     if wrong:
         raise RankMismatch("; ".join(wrong)) from error
@@ -237,11 +237,11 @@ def require_equal(
             return
         path.append(differ[0])
         values = [value.get(differ[0]) for value in values]
-    told = (expected or {}).get(path[0], SAME)
+    requirement = (expected or {}).get(path[0], SAME)
     shown = [
         describe(value) if isinstance(value, Mapping) else shorten(str(value)) for value in values
     ]
-    raise RankMismatch(f"{': '.join(path)}: {told}, got {each_rank(shown)}")
+    raise RankMismatch(f"{': '.join(path)}: {requirement}, got {each_rank(shown)}")
 
 
 def each_rank(values: Sequence[Any]) -> str:

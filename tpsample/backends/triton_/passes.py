@@ -708,7 +708,7 @@ class TritonShardLogits(ShardLogits):
             return super().weighed_words(asked, first, drawn, cut)
         return logprobs.weighed_words(self.temperature, asked, first, drawn, cut)
 
-    def told_logprobs(
+    def logprobs_of_words(
         self,
         asked: LogprobRows,
         sampled: Tensor,
@@ -718,8 +718,8 @@ class TritonShardLogits(ShardLogits):
     ) -> Logprobs:
         arguments = asked, sampled, words, cut, sums
         if words.first.shape[1] + words.own.shape[1] >= logprobs.MOST:
-            return super().told_logprobs(*arguments)
-        return logprobs.told_logprobs(self.vocab_size, *arguments)
+            return super().logprobs_of_words(*arguments)
+        return logprobs.logprobs_of_words(self.vocab_size, *arguments)
 
 
 _POINTERS = "cut_ptr", "bins_ptr", "limit_ptr", "share_ptr", "reached_ptr", "next_limit_ptr"
