@@ -97,7 +97,7 @@ tpsample/request/table.py
     > test_a_seed_that_was_written_before_the_first_step_is_the_rows
     a request that comes to a slot has the filters of the one before
     - self.numbers[:STATE].index_copy_(1, index, send("numbers", columns))
-    + self.numbers[GATE:STATE].index_copy_(1, index, columns[GATE:])
+    + self.numbers[OCCUPANCY:STATE].index_copy_(1, index, columns[OCCUPANCY:])
     > test_a_captured_step_serves_other_slots_and_other_requests[sample]
     a row whose seed was drawn waits for another when rows move
     - self.entries[slot] = entry._replace(flags=entry.flags & ~UNSEEDED)
@@ -205,7 +205,7 @@ tpsample/request/selection.py
     + torch.clamp(self._index, max=self._table.slots - 1, out=inside)
     > test_masks_of_fewer_rows_than_slots_have_none_for_what_is_not_drawn
     a slot without a request is drawn
-    - self._first.copy_(self._table.gate)
+    - self._first.copy_(self._table.occupancy)
     + self._first.fill_(2**62)
     > test_a_captured_step_serves_other_slots_and_other_requests[sample]
     a row without filters takes the way of those with top_k alone
@@ -304,7 +304,7 @@ tpsample/core/rules.py
 tpsample/request/table.py
     numbers of filters stay where a request was that moves
     - numbers = self.numbers
-    + numbers = self.numbers[0 if self.stores_logits else GATE :]
+    + numbers = self.numbers[0 if self.stores_logits else OCCUPANCY :]
     > test_a_row_that_moves_has_no_filter_of_one_that_left
 tpsample/request/plan.py
     rows that the host does not know are taken for the first of those that store their logits

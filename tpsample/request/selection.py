@@ -80,7 +80,7 @@ class Selection(HasViews, StepBatch):
         self._stored_numbers = numbers.to(torch.int32)
         # The slot that each row reads, S if it is not drawn.
         self._padded = numbers.new_zeros(num_rows + -num_rows % ALIGNED)
-        self._first, self._seed = torch.empty_like(table.gate), torch.empty_like(numbers)
+        self._first, self._seed = torch.empty_like(table.occupancy), torch.empty_like(numbers)
         self._temperature = torch.empty_like(numbers, dtype=torch.float32)
         none = torch.zeros_like(numbers, dtype=torch.bool)
         self._undrawn_rows = Undrawn(none, none.clone())
@@ -123,9 +123,9 @@ class Selection(HasViews, StepBatch):
     def take(self, slots: Tensor, known: list[int] | None = None) -> Selection:
         """Become these slots of the batch as it is now, without masks of its own.
 
-        Of the rows that name a slot the first goes through its gate, if it is open:
+        Of the rows that name an occupied slot the first reads it:
 
-            slots    3  -1   0   3  99     gates of S = 5 slots: 0 and 3 are open
+            slots    3  -1   0   3  99     slots 0 and 3 of S = 5 are occupied
             index    3   5   0   5   5
         """
         vars(self).update(  # at once, because each assignment checks its name
@@ -137,7 +137,7 @@ class Selection(HasViews, StepBatch):
         self._assigned.clear()
         none, (undrawn, bad) = self._table.slots, self._undrawn_rows
         index = self._index.copy_(slots).clamp_(PADDING, none).remainder_(none + 1)
-        first = self._first.copy_(self._table.gate)
+        first = self._first.copy_(self._table.occupancy)
         first.scatter_reduce_(0, index, self._numbers, "amin")
         winner = torch.index_select(first, 0, index, out=self._seed)  # which is read later
         torch.ne(winner, self._numbers, out=undrawn)

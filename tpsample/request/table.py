@@ -38,14 +38,14 @@ from tpsample.request.entries import (
     ASKS_LOGPROBS,
     EMPTY,
     FILTERED,
-    GATE,
     NO_REQUEST,
+    OCCUPANCY,
     SEED,
-    SHUT,
     STATE,
     TOP,
     UNKNOWN,
     UNSEEDED,
+    VACANT,
     WAITING,
     Entry,
 )
@@ -71,7 +71,7 @@ class RequestTable(HasViews):
         stores_logits: whether a slot has filters or asks for logprobs.
         temperature: fp32 [S + 1], 0 in the last slot, which is no slot.
         numbers: int64 [STATE + 1, S + 1 or more]: the columns of `RowFilters`, then ASKS to STATE.
-        seed, gate: int64 [S + 1], parts of them; OPEN where a slot may be drawn, else SHUT.
+        seed, occupancy: int64 [S + 1], parts of them; the latter OCCUPIED or VACANT.
         row_temperature, row_seed: of the slots in use.
         chosen: int64 [S + 1, C], the ids whose logprobs a slot wants, then -1.
         controls: penalties and constraints; None until a request or a mask needs them.
@@ -100,7 +100,7 @@ class RequestTable(HasViews):
 
     def _view(self) -> None:
         count = len(self.entries)
-        self.seed, self.gate = (self.numbers[i, : self.slots + 1] for i in (SEED, GATE))
+        self.seed, self.occupancy = (self.numbers[i, : self.slots + 1] for i in (SEED, OCCUPANCY))
         # Kept, because torch.compile would compile anew for every length of a list it looks at.
         self.row_temperature, self.row_seed = self.temperature[:count], self.seed[:count]
 
@@ -167,7 +167,7 @@ class RequestTable(HasViews):
         if self.chosen.shape[1]:
             self.chosen[:slots].copy_(self.chosen.index_select(0, index))
         if len(order) < slots:
-            self.numbers[GATE, len(order) : slots].fill_(SHUT)
+            self.numbers[OCCUPANCY, len(order) : slots].fill_(VACANT)
 
     @ordinary_tensors
     def load(self, slots: Sequence[int], entries: Sequence[Entry]) -> None:
@@ -265,11 +265,11 @@ class RequestTable(HasViews):
 
     def _columns(self, rows: list[int], slots: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Return the indices of some rows, the slots that they read, and the numbers of these slots
-        before the gate. The numbers are padded as those of `columns_of` are."""
+        before the occupancy. The numbers are padded as those of `columns_of` are."""
         padded_rows = rows + rows[:1] * (-len(rows) % ALIGNED)
         slots_read = [slots[row] for row in padded_rows]
         index, of_slot = tensors_of(rows, slots_read, device=self.device)
-        return index, of_slot[: len(rows)], self.numbers[:GATE].index_select(1, of_slot)
+        return index, of_slot[: len(rows)], self.numbers[:OCCUPANCY].index_select(1, of_slot)
 
     @property
     def asked(self) -> tuple[set[RowFilter], int, bool]:
