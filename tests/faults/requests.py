@@ -209,8 +209,8 @@ tpsample/request/selection.py
     + self._first.fill_(2**62)
     > test_a_captured_step_serves_other_slots_and_other_requests[sample]
     a row without filters takes the way of those with top_k alone
-    - kinds = [keeps_all(self.vocab_size), *asked]
-    + kinds = [*asked]
+    - kinds = [keeps_all(self.vocab_size), *row_filters]
+    + kinds = [*row_filters]
     > test_a_row_without_filters_beside_one_with_top_k_keeps_all_of_its_tokens
     a selection is taken after rows have changed
     - if self._version != self._table.version:

@@ -233,19 +233,19 @@ class PromptLogprobs(Sealed):
 
     def __init__(self, steps: EngineSteps) -> None:
         self._steps = steps
-        self._asked: dict[str, int] = {}
-        self._found: dict[str, list[Any]] = {}
+        self._num_logprobs: dict[str, int] = {}
+        self._tables: dict[str, list[Any]] = {}
 
     def add_request(self, req_id: str, req_idx: int, sampling_params: Any) -> None:
         """Remember how many of the most likely tokens a request asks for."""
         self.remove_request(req_id)
         if sampling_params.prompt_logprobs is not None:
-            self._asked[req_id] = sampling_params.prompt_logprobs
+            self._num_logprobs[req_id] = sampling_params.prompt_logprobs
 
     def remove_request(self, req_id: str) -> None:
         """Forget a request."""
-        self._asked.pop(req_id, None)
-        self._found.pop(req_id, None)
+        self._num_logprobs.pop(req_id, None)
+        self._tables.pop(req_id, None)
 
     def compute_prompt_logprobs(
         self,
@@ -268,7 +268,7 @@ class PromptLogprobs(Sealed):
             prompt = int(prompt_lens[slot])
             # A request that comes back after it was preempted has reported its prompt before.
             resumed = prompt < int(input_batch.prefill_len_np[row])
-            if name not in self._asked or computed >= prompt or resumed:
+            if name not in self._num_logprobs or computed >= prompt or resumed:
                 continue
             start = int(input_batch.query_start_loc_np[row])
             count = int(input_batch.query_start_loc_np[row + 1]) - start
@@ -279,10 +279,10 @@ class PromptLogprobs(Sealed):
                 kept = self._steps.head.kept.consume(
                     logits_fn(hidden_states[start : start + count])
                 )
-                tables = self._steps.prompt_tables(kept, token_ids, self._asked[name])
-                self._found.setdefault(name, []).append(tables)
-            if complete and name in self._found:
-                done[name] = self._steps.kind.cat(self._found.pop(name))
+                tables = self._steps.prompt_tables(kept, token_ids, self._num_logprobs[name])
+                self._tables.setdefault(name, []).append(tables)
+            if complete and name in self._tables:
+                done[name] = self._steps.kind.cat(self._tables.pop(name))
         return done
 
     def compute_prompt_token_id_logprobs(self, *_: Any) -> dict[str, Any]:

@@ -195,8 +195,8 @@ class BatchPlan:
             return True
         if self.logprobs is None or self.filters is None:
             return False
-        asked = self.logprobs.filters
-        processed = asked is not None and len(asked) == len(self.filters)
+        of_logprobs = self.logprobs.filters
+        processed = of_logprobs is not None and len(of_logprobs) == len(self.filters)
         all_ask = self.logprobs.row_list == self.filters.row_list
         return processed or (all_ask and self.filters.by_first_words == {True})
 

@@ -239,20 +239,20 @@ class Selection(HasViews, StepBatch):
     def _filtered(self) -> tuple[RowFilters | None, LogprobRows | None]:
         """Return the filters and logprobs of all rows, None where no slot has some."""
         table, filters, rows = self._table, None, self._numbers
-        (asked, top, in_processed_mode), every = table.asked, list(range(self.rows))
+        (row_filters, top, in_processed_mode), every = table.batch_features, list(range(self.rows))
         numbers = self._scratch.pick("numbers", table.numbers, self._padded, dim=1)
-        if asked or self._options["kept_cap"] is not None:
-            kinds = [keeps_all(self.vocab_size), *asked]
+        if row_filters or self._options["kept_cap"] is not None:
+            kinds = [keeps_all(self.vocab_size), *row_filters]
             filters = RowFilters(rows, every, numbers, kinds, known=False)
         if top < 0:
             return filters, None
         bits = self._scratch.take("bits", torch.bool, TOP - ASKS, self.rows)
         asks, processed, as_logits = torch.ne(numbers[ASKS:TOP, : self.rows], 0, out=bits)
         chosen = self._scratch.pick("chosen", table.chosen, self._index)
-        tops = numbers[TOP, : self.rows]
+        top_of = numbers[TOP, : self.rows]
         modes = [in_processed_mode] * self.rows
         return filters, LogprobRows(
-            every, rows, top, tops, chosen, modes, processed, as_logits, asks
+            every, rows, top, top_of, chosen, modes, processed, as_logits, asks
         )
 
     def _state_slots(self) -> Tensor:

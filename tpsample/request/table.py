@@ -80,7 +80,7 @@ class RequestTable(HasViews):
 
     version = 0
     controls: ControlTables | None = None
-    _found: tuple[set[RowFilter], int, bool] | None  # `asked`, until the entries change
+    _features: tuple[set[RowFilter], int, bool] | None  # `batch_features`, until the entries change
 
     @ordinary_tensors
     def __init__(self, slots: int, vocab_size: int, device: torch.device | str | None) -> None:
@@ -135,7 +135,7 @@ class RequestTable(HasViews):
 
     def _note(self) -> None:
         """Note what follows from the entries."""
-        self._flags, self._found = bytes(map(_FLAGS, self.entries)), None
+        self._flags, self._features = bytes(map(_FLAGS, self.entries)), None
         self.plans: dict[tuple[int, ...], BatchPlan] = {}
         self.unseeded, self.empty = self.flagged(UNSEEDED), self.flagged(EMPTY)
         self.stores_logits = 1 in self._flags.translate(_HAS[FILTERED | ASKS_LOGPROBS])
@@ -254,7 +254,7 @@ class RequestTable(HasViews):
             asking = [self.entries[slot].params for slot in self.flagged(ASKS_LOGPROBS)]
             width = max(len(request.logprob_token_ids or ()) for request in asking)
             chosen = self.chosen.index_select(0, of_slot)[:, :width]
-            top, modes = self.asked[1], [entries[row].processed for row in rows]
+            top, modes = self.batch_features[1], [entries[row].processed for row in rows]
             bits = columns[ASKS:TOP, : len(rows)] != 0
             logprobs = LogprobRows(
                 rows, index, top, columns[TOP, : len(rows)], chosen, modes, *bits[1:]
@@ -272,22 +272,22 @@ class RequestTable(HasViews):
         return index, of_slot[: len(rows)], self.numbers[:OCCUPANCY].index_select(1, of_slot)
 
     @property
-    def asked(self) -> tuple[set[RowFilter], int, bool]:
+    def batch_features(self) -> tuple[set[RowFilter], int, bool]:
         """The filters of all slots that have some; the most tokens that one reports, -1 if none
         asks for logprobs; and whether one asks in a processed mode."""
-        if self._found is None:
+        if self._features is None:
             asking = [self.entries[slot] for slot in self.flagged(ASKS_LOGPROBS)]
-            self._found = (
+            self._features = (
                 {self.entries[slot].filters for slot in self.flagged(FILTERED)},
                 max((entry.top for entry in asking), default=-1),
                 any(entry.processed for entry in asking),
             )
-        return self._found
+        return self._features
 
     @property
     def launches(self) -> tuple[object, ...]:
         """A value to compare: for equal values a step of any slots makes equal launches."""
-        filters, top, processed = self.asked
+        filters, top, processed = self.batch_features
         demands = [row_filter.demand for row_filter in filters]
         return (
             *(top, processed, self.chosen.shape[1]),
