@@ -537,7 +537,7 @@ tpsample/backends/triton_/kernels/limbs.py
     + error = ACCUMULATION * norm + TINY
     > test_what_the_limbs_lose_counts
     kernel: bars of the step before
-    - tl.store(bar_ptr + sample * num_rows + row, float("-inf"))
+    - tl.store(row_lower_ptr + sample * num_rows + row, float("-inf"))
     + pass
     > test_a_screen_forgets_the_step_before_at_any_batch_size
 tpsample/core/exact_sum.py
