@@ -165,7 +165,7 @@ tpsample/speculative/drafting.py
     + wrong = draft.positions != draft.positions
     > test_coupled_drafts_of_other_positions_are_refused
     drafts of another verification are taken
-    - if (draft.method, draft.index) != (method, place):
+    - if (draft.method, draft.index) != (method, index):
     + if False:
     > test_drafts_bring_their_law[rejection]
 tpsample/speculative/reference.py
@@ -214,8 +214,8 @@ tpsample/agreement/ready_made.py
     > test_a_head_of_which_logits_may_lack_a_part_is_refused
 tpsample/speculative/verify.py
     a row has one draft more than its length says
-    - place < lengths.unsqueeze(1)
-    + place <= lengths.unsqueeze(1)
+    - column < lengths.unsqueeze(1)
+    + column <= lengths.unsqueeze(1)
     > test_lengths_end_the_drafts_of_each_row[coupled]
     a draft that was not emitted has a kept set
     - kept_sets_of(cut, batch, sampler.ranks, emitted)

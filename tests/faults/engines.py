@@ -193,8 +193,8 @@ tpsample/integrations/vllm_plugin.py
     > test_registered_twice_it_changes_nothing_until_it_is_asked
 tpsample/integrations/engine_rows.py
     rows of an engine keep the order in which they joined
-    - [place[name] for name in names],
-    + sorted(place[name] for name in names),
+    - [row_of[name] for name in names],
+    + sorted(row_of[name] for name in names),
     > test_every_token_is_the_oracles_however_the_batch_moves
 tpsample/integrations/self_test.py
     a first step that differs is served
@@ -256,8 +256,8 @@ tpsample/integrations/sglang.py
     + seed=seed_of_request(request),
     > test_a_request_without_a_seed_has_sglangs_where_it_gives_one
     a mask of SGLang has ids of the row behind it
-    - index = torch.where(there, starts.unsqueeze(1) + place, len(kept.token_ids))
-    + index = torch.where(there, starts.unsqueeze(1) + place + 1, len(kept.token_ids))
+    - index = torch.where(there, starts.unsqueeze(1) + offset, len(kept.token_ids))
+    + index = torch.where(there, starts.unsqueeze(1) + offset + 1, len(kept.token_ids))
     > test_masks_are_the_kept_sets_of_the_rows_that_ask
     a row of SGLang keeps the request that stood there
     - {request.rid: request for

@@ -93,8 +93,8 @@ tpsample/request/controls/token_state.py
     + of_slot[:1].repeat_interleave(lengths.sum())[mine]
     > test_random_steps_of_one_rank_are_the_oracles[mixed]
     an output token counts once in the history
-    - index_add_(0, place, mine, alpha=2)
-    + index_add_(0, place, mine)
+    - index_add_(0, address, mine, alpha=2)
+    + index_add_(0, address, mine)
     > sampler/test_golden.py::test_one_rank_draws_the_committed_tokens[torch-None-parts0]
     the state of a shard is made under inference mode
     -     @ordinary_tensors

@@ -269,9 +269,9 @@ def masks_of(
     than the cap or of all ids, 2 if the row has no token.
     """
     starts, counts = kept.offsets[rows], kept.offsets.diff()[rows]
-    place = torch.arange(width, device=rows.device)
-    there = place < counts.unsqueeze(1)
-    index = torch.where(there, starts.unsqueeze(1) + place, len(kept.token_ids))
+    offset = torch.arange(width, device=rows.device)
+    there = offset < counts.unsqueeze(1)
+    index = torch.where(there, starts.unsqueeze(1) + offset, len(kept.token_ids))
     ids = F.pad(kept.token_ids, (0, 1))[index]
     logprobs = F.pad(kept.log_masses, (0, 1)).float()[index].masked_fill(~there, -torch.inf)
     drawn = there & (ids == token_ids[rows].unsqueeze(1))

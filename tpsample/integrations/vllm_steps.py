@@ -118,9 +118,9 @@ class EngineSteps(Sealed):
             unfinished: bool [B], rows in the middle of their prompt, whose tokens nobody wants.
             rule: method and draft_logits of `tpsample.verify`.
         """
-        place = torch.arange(drafts.shape[1] + 1, device=self.device)
+        offset = torch.arange(drafts.shape[1] + 1, device=self.device)
         # Those behind a row's last position may be anything.
-        index = (starts.unsqueeze(1) + place).clamp(max=len(flat) - 1)
+        index = (starts.unsqueeze(1) + offset).clamp(max=len(flat) - 1)
         grammar = self._take_grammar()
         rows.batch.grammar_bitmask = None if grammar is None else grammar[index].flatten(0, 1)
         out = self.head.verify(flat[index], drafts, rows.batch, at.to(torch.int64), **rule)
@@ -157,10 +157,10 @@ class EngineSteps(Sealed):
         token_ids, values, wanted = logprobs.token_ids, logprobs.values, rows.ids[:, 1:]
         if wanted.shape[1]:
             wanted = wanted.repeat_interleave(len(token_ids) // len(wanted), dim=0)
-            place = [(token_ids == ids.unsqueeze(1)).int().argmax(dim=1) for ids in wanted.T]
+            columns = [(token_ids == ids.unsqueeze(1)).int().argmax(dim=1) for ids in wanted.T]
             index = torch.arange(token_ids.shape[1], device=self.device).repeat(len(token_ids), 1)
-            own = index[:, 1 : 1 + len(place)]
-            own.copy_(torch.stack(place, dim=1).where(wanted >= 0, own))
+            own = index[:, 1 : 1 + len(columns)]
+            own.copy_(torch.stack(columns, dim=1).where(wanted >= 0, own))
             token_ids, values = token_ids.gather(1, index), values.gather(1, index)
         # A row without a token reports the one that ends it, at a probability of nothing.
         token_ids = torch.cat([drawn.unsqueeze(1), token_ids[:, 1:]], dim=1)

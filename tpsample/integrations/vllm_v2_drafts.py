@@ -78,8 +78,8 @@ class V2Verifier:
         if invalid_drafts is not None:
             given = given.masked_fill(invalid_drafts, -1)
         starts, ends = input_batch.cu_num_logits[:-1], input_batch.cu_num_logits[1:]
-        place = starts.unsqueeze(1) + torch.arange(1, width, device=logits.device)
-        drafts = given[place.clamp(max=len(given) - 1)].where(place < ends.unsqueeze(1), -1)
+        index = starts.unsqueeze(1) + torch.arange(1, width, device=logits.device)
+        drafts = given[index.clamp(max=len(given) - 1)].where(index < ends.unsqueeze(1), -1)
         at = input_batch.positions[input_batch.logits_indices[starts]] + 1
         # In a step that begins within the prompt vLLM puts stand-ins where drafts will be.
         lengths = sampler.req_states.prefill_len.gpu[input_batch.idx_mapping]

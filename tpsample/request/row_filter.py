@@ -81,8 +81,8 @@ class Demand(NamedTuple):
         return Method.SEARCH if self.searched else Method.REJECTION
 
     @property
-    def place(self) -> int:
-        """The place of its method among those of a step."""
+    def method_index(self) -> int:
+        """The index of its method among those of a step."""
         return _METHODS.index(self.method)
 
     @property
@@ -207,13 +207,13 @@ _ENDING = tuple(rule.name for rule in ENDING)
 _INTEGERS = (LOWEST, TOP_K.name)
 _REALS = (TOP_P.name, *_ENDING)
 BITS = (KEEP_TIES, *map(behind, (TOP_K.name, *_ENDING)), BY_FIRST_WORDS, SEARCHED)
-_PLACES = {name: place for place, name in enumerate((*_INTEGERS, *_REALS, *BITS))}
+_COLUMN_INDEX = {name: index for index, name in enumerate((*_INTEGERS, *_REALS, *BITS))}
 _FORMAT = f"={len(_INTEGERS)}q{len(_REALS)}d{len(BITS)}q"
-COLUMNS = len(_PLACES)
+COLUMNS = len(_COLUMN_INDEX)
 """Numbers per row in the tensor of `RowFilters`."""
 
 
 def column_of(columns: Tensor, name: str) -> Tensor:
     """Return a column by name: float64 of a rule, int64 of top_k and of all others."""
-    column = columns[_PLACES[name]]
+    column = columns[_COLUMN_INDEX[name]]
     return column.view(torch.float64) if name in _REALS else column

@@ -242,7 +242,7 @@ class RequestTable(HasViews):
         if rows := list(range(len(entries))) if keeps else _flagged(flags, FILTERED):
             known = not _flagged(flags, UNKNOWN)
             if known and not keeps:  # rows of one method stand together, so that none is copied
-                rows.sort(key=lambda row: _FILTERS(entries[row]).demand.place)
+                rows.sort(key=lambda row: _FILTERS(entries[row]).demand.method_index)
             kinds = [_FILTERS(entries[row]) for row in rows]
             if not known:
                 kinds = [keeps_all(self.vocab_size), *set(kinds)]

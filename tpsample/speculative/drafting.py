@@ -71,10 +71,10 @@ class Draft:
         Raises:
             ValueError: drafts of another method, or in another order.
         """
-        for place, draft in enumerate(drafts):
-            if (draft.method, draft.index) != (method, place):
+        for index, draft in enumerate(drafts):
+            if (draft.method, draft.index) != (method, index):
                 raise ValueError(
-                    f"draft_token_ids[{place}]: expected the draft of index {place} for method="
+                    f"draft_token_ids[{index}]: expected the draft of index {index} for method="
                     f'"{method}", got one of index {draft.index} for "{draft.method}"; pass '
                     "sample_draft what verify is called with"
                 )
@@ -151,12 +151,12 @@ def sample_draft(
         assert agreed is not None and at is not None
         if call.rows == 0:
             return Draft(at.clone(), draft_logits.detach(), int(index), method, at.clone())
-        place, domain = (0, DOMAIN_TOKEN) if method == "coupled" else (index, DOMAIN_DRAFT)
+        sample, domain = (0, DOMAIN_TOKEN) if method == "coupled" else (index, DOMAIN_DRAFT)
         noise = RowNoise(agreed.temperature, agreed.seed, at, 1)
         logits, out = draft_logits.detach(), SampleOutput.empty(agreed.seed, None)
         room = room_of(sampler.backend)
         draw, decode = room.draft_words, room.decoder()
-        words = draw(logits, sampler.shard.start, noise, place, domain)
+        words = draw(logits, sampler.shard.start, noise, sample, domain)
         decode(sampler.ranks.gather_integers(words).flatten(0, 1), agreed.seed, out)
         token_ids = out.token_ids
         if agreed._undrawn_rows is not None:

@@ -61,9 +61,9 @@ def verify(
     drafts = drafts.masked_fill(outside.cumsum(dim=1) > 0, word.NO_TOKEN)
 
     expanded = batch._with_drafts(drafts[:, :-1])
-    flat, places = logits.float().flatten(0, 1), position_of_rows(positions, width)
+    flat, row_positions = logits.float().flatten(0, 1), position_of_rows(positions, width)
     if method == "coupled":
-        plain = reference.sample(flat, expanded, places)
+        plain = reference.sample(flat, expanded, row_positions)
         token_ids, status = (x.view(num_rows, width) for x in (plain.token_ids, plain.status))
         accepted = leading((drafts == token_ids) & (drafts >= 0))
         return VerifyOutput.of(accepted, token_ids, status, seed)

@@ -175,8 +175,8 @@ def _verify(
         num_rows, num_drafts = token_ids.shape
         if lengths is not None:
             check_tensor("lengths", lengths, INDICES, (num_rows,), device)
-            place = torch.arange(num_drafts, device=device)
-            token_ids = token_ids.where(place < lengths.unsqueeze(1), word.NO_TOKEN)
+            column = torch.arange(num_drafts, device=device)
+            token_ids = token_ids.where(column < lengths.unsqueeze(1), word.NO_TOKEN)
         sampler.checks.inputs(inputs, (num_rows, num_drafts + 1))
         if draft_logits is not None:
             if method == "coupled":

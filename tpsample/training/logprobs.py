@@ -173,7 +173,7 @@ class KeptLogprobsFunction(torch.autograd.Function):
         whole_parts, size = scored.whole_parts(), weight.shape[1]
         every = torch.arange(len(weight), device=weight.device)
         used = every if whole_parts else weight_rows.unique()
-        places, order = torch.searchsorted(used, weight_rows).sort(stable=True)
+        used_index, order = torch.searchsorted(used, weight_rows).sort(stable=True)
         grads, rows = grads[order], rows[order]
         num_rows = len(used) if scored.sparse else len(weight)
         to_weight = weight.new_zeros(num_rows if for_weight else 0, size)
@@ -181,11 +181,11 @@ class KeptLogprobsFunction(torch.autograd.Function):
         blocks = list(parts(len(used), size, AT_ONCE if whole_parts else 0))
         blocks = blocks if for_weight or whole_parts else []
         ends = torch.tensor([0, *(part.stop for part in blocks)], device=weight.device)
-        bounds = itertools.pairwise(torch.searchsorted(places, ends).tolist())
+        bounds = itertools.pairwise(torch.searchsorted(used_index, ends).tolist())
         for part, pairs in zip(blocks, itertools.starmap(slice, bounds), strict=True):
             block = weight.new_zeros(part.stop - part.start, size, dtype=torch.float64)
             add_to_weight(
-                block, grads[pairs], hidden_states, rows[pairs], places[pairs] - part.start
+                block, grads[pairs], hidden_states, rows[pairs], used_index[pairs] - part.start
             )
             of_part = weight[part][: max(0, len(ranks.shard) - part.start)]
             for whole in whole_parts:
@@ -212,11 +212,11 @@ class KeptLogprobsFunction(torch.autograd.Function):
         return to_hidden, to_weight, None
 
 
-def _from_owner(own: Tensor, places: Tensor, count: int, ranks: HeadRanks) -> Tensor:
+def _from_owner(own: Tensor, index: Tensor, count: int, ranks: HeadRanks) -> Tensor:
     """Return [count] numbers, bit for bit. One rank has each of them. Collective."""
     kind = torch.int32 if own.dtype == torch.float32 else torch.int64
     bits = torch.zeros(count, dtype=torch.int64, device=own.device)
-    bits[places] = own.view(kind).long()
+    bits[index] = own.view(kind).long()
     return ranks.sum(bits).to(kind).view(own.dtype)
 
 

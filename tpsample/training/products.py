@@ -79,12 +79,12 @@ def add_to_hidden(
 
 
 def add_to_weight(
-    of_weight: Tensor, grads: Tensor, hidden_states: Tensor, rows: Tensor, places: Tensor
+    of_weight: Tensor, grads: Tensor, hidden_states: Tensor, rows: Tensor, weight_index: Tensor
 ) -> None:
-    """Add g_t · h_row(t) to place(t) of `of_weight`, float64 [places, D]; see `add_to_hidden`."""
+    """Add g_t · h_row(t) to row i(t) of `of_weight`, float64 [rows, D]; see `add_to_hidden`."""
     for part in parts(len(rows), hidden_states.shape[1]):
         factors = grads[part].unsqueeze(1)
-        of_weight.index_add_(0, places[part], factors * hidden_states[rows[part]].double())
+        of_weight.index_add_(0, weight_index[part], factors * hidden_states[rows[part]].double())
 
 
 def parts(count: int, hidden_size: int, at_once: int = 0) -> Iterator[slice]:

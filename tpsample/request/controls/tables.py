@@ -114,8 +114,8 @@ class ControlTables(HasViews):
         self.has_bias |= any(p.logit_bias for p in params)
         self.has_masks |= any(p.masked for p in params)
         self.looks_at_output = self.has_penalties or self.has_masks
-        places, digests = tensors_of(slots, map(_digest, requests), device=None)
-        index, send = self._scratch.send("slots", places), self._scratch.send
+        packed_slots, digests = tensors_of(slots, map(_digest, requests), device=None)
+        index, send = self._scratch.send("slots", packed_slots), self._scratch.send
         wants = [PENALISED * p.penalised + BIASED * bool(p.logit_bias) for p in params]
         least = [p.min_tokens if p.stop_token_ids else 0 for p in params]
         lengths = [len(request.output) for request in requests]
