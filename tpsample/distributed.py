@@ -82,20 +82,20 @@ def join(*, timeout_s: float = 60.0) -> Iterator[Job]:
     Raises:
         LaunchError: the launcher's variables are not enough, or there are more ranks than GPUs.
     """
-    place, store = _find(timedelta(seconds=timeout_s))
-    device = device_of(place)
+    job, store = _find(timedelta(seconds=timeout_s))
+    device = device_of(job)
     if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(min(torch.get_num_threads(), _fair_threads(place.local_world_size)))
-    if place.world_size > 1:
-        _init_group(place, store, device, timeout_s)
+        torch.set_num_threads(min(torch.get_num_threads(), _fair_threads(job.local_world_size)))
+    if job.world_size > 1:
+        _init_group(job, store, device, timeout_s)
 
     failed = True
     try:
-        yield replace(place, device=device)
+        yield replace(job, device=device)
         failed = False
     finally:
         # Destroying NCCL waits for peers that may wait for this rank; its exit is what tells them.
-        if place.world_size > 1 and not (failed and device.type == "cuda"):
+        if job.world_size > 1 and not (failed and device.type == "cuda"):
             dist.destroy_process_group()
 
 
@@ -131,29 +131,29 @@ def _number(env: Mapping[str, str], name: str, source: str) -> int:
 
 def _find(timeout: timedelta) -> tuple[Job, Store | None]:
     """Return this process's place, and a store where MPI made one."""
-    place = from_environment(os.environ)
-    if place.source not in ("Open MPI", "MPICH") or place.world_size == 1:
-        return place, None
+    job = from_environment(os.environ)
+    if job.source not in ("Open MPI", "MPICH") or job.world_size == 1:
+        return job, None
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        log.info("without mpi4py (%s), by the variables of %s", error, place.source)
-        return place, None
+        log.info("without mpi4py (%s), by the variables of %s", error, job.source)
+        return job, None
     world = MPI.COMM_WORLD
-    if world.size != place.world_size:
-        log.warning("mpi4py is built for another MPI than %s; using its variables", place.source)
-        return place, None
+    if world.size != job.world_size:
+        log.warning("mpi4py is built for another MPI than %s; using its variables", job.source)
+        return job, None
 
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
-    place = Job(world.rank, world.size, node.rank, node.size, "mpi4py")
-    if place.rank == 0:
-        host = host_address(place)
-        store = TCPStore(host, 0, place.world_size, True, timeout, wait_for_workers=False)
+    job = Job(world.rank, world.size, node.rank, node.size, "mpi4py")
+    if job.rank == 0:
+        host = host_address(job)
+        store = TCPStore(host, 0, job.world_size, True, timeout, wait_for_workers=False)
         world.bcast((host, store.port))
     else:
         host, port = world.bcast(None)
-        store = TCPStore(host, port, place.world_size, False, timeout)
-    return place, store
+        store = TCPStore(host, port, job.world_size, False, timeout)
+    return job, store
 
 
 def _fair_threads(local_world_size: int) -> int:
@@ -193,11 +193,11 @@ def device_of(place: Job) -> torch.device:
     return device
 
 
-def _init_group(place: Job, store: Store | None, device: torch.device, timeout_s: float) -> None:
+def _init_group(job: Job, store: Store | None, device: torch.device, timeout_s: float) -> None:
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if store is None and name not in os.environ:
             raise LaunchError(
-                f"{name}: not set, and {place.source} alone does not tell where rank 0 is; set "
+                f"{name}: not set, and {job.source} alone does not tell where rank 0 is; set "
                 f"MASTER_ADDR and MASTER_PORT, an address and a free port there, or {_WAY_OUT}"
             )
     port = os.environ.get("MASTER_PORT", "")
@@ -208,30 +208,30 @@ def _init_group(place: Job, store: Store | None, device: torch.device, timeout_s
     gpu = device.type == "cuda"
     first = os.environ["MASTER_ADDR"] if store is None else store.host  # type: ignore[attr-defined]
     try:
-        _choose_interface(place, first)
+        _choose_interface(job, first)
         dist.init_process_group(
             "nccl" if gpu else "gloo",
             store=store,
-            rank=place.rank,
-            world_size=place.world_size,
+            rank=job.rank,
+            world_size=job.world_size,
             timeout=timedelta(seconds=timeout_s),
             device_id=device if gpu else None,
         )
     except (RuntimeError, OSError) as error:  # gloo knows no interface of that name, for one
         raise LaunchError(
-            f"rank {place.rank} does not reach all others; the ranks meet on {first}, and its "
+            f"rank {job.rank} does not reach all others; the ranks meet on {first}, and its "
             f"interface is {os.environ.get('GLOO_SOCKET_IFNAME', 'that of its name')}. Set "
             "GLOO_SOCKET_IFNAME to the interface that leads to the other machines, and MASTER_ADDR "
             f"to an address of rank 0's. {(str(error).splitlines() or [''])[0][:200]}"
         ) from error
 
 
-def _choose_interface(place: Job, first: str) -> None:
+def _choose_interface(job: Job, first: str) -> None:
     """Let gloo take the interface that leads to the first machine.
 
     By default it takes the address of this machine's name, which need not lead anywhere.
     """
-    if place.local_world_size < place.world_size and "GLOO_SOCKET_IFNAME" not in os.environ:
+    if job.local_world_size < job.world_size and "GLOO_SOCKET_IFNAME" not in os.environ:
         interface = interface_of(address_towards(first))
         if interface is not None:
             os.environ["GLOO_SOCKET_IFNAME"] = interface

@@ -185,8 +185,8 @@ def _words_and_xor(
 ) -> tuple[Tensor, Tensor]:
     given = (seed, position, token_ids, sample)
     device = next((x.device for x in given if isinstance(x, Tensor)), None)
-    seeds, places, ids, samples = (_as_int64(x, device) for x in given)
-    stream = row_stream(*torch.broadcast_tensors(seeds, places, samples))
+    seeds, positions, ids, samples = (_as_int64(x, device) for x in given)
+    stream = row_stream(*torch.broadcast_tensors(seeds, positions, samples))
     return _token_words(stream, ids)
 
 

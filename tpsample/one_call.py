@@ -61,7 +61,7 @@ def sample(
                     params, vocab_size=sampler.vocab_size, device=sampler.weight.device
                 )
             except Exception as wrong:  # which the peers, whose step has begun, are told
-                agreement.settle(_refuse, wrong)
+                agreement.check_on_all_ranks(_refuse, wrong)
                 raise
             return sampler(hidden_states, batch, positions, num_samples=num_samples)
 

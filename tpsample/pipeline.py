@@ -1,6 +1,6 @@
 """The stages of a sampler, and a step in two halves.
 
-hidden states, or logits of the caller → settled with the other ranks → words → exchange → tokens
+hidden states, or logits of the caller → checked on all ranks → words → exchange → tokens
 
 A step's halves are apart for several ranks in one process, as in tests, which all start before one
 of them can finish.
@@ -56,7 +56,7 @@ class Pipeline:
         self.settings, self.ranks = settings, settings.ranks
         self.exchange = make_exchange(settings)
         self.local = room_of(settings.backend).launch(settings)
-        self.caller = CallerTensors(given, settings, self.local.follow)
+        self.caller = CallerTensors(given, settings, self.local.rebind_weight)
         self.checks = StepChecks(settings, self.caller, self.local)
         self.agreement = StepAgreement(self.ranks, self.exchange, settings.seeds)
         self._rebuilt = Rebuilt()
@@ -78,7 +78,7 @@ class Pipeline:
         Every start is followed by its `finish`. Both stand inside the sampler's agreement.
         """
         arguments = inputs, batch, positions, num_samples, out
-        call = self.agreement.settle(self.checks.step, *arguments, words_follow=True)
+        call = self.agreement.check_on_all_ranks(self.checks.step, *arguments, words_follow=True)
         assert call.batch is not None and call.positions is not None
         if self.agreement.unseen and self.agreement.must_compare_states(call):
             states = call.drawn_states()
@@ -100,12 +100,12 @@ class Pipeline:
         positions: Tensor,
         out: SampleOutput,
         num_samples: int = 1,
-        carried: Callable[[ShardLogits, Step, Tensor], list[Tensor]] = candidates_of,
+        payloads_of: Callable[[ShardLogits, Step, Tensor], list[Tensor]] = candidates_of,
     ) -> Step:
-        """Compute this rank's words of a call that is settled, and hand them to the exchange.
+        """Compute this rank's words of a call that was checked, and hand them to the exchange.
 
         Args:
-            carried: makes what the rank sends with its words of the rows that it stored.
+            payloads_of: makes what the rank sends with its words of the rows that it stored.
         """
         hidden_states, local_logits = inputs.rows()
         step = self.local.prepare(hidden_states, batch, positions, num_samples, out, local_logits)
@@ -117,8 +117,8 @@ class Pipeline:
             with range_of("head"):
                 for part, words in enumerate(exchange.begin(num_words)):
                     self.local.best_words(step, words, part, exchange.parts, exchange.push)
-                    if exchange.carries and batch._stores_logits:
-                        exchange.carry(carried(self.stored(step), step, words))
+                    if exchange.takes_payload and batch._stores_logits:
+                        exchange.attach_payload(payloads_of(self.stored(step), step, words))
                     exchange.publish(part, num_words)
         return step
 
@@ -160,9 +160,9 @@ class Pipeline:
         out.logprobs, out.kept = None, None
         if out.token_ids.numel():
             if plan.stored_index is not None:
-                carried = self.exchange.carried()
+                payloads = self.exchange.payloads()
                 with range_of("filters"):
-                    cut = finish_logits(self.stored(step), step, self.ranks, carried)
+                    cut = finish_logits(self.stored(step), step, self.ranks, payloads)
             if step.batch.undrawn is not None:
                 out.fill_skipped(*step.batch.undrawn)
             self.desync.last = step.noise.positions, out.seeds, out.token_ids

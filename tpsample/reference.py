@@ -201,8 +201,8 @@ class _WholeRows:
         return spread_of(spread_sums(self.logits, self.logits[:, 0]))
 
     def _masses(self) -> Tensor:
-        its = self.logits[:, :1], self.temperature.unsqueeze(1)
-        return masses(self.logits, *its) * (self.logits > -torch.inf)
+        top, temperature = self.logits[:, :1], self.temperature.unsqueeze(1)
+        return masses(self.logits, top, temperature) * (self.logits > -torch.inf)
 
 
 def sample(
@@ -265,38 +265,38 @@ def logprobs(logits: Tensor, batch: StepBatch | BatchView, token_ids: Tensor) ->
         token_ids: int64 [B] or [B, num_samples], the tokens drawn; a -1 makes its row's values NaN.
     """
     batch = _checked(logits, batch)
-    asked = batch.plan.logprobs
-    if asked is None:
+    rows = batch.plan.logprobs
+    if rows is None:
         raise ValueError("batch: no row asks for logprobs")
-    processed, as_logits = asked.processed.unsqueeze(1), asked.as_logits.unsqueeze(1)
-    kept = kept_mask(logits, batch)[asked.row_list]
-    final = processed_logits(logits, batch)[asked.row_list]
-    logits = torch.where(processed, final, logits.float()[asked.row_list])
-    temperature, _ = safe_temperature(batch.temperature[asked.row_list].unsqueeze(1))
+    processed, as_logits = rows.processed.unsqueeze(1), rows.as_logits.unsqueeze(1)
+    kept = kept_mask(logits, batch)[rows.row_list]
+    final = processed_logits(logits, batch)[rows.row_list]
+    logits = torch.where(processed, final, logits.float()[rows.row_list])
+    temperature, _ = safe_temperature(batch.temperature[rows.row_list].unsqueeze(1))
     shown = torch.where(processed, (logits.double() / temperature).where(kept, -torch.inf), logits)
     log_softmax = shown.log_softmax(dim=1)
     values = torch.where(as_logits, shown, log_softmax)
     entropies = -(log_softmax.exp() * log_softmax).nan_to_num(0.0).sum(dim=1)
 
-    drawn = token_ids[asked.row_list].view(len(asked.row_list), -1)
-    if asked.asks is not None:
-        drawn = drawn.where(asked.asks.unsqueeze(1), word.NO_TOKEN)
-    listed = order_words(logits).argsort(dim=1, descending=True)[:, : asked.top]
-    wanted = torch.arange(asked.top, device=logits.device) < asked.top_of.unsqueeze(1)
+    drawn = token_ids[rows.row_list].view(len(rows.row_list), -1)
+    if rows.asks is not None:
+        drawn = drawn.where(rows.asks.unsqueeze(1), word.NO_TOKEN)
+    listed = order_words(logits).argsort(dim=1, descending=True)[:, : rows.top]
+    wanted = torch.arange(rows.top, device=logits.device) < rows.top_of.unsqueeze(1)
     listed = listed.where(wanted, word.NO_TOKEN)
-    ids = torch.cat([drawn, listed, asked.chosen], dim=1)
+    ids = torch.cat([drawn, listed, rows.chosen], dim=1)
     ids = ids.where((drawn >= 0).all(dim=1, keepdim=True), word.NO_TOKEN)
     safe = ids.clamp(min=0)
     ranks = torch.stack(
         [(shown >= shown.gather(1, one)).sum(dim=1) for one in safe.split(1, dim=1)], dim=1
     )
-    found = Logprobs(
+    reported = Logprobs(
         token_ids=ids,
         values=values.gather(1, safe).where(ids >= 0, torch.nan),
         ranks=ranks.where(ids >= 0, 0),
         entropies=entropies.where((drawn >= 0).all(dim=1), torch.nan),
     )
-    return Logprobs.none(batch.rows, ids.shape[1], ids.device).put(asked.row_index, found)
+    return Logprobs.none(batch.rows, ids.shape[1], ids.device).put(rows.row_index, reported)
 
 
 def _row_noise(

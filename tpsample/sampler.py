@@ -303,7 +303,9 @@ class LMHeadSampler(Sealed):
             UnsupportedParameter: (a ValueError) several ranks have no process group.
         """
         with self.agreement:
-            self.agreement.settle(self.checks.prompt, hidden_states, next_token_ids, top)
+            self.agreement.check_on_all_ranks(
+                self.checks.prompt, hidden_states, next_token_ids, top
+            )
             rows = hidden_states.detach()
             return prompt_logprobs(self.local, rows, next_token_ids, top, self.settings)
 
@@ -341,7 +343,9 @@ class LMHeadSampler(Sealed):
             RuntimeError: on GPUs, a kernel needs more shared memory than there is.
         """
         with self.agreement:
-            self.agreement.settle(self.checks.warm_up, kinds, rows, num_samples, num_drafts)
+            self.agreement.check_on_all_ranks(
+                self.checks.warm_up, kinds, rows, num_samples, num_drafts
+            )
         self.local.compile_ahead()
         device, compiled = self.weight.device, self.backend == "triton"
         with self.ranks.counters.no_failed_rows():
@@ -434,7 +438,7 @@ class LMHeadSampler(Sealed):
             UnsupportedParameter: several ranks have no process group.
         """
         with self.agreement:
-            self.agreement.settle(self.checks.compare, hidden_states)
+            self.agreement.check_on_all_ranks(self.checks.compare, hidden_states)
             self.pipeline.desync.compare(hidden_states, self.settings.device)
 
     def refresh(self, lm_head_weight: Tensor | None = None, bias: Tensor | None = None) -> None:
@@ -463,7 +467,7 @@ class LMHeadSampler(Sealed):
         """
         with self.agreement.thread:
             self.pipeline.caller.replace(lm_head_weight=lm_head_weight, bias=bias)
-            self.pipeline.caller.follow()
+            self.pipeline.caller.rebind_aliases()
             self.local.refresh()
             self.ranks.counters.refreshes += 1
             self.agreement.refreshed()

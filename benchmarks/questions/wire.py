@@ -84,7 +84,7 @@ class Ways:
 
         def swap(exchange: Any) -> None:
             exchange.begin(rows)
-            exchange.bring(1)
+            exchange.set_digest(1)
             exchange.publish(0, rows)
             exchange.collect(rows)
 

@@ -79,8 +79,8 @@ def test_kernels_tell_the_logprobs_of_the_definition(top, chosen):
             sums = weighed.weigh(cut, words.marks.maximum(cut.unsqueeze(1)))
             sums[:, :2].clamp_(min=1)
             given = asked, sampled, words, cut, sums
-            expected = plain.told_logprobs(*given)
-            same(asdict(its.told_logprobs(*given)), asdict(expected))
+            expected = plain.logprobs_of_words(*given)
+            same(asdict(its.logprobs_of_words(*given)), asdict(expected))
     assert expected.values.isnan().any() and not expected.values.isnan().all()
 
 

@@ -12,7 +12,7 @@ pytest.importorskip("rich", reason="needs typer and rich")
 
 from tests.support.commands import GENERATE, TORCHRUN, invoke, run_command, texts
 from tests.support.tiers import long
-from tpsample.cli.requests import Request, asked, fields_of
+from tpsample.cli.requests import Request, fields_of, requests_of
 from tpsample.request.as_json import from_json
 
 COMMAND = ("generate", "--backend", "torch", "--max-new-tokens", 8, "--temperature", 1.2)
@@ -81,7 +81,7 @@ def test_wrong_settings_are_refused_before_a_model_is_loaded(setting, match) -> 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ValueError, match="allowed_token_ids: "):
-        asked(["p"], (1.0,), 0, ["allowed_token_ids=[5]", "bad_words=[[5]]"])
+        requests_of(["p"], (1.0,), 0, ["allowed_token_ids=[5]", "bad_words=[[5]]"])
 
 
 @pytest.mark.parametrize(
@@ -103,13 +103,13 @@ def drawn(request: Request) -> tuple[float, int]:
 
 
 def test_one_prompt_has_one_answer_and_others_by_request() -> None:
-    (one,) = asked(["p"], (0.7,), 3)
+    (one,) = requests_of(["p"], (0.7,), 3)
     assert drawn(one) == (0.7, 3)
-    rows = asked(["p", "q"], (0.0, 1.0), 5, ["top_k=2"], num_samples=2)
+    rows = requests_of(["p", "q"], (0.0, 1.0), 5, ["top_k=2"], num_samples=2)
     assert [(each.prompt, *drawn(each)) for each in rows] == [
         ("p", 0, 5), ("p", 0, 6), ("q", 1, 7), ("q", 1, 8)
     ]  # fmt: skip
-    rows = asked(["p"], (0.5, 1.0), 40, ["stop=end"], num_samples=2)
+    rows = requests_of(["p"], (0.5, 1.0), 40, ["stop=end"], num_samples=2)
     assert [drawn(each) for each in rows] == [(0.5, 40), (0.5, 41), (1, 42), (1, 43)]
     assert [each.stop for each in rows] == [["end"]] * 4
 

@@ -13,7 +13,7 @@ tpsample/speculative/drawn_drafts.py
     + mean += (q * log).sum(dim=2) * 1.2
     > test_drafts_that_are_no_draws_of_their_law_are_told_of_once[right]
     drafts of greedy rows are looked at
-    - random = its.rows.noise.random.view(laws.drafts.shape) & (laws.drafts >= 0)
+    - random = verification.rows.noise.random.view(laws.drafts.shape) & (laws.drafts >= 0)
     + random = laws.drafts >= 0
     > test_drafts_that_are_no_draws_of_their_law_are_told_of_once[greedy]
 tpsample/speculative/acceptance.py
@@ -26,8 +26,8 @@ tpsample/speculative/acceptance.py
     + pass
     > test_calls_that_differ_raise_the_same_naming_what_does
     what travels with the words is of one rank
-    - if carried is None else carried[0])
-    + if carried is None else carried[0][:1])
+    - if payloads is None else payloads[0]
+    + if payloads is None else payloads[0][:1]
     > test_every_rank_count_emits_the_oracles_tokens
     a draft that a ratio refused has a kept set
     - kept_sets_of(cut, batch, ranks, emitted)
@@ -86,8 +86,8 @@ tpsample/backends/triton_/kernels/laws.py
     + mark, key = mark_of(cut + 1),
     > test_every_stage_finds_the_integers_of_the_definition[triton-rejection-None]
     a kernel of laws keeps no NaN
-    - upto(between(its, LOWEST, HIGHEST), ids, mark)
-    + upto(its, ids, mark)
+    - upto(between(logits, LOWEST, HIGHEST), ids, mark)
+    + upto(logits, ids, mark)
     > test_every_stage_finds_the_integers_of_the_definition[triton-rejection-None]
     a program leaves out all blocks but its first
     - last = tl.minimum(first + blocks_each,
@@ -165,7 +165,7 @@ tpsample/speculative/drafting.py
     + wrong = draft.positions != draft.positions
     > test_coupled_drafts_of_other_positions_are_refused
     drafts of another verification are taken
-    - if (draft.method, draft.index) != (method, place):
+    - if (draft.method, draft.index) != (method, index):
     + if False:
     > test_drafts_bring_their_law[rejection]
 tpsample/speculative/reference.py
@@ -214,8 +214,8 @@ tpsample/agreement/ready_made.py
     > test_a_head_of_which_logits_may_lack_a_part_is_refused
 tpsample/speculative/verify.py
     a row has one draft more than its length says
-    - place < lengths.unsqueeze(1)
-    + place <= lengths.unsqueeze(1)
+    - column < lengths.unsqueeze(1)
+    + column <= lengths.unsqueeze(1)
     > test_lengths_end_the_drafts_of_each_row[coupled]
     a draft that was not emitted has a kept set
     - kept_sets_of(cut, batch, sampler.ranks, emitted)

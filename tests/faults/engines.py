@@ -5,7 +5,7 @@ from tests.faults.fault import faults
 FAULTS = faults(r"""
 tpsample/agreement/caller_tensors.py
     a weight that lies elsewhere is not followed
-    - alias.data = its.detach()
+    - alias.data = new.detach()
     + pass
     > test_a_bias_is_followed_too
     a weight that was followed to the half is never followed to the end
@@ -69,7 +69,7 @@ tpsample/cli/requests.py
     > test_ends_of_a_model_that_is_not_loaded_yet_are_none_of_the_allowed_ids
 tpsample/cli/answers.py
     a stop text stays in the answer
-    - return text[: min(found, default=None)]
+    - return text[: min(starts, default=None)]
     + return text
     > test_answers_end_where_their_requests_say
     > test_a_letter_is_streamed_once_it_is_whole
@@ -193,18 +193,18 @@ tpsample/integrations/vllm_plugin.py
     > test_registered_twice_it_changes_nothing_until_it_is_asked
 tpsample/integrations/engine_rows.py
     rows of an engine keep the order in which they joined
-    - [place[name] for name in names],
-    + sorted(place[name] for name in names),
+    - [row_of[name] for name in names],
+    + sorted(row_of[name] for name in names),
     > test_every_token_is_the_oracles_however_the_batch_moves
 tpsample/integrations/self_test.py
     a first step that differs is served
-    - if found != expected:
+    - if token_ids != expected:
     + if False:
     > integrations/test_vllm_self_test.py::test_a_wrong_token_is_refused_with_both
     > integrations/test_sglang_self_test.py::test_a_wrong_token_is_refused_with_both
     rows of a first step count as they come
-    - its = torch.cdist(hidden_states.float(), alone).argmin(dim=1)
-    + its = torch.arange(rows, device=hidden_states.device)
+    - request_of_row = torch.cdist(hidden_states.float(), alone).argmin(dim=1)
+    + request_of_row = torch.arange(rows, device=hidden_states.device)
     > test_rows_in_another_order_than_their_names_are_refused
     the definition of a first step knows one rank's rows
     - sampler.ranks.sum_tensor(logits).cpu()
@@ -231,8 +231,8 @@ tpsample/integrations/vllm_head.py
     > test_a_model_has_one_logits_processor
 tpsample/integrations/vllm_modes.py
     a mode of vLLM that would be wrong is not refused
-    - for name, (asked, why) in REFUSED.items() if asked(runner)]
-    + for name, (asked, why) in [*REFUSED.items()][:2] if asked(runner)]
+    - for name, (holds, why) in REFUSED.items() if holds(runner)]
+    + for name, (holds, why) in [*REFUSED.items()][:2] if holds(runner)]
     > test_a_mode_that_is_not_honoured_is_refused_by_name
     a rule of verification without drafts of vLLM is dropped
     - if config.speculative_config is None or not config.use_v2_model_runner:
@@ -256,16 +256,16 @@ tpsample/integrations/sglang.py
     + seed=seed_of_request(request),
     > test_a_request_without_a_seed_has_sglangs_where_it_gives_one
     a mask of SGLang has ids of the row behind it
-    - index = torch.where(there, starts.unsqueeze(1) + place, len(kept.token_ids))
-    + index = torch.where(there, starts.unsqueeze(1) + place + 1, len(kept.token_ids))
+    - index = torch.where(there, starts.unsqueeze(1) + offset, len(kept.token_ids))
+    + index = torch.where(there, starts.unsqueeze(1) + offset + 1, len(kept.token_ids))
     > test_masks_are_the_kept_sets_of_the_rows_that_ask
     a row of SGLang keeps the request that stood there
     - {request.rid: request for
     + {row: request for row, request in enumerate(batch.reqs)} or {request.rid: request for
     > test_rows_follow_their_requests_through_steps
     a greedy request of SGLang is drawn among its best token
-    - temperature=0.0 if its.top_k == 1 else its.temperature,
-    + temperature=its.temperature,
+    - temperature=0.0 if params.top_k == 1 else params.temperature,
+    + temperature=params.temperature,
     > test_a_request_of_sglang_is_ours
     SGLang's head hands hidden states on to any sampler
     -         if not self.armed:
@@ -344,8 +344,8 @@ tpsample/record/verify.py
     + near = apart < torch.inf
     > test_a_near_tie_is_confirmed_and_called_one_and_a_filtered_token_is_not
     a filtered token of a record is a near tie
-    - found.masked_fill(~reference.kept_mask(logits, batch), -torch.inf)
-    + found
+    - of_rows.masked_fill(~reference.kept_mask(logits, batch), -torch.inf)
+    + of_rows
     a public class is not sealed
     - @dataclass(frozen=True)
     + @dataclass

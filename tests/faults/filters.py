@@ -228,13 +228,13 @@ tpsample/backends/triton_/kernels/best_scores.py
     kernel: the best scores of all ranks begin with the first logit of one
     - first = tl.load(of_first, mask=offs < num_sources, other=0)
     + first = tl.load(of_first, mask=offs == num_sources - 1, other=0)
-    kernel: about the mass before a score is off by a thousandth
+    kernel: about the mass before a score is off by a little
     - power = tl.exp2((logits - top) * scale)
     + power = tl.exp2((logits - top) * scale * 1.0001)
     > test_a_rejection_decides_what_the_definition_does
     kernel: an error beside the limit of a top_p is forgotten
     - sure = tl.max(tl.where(kept & (mass + error < fewest), words, 0), axis=0)
-    + sure = found
+    + sure = best_word
     > test_a_limit_within_the_error_of_masses_is_searched
     kernel: a row whose largest logit is infinite is decided without its masses
     - decided = (share >= 1) | (value_of(first) < float("inf"))
@@ -270,17 +270,17 @@ tpsample/backends/triton_/kernels/sums.py
 tpsample/backends/triton_/kernels/cuts.py
     in fixed rounds decided rows are searched too
     -         return
-    -     if follows != 0:
+    -     if has_digit != 0:
     +         pass
-    +     if follows != 0:
+    +     if has_digit != 0:
     > test_rows_that_are_done_are_left_out
     kernel: a digit is counted that follows the prefix before
     - last = mark_of(tl.maximum(prefix << (shift + DIGIT_BITS), lowest))
     + last = mark_of(tl.maximum(tl.load(prefix_ptr + row) << (shift + 9), lowest))
     > test_a_search_by_digits_finds_what_the_definition_does
     kernel: a search reaches only what its last digit did
-    - - 1 - found), reached + before, limit
-    + - 1 - found), before, limit
+    - - 1 - index), reached + before, limit
+    + - 1 - index), before, limit
     > test_a_search_by_digits_finds_what_the_definition_does
     kernel: the words of a summed digit are weighed twice
     - left = tl.where(own, none, left)
@@ -550,8 +550,8 @@ tpsample/backends/triton_/kernels/cuts.py
     + of_greedy = tl.where(keeps_greedy != 1, LOWEST_DRAWABLE, of_greedy)
     > test_the_cut_in_a_bin[5-777-True]
     a kernel's search forgets the bins before its own
-    - reached = tl.sum(tl.where(offs < found, bins, 0), axis=0)
-    + reached = tl.sum(tl.where(offs < found, 0, 0), axis=0).to(tl.int64)
+    - reached = tl.sum(tl.where(offs < index, bins, 0), axis=0)
+    + reached = tl.sum(tl.where(offs < index, 0, 0), axis=0).to(tl.int64)
     > test_the_cut_in_a_bin[5-777-True]
     a kernel writes kept sets behind the row before
     - place = tl.load(offset_ptr + row) + offs
@@ -607,8 +607,8 @@ tpsample/request/row_filter.py
     > filters/test_filters.py::test_tokens_are_the_oracles[0-1]
 tpsample/filters/thresholds.py
     all first words take a share of all tokens
-    - total=each.where(of_others, -1)
-    + total=each
+    - total=total.where(of_others, -1)
+    + total=total
     > test_rows_of_both_orders_weigh_what_is_theirs
 tpsample/filters/sample.py
     a row that bounds leave open keeps the token of the lower one

@@ -98,12 +98,12 @@ tpsample/core/tensors.py
     > test_numbers_that_are_handed_over_wait_for_nothing
 tpsample/request/filters.py
     rows are picked by an index of the host
-    - self.row_index[places],
+    - self.row_index[selected],
     + self.row_index[index],
     > test_a_step_of_rows_that_go_different_ways_indexes_by_no_list
 tpsample/request/table.py
     rows of one method stand among others
-    - rows.sort(key=lambda row: _FILTERS(entries[row]).demand.place)
+    - rows.sort(key=lambda row: _FILTERS(entries[row]).demand.method_index)
     + pass
     > test_rows_of_one_method_lie_together_and_none_is_copied
 tpsample/pipeline.py

@@ -71,8 +71,8 @@ tpsample/exchange/swap.py
     + inbox.digests[0]
     > test_a_call_that_differs_on_one_host_is_told_to_all[aabb-1]
     the candidates of one peer are left out
-    - its[rank:]]).view(-1, *mine.shape)
-    + its[rank:] * 0]).view(-1, *mine.shape)
+    - others[rank:]]).view(-1, *mine.shape)
+    + others[rank:] * 0]).view(-1, *mine.shape)
     > test_a_step_is_one_message_to_every_peer_and_with_top_p_two
 tpsample/backends/triton_/kernels/lm_head.py
     kernel: a tile begins at its shard
@@ -93,8 +93,8 @@ tpsample/request/controls/token_state.py
     + of_slot[:1].repeat_interleave(lengths.sum())[mine]
     > test_random_steps_of_one_rank_are_the_oracles[mixed]
     an output token counts once in the history
-    - index_add_(0, place, mine, alpha=2)
-    + index_add_(0, place, mine)
+    - index_add_(0, address, mine, alpha=2)
+    + index_add_(0, address, mine)
     > sampler/test_golden.py::test_one_rank_draws_the_committed_tokens[torch-None-parts0]
     the state of a shard is made under inference mode
     -     @ordinary_tensors
@@ -131,15 +131,15 @@ tpsample/agreement/held_rows.py
     + if False:
     > test_ranks_are_told_the_same_and_go_on
     ranks that name shards may hold the same rows
-    - if each.digest is None or (shard is not None and len(shard) == 0):
-    + if each.digest is None or shard is not None:
+    - if weight.digest is None or (shard is not None and len(shard) == 0):
+    + if weight.digest is None or shard is not None:
     > test_ranks_are_told_the_same_and_go_on
     rows that may be read in two ways are cut evenly
-    - vocab_size or follow == even:
+    - vocab_size or in_order == even:
     + vocab_size or fits_even:
     padding behind the rows of a rank is part of the vocabulary
-    - if each.rows and (each.digest is None or each.padded):
-    + if each.rows and each.digest is None:
+    - if weight.rows and (weight.digest is None or weight.padded):
+    + if weight.rows and weight.digest is None:
 tpsample/agreement/construction.py
     ranks are told of wrong arguments alone
     - except Exception as wrong:  # of
@@ -228,12 +228,12 @@ tpsample/distributed.py
     > test_a_process_started_by_hand_leaves_a_core_to_others
 tpsample/ranks/ranks.py
     a difference names no row
-    - while all(isinstance(each, Mapping) for each in values):
+    - while all(isinstance(value, Mapping) for value in values):
     + while not path:
     > test_ranks_are_told_the_same_and_go_on
 tpsample/agreement/step.py
     an argument that no call has is refused by its own rank alone
-    - self.settle(refuse_unknown, call, unknown)
+    - self.check_on_all_ranks(refuse_unknown, call, unknown)
     + refuse_unknown(call, unknown)
     > test_a_step_wrong_on_one_rank_is_told_to_all_in_the_same_words
     ranks do not compare how often they refreshed

@@ -32,15 +32,15 @@ tpsample/core/rules.py
     > test_values_out_of_range_have_a_meaning
 tpsample/request/tensor_columns.py
     shares that are out of range are not told of
-    - wrong = (column != its).nonzero()
-    + wrong = (column != its)[:0].nonzero()
+    - wrong = (column != meant).nonzero()
+    + wrong = (column != meant)[:0].nonzero()
     > test_shares_of_an_engine_that_are_out_of_range_are_told_of[top_p-host]
     each step makes the requests of tensors anew
     - @lru_cache(maxsize=2**14)
     + @lru_cache(maxsize=0)
     > test_a_step_builds_a_batch_in_a_fifth_of_the_time_of_requests
     other numbers of the host than those of a tensor are taken
-    - (readable(tensor.device) and not _equal(its, tensor.detach()))
+    - (readable(tensor.device) and not _equal(column, tensor.detach()))
     + False
     > test_a_wrong_column_names_the_argument
     a row of tensors that the host does not know has no min_p
@@ -79,8 +79,8 @@ tpsample/request/batch.py
     > test_a_step_of_all_slots_is_refused_while_one_is_empty
 tpsample/request/table.py
     the rows of a plan read the columns of other slots
-    - its = [slots[row] for row in padded_rows]
-    + its = padded_rows
+    - slots_read = [slots[row] for row in padded_rows]
+    + slots_read = padded_rows
     > test_slots_that_a_host_reads_have_the_plan_of_their_requests
     a joining row takes the request of another
     - joining[old - count] for slot
@@ -97,7 +97,7 @@ tpsample/request/table.py
     > test_a_seed_that_was_written_before_the_first_step_is_the_rows
     a request that comes to a slot has the filters of the one before
     - self.numbers[:STATE].index_copy_(1, index, send("numbers", columns))
-    + self.numbers[GATE:STATE].index_copy_(1, index, columns[GATE:])
+    + self.numbers[OCCUPANCY:STATE].index_copy_(1, index, columns[OCCUPANCY:])
     > test_a_captured_step_serves_other_slots_and_other_requests[sample]
     a row whose seed was drawn waits for another when rows move
     - self.entries[slot] = entry._replace(flags=entry.flags & ~UNSEEDED)
@@ -205,12 +205,12 @@ tpsample/request/selection.py
     + torch.clamp(self._index, max=self._table.slots - 1, out=inside)
     > test_masks_of_fewer_rows_than_slots_have_none_for_what_is_not_drawn
     a slot without a request is drawn
-    - self._first.copy_(self._table.gate)
+    - self._first.copy_(self._table.occupancy)
     + self._first.fill_(2**62)
     > test_a_captured_step_serves_other_slots_and_other_requests[sample]
     a row without filters takes the way of those with top_k alone
-    - kinds = [keeps_all(self.vocab_size), *asked]
-    + kinds = [*asked]
+    - kinds = [keeps_all(self.vocab_size), *row_filters]
+    + kinds = [*row_filters]
     > test_a_row_without_filters_beside_one_with_top_k_keeps_all_of_its_tokens
     a selection is taken after rows have changed
     - if self._version != self._table.version:
@@ -225,7 +225,7 @@ tpsample/request/selection.py
     + return {}
     > test_masks_by_slot_follow_the_slots
     a copied selection shares its rows and its masks
-    - return copy.deepcopy(self, {id(each): each for each in (self._batch, self._table)})
+    - return copy.deepcopy(self, {id(shared): shared for shared in (self._batch, self._table)})
     + other = object.__new__(type(self))
     +         vars(other).update(vars(self))
     +         return other
@@ -247,12 +247,12 @@ tpsample/request/selection.py
     + self._known[:1] * self.rows * times
     > test_a_step_is_the_same_whether_the_host_knows_its_slots_or_reads_them
     slots of the host may lie on a device, which is waited for
-    - if elsewhere or not is_listing(its)
-    + if not is_listing(its)
+    - if elsewhere or not is_listing(listed)
+    + if not is_listing(listed)
     > test_other_numbers_on_the_host_are_refused
     other slots on the host are believed
-    - if len(found) != slots.shape[0] or (readable(slots.device) and found != slots.tolist()):
-    + if len(found) != slots.shape[0]:
+    - if len(numbers) != slots.shape[0] or (readable(slots.device) and numbers != slots.tolist()):
+    + if len(numbers) != slots.shape[0]:
     > test_other_numbers_on_the_host_are_refused
     a selection of a CPU keeps the plan of other slots
     - key, plans = (fixed, *slots), table.plans
@@ -304,7 +304,7 @@ tpsample/core/rules.py
 tpsample/request/table.py
     numbers of filters stay where a request was that moves
     - numbers = self.numbers
-    + numbers = self.numbers[0 if self.stores_logits else GATE :]
+    + numbers = self.numbers[0 if self.stores_logits else OCCUPANCY :]
     > test_a_row_that_moves_has_no_filter_of_one_that_left
 tpsample/request/plan.py
     rows that the host does not know are taken for the first of those that store their logits
@@ -364,7 +364,7 @@ tpsample/record/format.py
     > test_a_file_that_cannot_be_read_is_not_called_a_wrong_one
 tpsample/one_call.py
     requests that are wrong on one rank leave the others waiting
-    - agreement.settle(_refuse, wrong)
+    - agreement.check_on_all_ranks(_refuse, wrong)
     + pass
     > test_ranks_are_told_the_same_and_go_on
     draws of no kind on one rank leave the others waiting
@@ -372,7 +372,7 @@ tpsample/one_call.py
     + num_samples) if 1 // num_samples + 1 else 1
 tpsample/agreement/caller_tensors.py
     a weight that was freed is read
-    - require_memory(name, its)
+    - require_memory(name, tensor)
     + pass
     > test_a_tensor_that_was_freed_on_one_rank_is_named_on_every_rank[torch]
 tpsample/agreement/step_checks.py

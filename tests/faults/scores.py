@@ -213,8 +213,8 @@ tpsample/core/machine.py
     +  if None else None
     > core/test_machine.py::test_a_cpu_without_it
     Numba that is not whole is taken
-    - found = {name: importlib.import_module(f"numba.{name}") for name in _NEEDED}
-    + found = {name: importlib.import_module(f"numba.{name}") for name in _NEEDED[:1]}
+    - modules = {name: importlib.import_module(f"numba.{name}") for name in _NEEDED}
+    + modules = {name: importlib.import_module(f"numba.{name}") for name in _NEEDED[:1]}
 tpsample/backends/numba_/kernels/kernel_cache.py
     the cache of kernels does not see that the noise has changed
     - "core/*.py", "noise.py")
@@ -537,7 +537,7 @@ tpsample/backends/triton_/kernels/limbs.py
     + error = ACCUMULATION * norm + TINY
     > test_what_the_limbs_lose_counts
     kernel: bars of the step before
-    - tl.store(bar_ptr + sample * num_rows + row, float("-inf"))
+    - tl.store(row_lower_ptr + sample * num_rows + row, float("-inf"))
     + pass
     > test_a_screen_forgets_the_step_before_at_any_batch_size
 tpsample/core/exact_sum.py

@@ -30,7 +30,7 @@ tpsample/training/logprobs.py
     > test_memory_grows_with_the_sets_and_not_with_the_head
 tpsample/training/products.py
     sums that are undecided are rounded as they come
-    - found[undecided] = exact_sums(products[undecided])
+    - rounded[undecided] = exact_sums(products[undecided])
     + pass
     > test_products_of_pairs_are_exact
 tpsample/training/call.py

@@ -120,12 +120,12 @@ def test_no_interrupt_is_lost_where_threads_begin(two_threads):
 def test_another_weight_is_noticed_after_an_interrupt():
     """At every instruction that follows the weight, whose 8-bit copy is then of the old one."""
     steps = Steps("int8", backend="numba")
-    follow, instruction, raised = steps.sampler.pipeline.caller.follow, 0, True
+    rebind, instruction, raised = steps.sampler.pipeline.caller.rebind_aliases, 0, True
     while raised:
         instruction += 1
         steps.own.data = -steps.own.clone()
         try:
-            interrupt_at(instruction, follow)
+            interrupt_at(instruction, rebind)
             raised = False
         except Interrupt:
             pass

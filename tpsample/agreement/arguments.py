@@ -159,5 +159,5 @@ def refuse_unknown(call: Callable[..., object], unknown: Mapping[str, object]) -
     (name, *_), known = unknown, list(inspect.signature(call).parameters)
     advice = f"give it to each request, SamplingParams({name}=…)"
     if name not in FIELDS:
-        advice = way_out(name, [each for each in known if each not in ("self", "unknown")])
+        advice = way_out(name, [other for other in known if other not in ("self", "unknown")])
     raise TypeError(f"{name}: not an argument of {call.__qualname__}; {advice}")

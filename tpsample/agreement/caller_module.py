@@ -19,8 +19,8 @@ ATTRIBUTES = {"lm_head_weight": "weight", "bias": "bias"}
 
 def tensor_of(module: nn.Module, attribute: str) -> Tensor | None:
     """Return what a module has under a name now."""
-    found = module._parameters.get(attribute)  # ten times as fast as the module's own look-up
-    return getattr(module, attribute, None) if found is None else found
+    parameter = module._parameters.get(attribute)  # ten times as fast as the module's own look-up
+    return getattr(module, attribute, None) if parameter is None else parameter
 
 
 def tensors_of(given: dict[str, Any]) -> dict[str, Any]:

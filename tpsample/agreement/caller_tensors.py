@@ -63,7 +63,9 @@ class CallerTensors:
         weight = given["lm_head_weight"]
         self._module = weight if isinstance(weight, nn.Module) else None
         if self._module is not None:
-            given = {name: tensor_of(self._module, its) for name, its in ATTRIBUTES.items()}
+            given = {
+                name: tensor_of(self._module, attribute) for name, attribute in ATTRIBUTES.items()
+            }
         aliases = {"lm_head_weight": settings.weight, "bias": settings.bias}
         self._given: dict[str, tuple[Tensor, Tensor]] = {}
         for name, tensor in given.items():
@@ -79,7 +81,7 @@ class CallerTensors:
             return {"lm_head_weight": self._module, "bias": None}
         return {"bias": None} | {name: given for name, (given, _) in self._given.items()}
 
-    def follow(self) -> None:
+    def rebind_aliases(self) -> None:
         """Let the aliases share the memory of the caller's tensors, wherever that is now.
 
         Raises:
@@ -93,11 +95,11 @@ class CallerTensors:
             if sys.getrefcount(held[0]) == _ONE_OWNER and isinstance(held[0], nn.Parameter):
                 self._warn_of_orphan(name)
         for name, (given, alias) in self._given.items():
-            its = given if type(given) in _PLAIN else _local(given)
-            require_memory(name, its)
-            moved = its.data_ptr() != alias.data_ptr() or its.stride() != alias.stride()
+            tensor = given if type(given) in _PLAIN else _local(given)
+            require_memory(name, tensor)
+            moved = tensor.data_ptr() != alias.data_ptr() or tensor.stride() != alias.stride()
             if moved or self._moving:
-                self._take(name, its, alias)
+                self._take(name, tensor, alias)
 
     def replace(self, **given: Tensor | None) -> None:
         """Take other tensors of the caller; None leaves the old one.
@@ -119,9 +121,9 @@ class CallerTensors:
     def _look_up(self, module: nn.Module) -> None:
         """Take the tensors that a module has now."""
         for name, attribute in ATTRIBUTES.items():
-            its, known = tensor_of(module, attribute), self._given.get(name)
-            if its is not (None if known is None else known[0]):
-                self._replace(name, its)
+            tensor, known = tensor_of(module, attribute), self._given.get(name)
+            if tensor is not (None if known is None else known[0]):
+                self._replace(name, tensor)
 
     def _warn_of_orphan(self, name: str) -> None:
         """Warn once that no module or optimizer has a Parameter any more that steps read.
@@ -146,16 +148,16 @@ class CallerTensors:
         self._given[name] = tensor, alias
 
     @ordinary_tensors
-    def _take(self, name: str, its: Tensor, alias: Tensor) -> None:
-        alike = (its.dtype, its.shape, its.device) == (alias.dtype, alias.shape, alias.device)
-        if not alike or its.stride() != alias.stride():
+    def _take(self, name: str, new: Tensor, alias: Tensor) -> None:
+        alike = (new.dtype, new.shape, new.device) == (alias.dtype, alias.shape, alias.device)
+        if not alike or new.stride() != alias.stride():
             raise ValueError(
                 f"{name}: expected {describe(alias)} with strides {alias.stride()}, as the sampler "
-                f"was built over, got {describe(its)} with strides {its.stride()}; build a new "
+                f"was built over, got {describe(new)} with strides {new.stride()}; build a new "
                 "LMHeadSampler over it"
             )
         self._moving = True  # and it stays so if an interrupt comes before all is done
-        alias.data = its.detach()
+        alias.data = new.detach()
         self._moved()
         self._moving = False
 

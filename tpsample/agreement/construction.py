@@ -1,4 +1,4 @@
-"""Compares what the ranks of a sampler were given when it is built, and settles what follows."""
+"""Compares what the ranks of a sampler were given when it is built, and returns their settings."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ def agree(
     except Exception as wrong:  # of whatever kind: the other ranks must hear of it
         error = error or wrong
     with ranks.during("building a sampler"):
-        yield _settled(group, ranks, given, backend, record, error)
+        yield _agreed_settings(group, ranks, given, backend, record, error)
 
 
-def _settled(
+def _agreed_settings(
     group: object,
     ranks: Ranks,
     given: dict[str, Any],
@@ -83,7 +83,7 @@ def _settled(
     record: dict[str, Any],
     error: Exception | None,
 ) -> Settings:
-    """Compile this rank's kernels, gather every rank's record or error, and settle what follows."""
+    """Compile this rank's kernels, gather every rank's record or error, and return the settings."""
 
     def compile_kernels() -> None:
         nonlocal error
@@ -107,7 +107,7 @@ def _settled(
     named = [None if r["shard"] is None else VocabShard(*r["shard"]) for r in records]
     try:
         check_sliced(given["vocab_size"], named, held)
-        rows = [each.rows for each in held]
+        rows = [weight.rows for weight in held]
         vocab_size, shards = resolve_shards(given["vocab_size"], named, rows)
         if given["on_failed"] >= vocab_size:
             raise RankMismatch(
@@ -133,7 +133,7 @@ def _settled(
             f"{said} says that it has peers; pass vocab_size= where that is meant",
             stacklevel=7,
         )
-    settled = {
+    agreed = {
         "vocab_size": vocab_size,
         "shard": shards[ranks.rank],
         "backend": backend,
@@ -148,17 +148,17 @@ def _settled(
         hosts=[record["reach"]["host"] for record in records],
         overlap=kernels_overlap(weight.device),
         seeds=SeedSource(records[0]["seed_root"]),
-        **given | settled,
+        **given | agreed,
     )
 
 
 def versions() -> dict[str, str]:
     """Return the versions of what computes. If they differ, near ties might be broken otherwise."""
-    found = {"torch": str(torch.__version__)}
+    by_package = {"torch": str(torch.__version__)}
     for name in ("triton", "numba"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            by_package[name] = importlib.metadata.version(name)
+    return by_package
 
 
 def _backend(given: dict[str, Any]) -> ChosenBackend:

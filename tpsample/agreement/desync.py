@@ -50,9 +50,9 @@ class DesyncDetector:
         sampled = nothing if self.last is None else step_digest(*self.last)
         digests = self._ranks.gather_integers(torch.stack([given, sampled])).tolist()
         self.last = None
-        _require_equal([its for its, _ in digests], _OTHER_STATES)
+        _require_equal([digest for digest, _ in digests], _OTHER_STATES)
         _require_equal(
-            [its for _, its in digests],
+            [digest for _, digest in digests],
             "sampled other tokens, or from other seeds or positions, in the last step",
         )
 
@@ -88,8 +88,8 @@ def _require_equal(digests: list[int], did: str) -> None:
     (common, count), *_ = Counter(digests).most_common()
     majority = 2 * count > len(digests)
     ranks = [r for r, digest in enumerate(digests) if not majority or digest != common]
-    each = each_rank([f"{digest & (2**64 - 1):016x}" for digest in digests])
-    raise Desync(f"ranks {', '.join(map(str, ranks))} {did}: {each}", ranks)
+    listed = each_rank([f"{digest & (2**64 - 1):016x}" for digest in digests])
+    raise Desync(f"ranks {', '.join(map(str, ranks))} {did}: {listed}", ranks)
 
 
 def step_digest(positions: Tensor, seeds: Tensor, token_ids: Tensor) -> Tensor:

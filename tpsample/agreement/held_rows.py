@@ -69,22 +69,22 @@ def check_sliced(
     )
     if vocab_size is None and named:
         vocab_size = max(shard.stop for shard in shards if shard is not None)
-    whole = vocab_size is not None and all(each.rows >= vocab_size for each in held)
+    whole = vocab_size is not None and all(weight.rows >= vocab_size for weight in held)
     if named:  # a shard of a tiny vocabulary may have so much padding, if there are rows to compare
-        whole = all(each.columns == 0 and each.rows == vocab_size for each in held)
+        whole = all(weight.columns == 0 and weight.rows == vocab_size for weight in held)
     if whole:
         raise RankMismatch(
             f"lm_head_weight: expected a shard of the {vocab_size} rows of the vocabulary, but "
             f"every rank holds at least as many; {own}"
         )
     first: dict[tuple[int, int], int] = {}
-    for rank, (each, shard) in enumerate(zip(held, shards, strict=True)):
-        if each.digest is None or (shard is not None and len(shard) == 0):
+    for rank, (weight, shard) in enumerate(zip(held, shards, strict=True)):
+        if weight.digest is None or (shard is not None and len(shard) == 0):
             continue
-        if first.setdefault((each.rows, each.digest), rank) != rank:
+        if first.setdefault((weight.rows, weight.digest), rank) != rank:
             raise RankMismatch(
-                f"lm_head_weight: rank {first[each.rows, each.digest]} and rank {rank} hold the "
-                f"same {each.rows} rows; {own}"
+                f"lm_head_weight: rank {first[weight.rows, weight.digest]} and rank {rank} hold "
+                f"the same {weight.rows} rows; {own}"
             )
     if vocab_size is None and not named:
         _require_an_end(held)
@@ -92,11 +92,11 @@ def check_sliced(
 
 def _require_an_end(held: list[HeldRows]) -> None:
     """Raise unless the rows of each rank look like those of a vocabulary without padding."""
-    for rank, each in enumerate(held):
-        if each.rows and (each.digest is None or each.padded):
+    for rank, weight in enumerate(held):
+        if weight.rows and (weight.digest is None or weight.padded):
             how = (
                 "ends in a row of zeros, as padding does"
-                if each.padded
+                if weight.padded
                 else "has rows that are all alike, as before it is loaded"
             )
             raise RankMismatch(
@@ -162,9 +162,9 @@ def _read_rows(vocab_size: int, weight_rows: list[int]) -> list[VocabShard]:
     """
     world_size = len(weight_rows)
     even = [VocabShard.even(vocab_size, rank, world_size) for rank in range(world_size)]
-    follow = _in_rank_order(vocab_size, weight_rows)
-    fits_even = all(rows >= len(its) for rows, its in zip(weight_rows, even, strict=True))
-    if sum(weight_rows) < vocab_size or follow == even:
+    in_order = _in_rank_order(vocab_size, weight_rows)
+    fits_even = all(rows >= len(shard) for rows, shard in zip(weight_rows, even, strict=True))
+    if sum(weight_rows) < vocab_size or in_order == even:
         return even
     if fits_even:
         way_out = "shard=VocabShard.even(vocab_size, rank, world_size)"
@@ -178,9 +178,9 @@ def _read_rows(vocab_size: int, weight_rows: list[int]) -> list[VocabShard]:
         raise RankMismatch(
             f"lm_head_weight: the ranks' {', '.join(map(str, weight_rows))} rows are {vocab_size} "
             f"ids in two ways, {_ids(even)} with padding behind the rows of each rank, or "
-            f"{_ids(follow)} with padding at the end; pass {way_out}"
+            f"{_ids(in_order)} with padding at the end; pass {way_out}"
         )
-    return follow
+    return in_order
 
 
 def _in_rank_order(vocab_size: int, weight_rows: list[int]) -> list[VocabShard]:

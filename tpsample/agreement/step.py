@@ -156,7 +156,7 @@ class StepAgreement:
         if self._swap is not None:
             self._swap.ranks.roll.step = -1
 
-    def settle(
+    def check_on_all_ranks(
         self, check: Callable[..., Call], *arguments: Any, words_follow: bool = False
     ) -> Call:
         """Run ``check(*arguments)`` on every rank. Return its result if it succeeded alike.
@@ -189,7 +189,7 @@ class StepAgreement:
             self._open = call, error, roll.step
             # `PeerLost.step` counts steps and verifications.
             roll.step += call is None or call.name.startswith(("step", "verify"))
-            swap.bring(digest)
+            swap.set_digest(digest)
             unseeded = call and isinstance(call.batch, StepBatch) and call.batch._table.unseeded
             if call is None or not call.rows or unseeded or not words_follow:
                 swap.publish(0, 0)
@@ -208,7 +208,7 @@ class StepAgreement:
     def refuse_unknown(self, call: Callable[..., object], unknown: Mapping[str, object]) -> None:
         """Raise for an argument that a call does not have, on every rank as for a wrong one."""
         with self:
-            self.settle(refuse_unknown, call, unknown)
+            self.check_on_all_ranks(refuse_unknown, call, unknown)
 
     def refreshed(self) -> None:
         """Note that the weight was taken anew, which every rank must do alike."""

@@ -99,7 +99,7 @@ class StepChecks:
         settings, name, given, are_logits = self._settings, inputs.name, *inputs[:2]
         weight, axes = settings.weight, 2 if leading is None else 3
         if not are_logits:
-            self._caller.follow()
+            self._caller.rebind_aliases()
             copy = self._local.copy if samples else None
             if copy is not None and not copy.is_current():
                 raise ValueError(

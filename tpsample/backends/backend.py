@@ -35,15 +35,15 @@ class Backend(ABC):
         self._num_ids = len(self._shard)
         self._scratch = Scratch(settings.device)
 
-    def follow(self) -> None:
-        """Follow the weight and the bias, the same tensors, which now lie elsewhere in memory.
+    def rebind_weight(self) -> None:
+        """Bind anew to weight and bias, the same tensors, which now lie elsewhere in memory.
 
         Their shapes, dtypes, device and strides are those they had. A backend that has made
         something of an address or a slice of them makes it anew; the 8-bit copy waits for
         `refresh`.
         """
         if self.copy is not None:
-            self.copy.follow(self._weight[: self._num_ids])
+            self.copy.rebind_weight(self._weight[: self._num_ids])
 
     def compile_ahead(self) -> None:  # noqa: B027 (most backends compile where they step)
         """Compile what steps need as far as that is known without taking them."""

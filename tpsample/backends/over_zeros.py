@@ -31,22 +31,22 @@ def list_over_zeros(
     """Launch the kernels of rows whose kept tokens fit a list: those of equal logits do not."""
     request = SamplingParams(seed=0, top_p=0.9, logprobs=1, logprobs_mode="processed_logprobs")
     batch = SamplingBatch.from_params([request], vocab_size=vocab_size, device=device)
-    filters, asked = batch.plan.filters, batch.plan.logprobs
-    assert filters is not None and asked is not None
+    filters, logprob_rows = batch.plan.filters, batch.plan.logprobs
+    assert filters is not None and logprob_rows is not None
     lowest = filters.column(LOWEST)
-    its = filters.thresholds(lowest, lowest)._replace(total=lowest)
+    thresholds = filters.thresholds(lowest, lowest)._replace(total=lowest)
     logits, noise = (
         torch.zeros(1, len(shard), device=device),
         RowNoise(batch.temperature, batch.seed, lowest, 1),
     )
     given = logits, logits, shard.start, vocab_size, noise.temperature, noise
     rows = room_of(backend).passes(*given, top=noise.temperature)
-    rows.list_end(lowest.new_zeros(1, BINS), lowest, its.share, 1)
+    rows.list_end(lowest.new_zeros(1, BINS), lowest, thresholds.share, 1)
     for count in (1, MAX_TOP_WORDS + 1):
         words = rows.words_from(lowest, count)
         first = rows.first_of(words.expand(num_ranks, 1, count), count)
-        found = rows.set_of_first(first, its)
-        rows.weighed_words(asked, first, found.drawn, found.cut)
+        kept_set = rows.set_of_first(first, thresholds)
+        rows.weighed_words(logprob_rows, first, kept_set.drawn, kept_set.cut)
 
 
 def verify_over_zeros(
@@ -91,7 +91,7 @@ def _verify(room: Room, shard: VocabShard, vocab_size: int, width: int, zero: Te
     replace(rows, top=noise.temperature).held_from(zeros)  # of kept sets
     for block, dtype in product((False, True), (None, *LAWS)):
         draft = None if dtype is None else logits[None, 1:].to(dtype)
-        its = room.verification(rows, draft, drafts, drafts.int(), zero, zero, block)
-        laws = its.laws(its.tops().unsqueeze(0))
-        laws, places = its.accept(laws, its.sums(laws))
-        its.output(laws, places, its.residuals(laws, places).unsqueeze(0))
+        verification = room.verification(rows, draft, drafts, drafts.int(), zero, zero, block)
+        laws = verification.laws(verification.tops().unsqueeze(0))
+        laws, places = verification.accept(laws, verification.sums(laws))
+        verification.output(laws, places, verification.residuals(laws, places).unsqueeze(0))

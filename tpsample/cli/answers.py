@@ -48,13 +48,13 @@ class Row:
     @property
     def answer(self) -> list[int]:
         """The token ids without an end of sequence."""
-        return [each for each in self.drawn if each not in self.model.eos_token_ids]
+        return [token_id for token_id in self.drawn if token_id not in self.model.eos_token_ids]
 
     def text(self) -> str:
         """Return the text of the answer, without its first stop text and what follows."""
         text = self._whole()
-        found = [text.find(stop) for stop in self.stop if stop in text]
-        return text[: min(found, default=None)]
+        starts = [text.find(stop) for stop in self.stop if stop in text]
+        return text[: min(starts, default=None)]
 
     def _whole(self) -> str:
         text: str = self.model.tokenizer.decode(self.answer, skip_special_tokens=True)
@@ -116,7 +116,7 @@ def decode(
         return torch.tensor([row.ended for row in rows], device=input_ids.device)
 
     input_ids, attention_mask = (
-        pad_sequence([torch.tensor(each) for each in lists], True, padding_side="left")
+        pad_sequence([torch.tensor(numbers) for numbers in lists], True, padding_side="left")
         for lists in (prompts, [[1] * len(prompt) for prompt in prompts])
     )
     start = time.perf_counter()

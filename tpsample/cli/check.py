@@ -16,7 +16,7 @@ from tpsample.record.verify import SAMPLED_LOGITS, logits_of, sampled_again
 from tpsample.sampler import LMHeadSampler
 
 
-def told(
+def verdict_sentence(
     compared: int, differ: int, near_ties: int, same_on_every_rank: bool, world_size: int
 ) -> tuple[str, bool]:
     """Return one sentence for people, and whether all tokens are right.
@@ -41,7 +41,7 @@ def told(
 def check(
     model: Model, record: Record, job: Job, backend: BackendName, on_token: Callable[[], None]
 ) -> tuple[str, bool]:
-    """Sample every token of a record again, and return what `told` says of the comparison.
+    """Sample every token of a record again, and return the verdict on the comparison.
 
     Collective: each rank samples a share of the tokens.
     """
@@ -69,4 +69,4 @@ def check(
     answers = job.gather([len(own), differ, near_ties, emitted])
     compared, differ, near_ties, _ = map(sum, zip(*answers, strict=True))
     same = len({answer[-1] for answer in answers}) == 1
-    return told(compared, differ, near_ties, same, job.world_size)
+    return verdict_sentence(compared, differ, near_ties, same, job.world_size)

@@ -136,9 +136,9 @@ def _versions(records: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """Return a line per package, with every rank's version where they differ."""
     lines = []
     for name, version in records[0]["versions"].items():
-        found = [record["versions"].get(name) for record in records]
-        same = len(set(found)) == 1
-        lines.append((name, version if same else f"DIFFERS BETWEEN RANKS: {found}"))
+        versions = [record["versions"].get(name) for record in records]
+        same = len(set(versions)) == 1
+        lines.append((name, version if same else f"DIFFERS BETWEEN RANKS: {versions}"))
     return lines
 
 
@@ -152,15 +152,15 @@ def _cache(backend: str) -> list[tuple[str, str]]:
         missing_of,
     )
 
-    found = []
+    states = []
     for dtype in (torch.float32, torch.bfloat16):
         weight = torch.empty(1, 1, dtype=dtype, device="cpu")
         every, missing = len(entries(weight)), len(missing_of(weight))
         state = "warm"
         if missing:
             state = f"{missing} of {every} to be compiled, about {missing * SECONDS_EACH} s"
-        found.append(f"{str(dtype).removeprefix('torch.')} {state}")
-    return [("kernel cache", f"{', '.join(found)}; once per machine")]
+        states.append(f"{str(dtype).removeprefix('torch.')} {state}")
+    return [("kernel cache", f"{', '.join(states)}; once per machine")]
 
 
 def _copies(world_size: int) -> str:

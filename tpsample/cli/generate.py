@@ -14,7 +14,7 @@ from tpsample.cli import report
 from tpsample.cli.answers import decode, record_of
 from tpsample.cli.check import check
 from tpsample.cli.model import load
-from tpsample.cli.requests import asked
+from tpsample.cli.requests import requests_of
 from tpsample.distributed import join
 
 PROMPTS = (
@@ -96,7 +96,7 @@ def generate(
     with report.errors():
         if record is not None and not record.parent.is_dir():
             raise ValueError(f"record: no folder {str(record.parent)!r} for {record.name}")
-        requests = asked(
+        requests = requests_of(
             prompt or PROMPTS,
             temperature or (TEMPERATURES if not prompt else TEMPERATURES[2:3]),
             seed,
@@ -141,8 +141,8 @@ def generate(
             if record is not None and job.rank == 0:
                 drawn = record_of(lm, rows)
                 drawn.save(record)
-                told = f"{record}, {len(drawn.params)} tokens: tpsample verify {record}"
-                lines.append(("record", told))
+                note = f"{record}, {len(drawn.params)} tokens: tpsample verify {record}"
+                lines.append(("record", note))
             shown.table(lines)
             shown.verdict(line, ok)
             sampler.close()

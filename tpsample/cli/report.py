@@ -177,12 +177,12 @@ def split(
     parameters: list[Any] = list(module.parameters())
     if not any(map(is_dtensor, parameters)):
         return []
-    total = sum(each.numel() * each.element_size() for each in parameters)
-    local = [each.to_local() if is_dtensor(each) else each for each in parameters]
-    own = sum(each.numel() * each.element_size() for each in local)
-    given = [each.contiguous().view(torch.uint8).cpu() for each in hidden_states]
-    found = job.gather([zlib.crc32(each.numpy().tobytes()) for each in given])
-    apart = sum(len(set(token)) > 1 for token in zip(*found, strict=True))
+    total = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+    local = [tensor.to_local() if is_dtensor(tensor) else tensor for tensor in parameters]
+    own = sum(part.numel() * part.element_size() for part in local)
+    given = [states.contiguous().view(torch.uint8).cpu() for states in hidden_states]
+    digests = job.gather([zlib.crc32(states.numpy().tobytes()) for states in given])
+    apart = sum(len(set(token)) > 1 for token in zip(*digests, strict=True))
     bits = f"DIFFER BETWEEN RANKS for {apart} of" if apart else "the same bits on every rank for"
     return [
         ("trunk", f"tensor-parallel, {size(own)} of its {size(total)} on rank 0"),

@@ -106,7 +106,7 @@ def fields_of(settings: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     return fields, stop
 
 
-def asked(
+def requests_of(
     prompts: Sequence[str],
     temperatures: Sequence[float],
     seed: int,

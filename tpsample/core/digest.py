@@ -66,8 +66,8 @@ def digest_bits(tensor: Tensor) -> int:
     if flat.numel() <= _FEW:
         return digest_text(str(flat.tolist()))
     parts = enumerate(flat.split(_AT_ONCE))
-    found = [digest_rows(part.to(torch.int64), first=i * _AT_ONCE) for i, part in parts]
-    return int(torch.stack(found).sum())
+    digests = [digest_rows(part.to(torch.int64), first=i * _AT_ONCE) for i, part in parts]
+    return int(torch.stack(digests).sum())
 
 
 def digest_text(text: str) -> int:

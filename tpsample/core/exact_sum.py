@@ -28,14 +28,14 @@ def exact_products(hidden_states: Tensor, weight: Tensor) -> Tensor:
     total, size = hidden_states @ weight.T, weight.shape[1]
     error = hidden_states.norm(dim=1, keepdim=True) * weight.norm(dim=1) * (size * MARGIN)
     lower, upper = (total - error).float(), (total + error).float()
-    found = total.float()
+    rounded = total.float()
     undecided = (lower != upper) & total.isfinite()
     rows, columns = undecided.nonzero(as_tuple=True)
     step = max(1, GATHERED // max(1, size))
     for row, column in zip(rows.split(step), columns.split(step), strict=True):
         products = hidden_states[row] * weight[column]
-        found[row, column] = exact_sums(products)
-    return found
+        rounded[row, column] = exact_sums(products)
+    return rounded
 
 
 def exact_sums(products: Tensor) -> Tensor:

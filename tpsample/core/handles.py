@@ -28,10 +28,10 @@ def object_of(handle: int, name: str) -> Any:
     Raises:
         RuntimeError: it is gone, or has another number now.
     """
-    found = _objects.get(handle)
-    if found is None:
+    registered = _objects.get(handle)
+    if registered is None:
         raise RuntimeError(
             f"{name}: a graph was compiled or exported for one that is gone, or whose rows have "
             "changed since; keep it as it was, or compile or export again"
         )
-    return found
+    return registered

@@ -134,8 +134,8 @@ def numba_missing() -> str | None:
         oldest = ".".join(map(str, OLDEST))
         return f"Numba {numba.__version__} is older than {oldest}; {how_to_install('cpu')}"
     try:
-        found = {name: importlib.import_module(f"numba.{name}") for name in _NEEDED}
-        disabled = found["core.config"].DISABLE_JIT
+        modules = {name: importlib.import_module(f"numba.{name}") for name in _NEEDED}
+        disabled = modules["core.config"].DISABLE_JIT
     except Exception as error:
         return _broken(error)
     return "NUMBA_DISABLE_JIT is set, so Numba compiles nothing; unset it" if disabled else None

@@ -76,7 +76,7 @@ class RowNoise:
             positions=self.positions[index],
         )
         if "_safe" in vars(self):
-            vars(chosen)["_safe"] = tuple(each[index] for each in self._safe)
+            vars(chosen)["_safe"] = tuple(tensor[index] for tensor in self._safe)
         if "streams" in vars(self):  # made by about a hundred operators, so they are not made again
             vars(chosen)["streams"] = [tuple(r[index] for r in stream) for stream in self.streams]
         return chosen
@@ -152,8 +152,8 @@ def forked_seeds(seed: int, count: int) -> list[int]:
 
     seed_i = r0 + 2^32 r1 of the row stream at position i, in a domain of its own; i > 0
     """
-    its = torch.tensor(signed64(seed), device="cpu")
-    low, high, *_ = row_stream(its, torch.arange(count, device="cpu"), domain=DOMAIN_FORK)
+    seed_tensor = torch.tensor(signed64(seed), device="cpu")
+    low, high, *_ = row_stream(seed_tensor, torch.arange(count, device="cpu"), domain=DOMAIN_FORK)
     return [seed, *(low | high << 32).tolist()[1:]]
 
 

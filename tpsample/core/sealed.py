@@ -28,16 +28,16 @@ class Sealed:
             return
 
         parameters = inspect.signature(init).parameters.values()
-        known = [each.name for each in parameters if each.kind == each.KEYWORD_ONLY]
-        takes_any = any(each.kind == each.VAR_KEYWORD for each in parameters)
-        init_names = {each.name for each in parameters}
+        known = [p.name for p in parameters if p.kind == p.KEYWORD_ONLY]
+        takes_any = any(p.kind == p.VAR_KEYWORD for p in parameters)
+        init_names = {p.name for p in parameters}
 
         @wraps(init)
         def sealing(self: Any, *args: Any, **named: Any) -> None:
             for name in () if takes_any else named:
                 if name not in init_names:
-                    told = _near(name, known) or way_out(name, known)
-                    raise TypeError(f"{name}: not an argument of {cls.__name__}; {told}")
+                    advice = _near(name, known) or way_out(name, known)
+                    raise TypeError(f"{name}: not an argument of {cls.__name__}; {advice}")
             init(self, *args, **named)
             if type(self).__init__ is sealing:  # no constructor of a subclass goes on
                 vars(self)["_sealed"] = True
@@ -52,7 +52,7 @@ class Sealed:
             )
         if "_sealed" in own and name not in own and not hasattr(kind, name):
             near = difflib.get_close_matches(
-                name, [each for each in dir(self) if each[0] != "_"], 1
+                name, [attribute for attribute in dir(self) if attribute[0] != "_"], 1
             )
             way_out = f"; did you mean {near[0]}?" if near else ", and nothing would read it"
             raise AttributeError(f"{name}: not an attribute of {kind.__name__}{way_out}")
@@ -126,7 +126,7 @@ def way_out(name: str, fields: Iterable[str]) -> str:
 def _near(name: str, fields: Iterable[str]) -> str:
     """Return a question after the field that a name may mean; "" if there is none."""
     near = difflib.get_close_matches(name, fields, n=1)
-    near = near or [each for each in fields if name.endswith(f"_{each}")]
+    near = near or [field for field in fields if name.endswith(f"_{field}")]
     return f"did you mean {near[0]}?" if near else ""
 
 

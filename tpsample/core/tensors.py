@@ -27,15 +27,15 @@ def tensors_of(
     *lists: Iterable[float], device: torch.device | str | None, dtype: torch.dtype = torch.int64
 ) -> list[Tensor]:
     """Return each list of numbers or bools as a tensor; reals are rounded once."""
-    found = []
+    tensors = []
     for values in lists:
         listed = array(_KINDS[dtype], values)
         if listed:
             on_host = torch.frombuffer(listed, dtype=dtype)
-            found.append(on_host if device is None else on_host.to(device, non_blocking=True))
+            tensors.append(on_host if device is None else on_host.to(device, non_blocking=True))
         else:  # which torch.frombuffer refuses
-            found.append(torch.empty(0, dtype=dtype, device=device))
-    return found
+            tensors.append(torch.empty(0, dtype=dtype, device=device))
+    return tensors
 
 
 ALIGNED = 16
@@ -75,8 +75,8 @@ def ordinary_tensors(function: _Function) -> _Function:
 
 def bytes_of(tensor: Tensor) -> bytes:
     """Return the bytes of a tensor on the host. `Tensor.numpy` would mark its storage as fixed."""
-    its = tensor.contiguous()
-    return ctypes.string_at(its.data_ptr(), its.nbytes) if its.numel() else b""
+    contiguous = tensor.contiguous()
+    return ctypes.string_at(contiguous.data_ptr(), contiguous.nbytes) if contiguous.numel() else b""
 
 
 READ_ON = ("cpu",)

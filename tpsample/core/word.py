@@ -54,15 +54,16 @@ class Status(IntEnum):
 
 def warn_of_failed(status: Sequence[int]) -> None:
     """Warn of the first row of a step that has no token, because -1 is an index, too."""
-    row, its = next((row, its) for row, its in enumerate(status) if its != Status.OK)
+    row, code = next((row, code) for row, code in enumerate(status) if code != Status.OK)
     warnings.warn(
-        f"status: row {row} has no token but -1, status {_NAMES.get(its, its)}, and embedding[-1] "
-        "reads the last row; look at out.status, or build the sampler with on_failed= an id",
+        f"status: row {row} has no token but -1, status {_NAMES.get(code, code)}, and "
+        "embedding[-1] reads the last row; look at out.status, or build the sampler with "
+        "on_failed= an id",
         stacklevel=6,
     )
 
 
-_NAMES = {each.value: each.name for each in Status}
+_NAMES = {status.value: status.name for status in Status}
 
 
 def key(score: Tensor) -> Tensor:

@@ -46,10 +46,10 @@ class Exchange:
         words: int64 [chunks, sources, max_rows], what `collect` looks at.
         own: index of this rank among the sources.
         push: lets the kernel of the local step publish by itself; None if it does not.
-        carries: whether `carry` sends other integers with the words.
+        takes_payload: whether `attach_payload` sends other integers with the words.
     """
 
-    carries = False
+    takes_payload = False
     push: Push | None = None
 
     def __init__(self, settings: Settings, sources: int = 1) -> None:
@@ -90,8 +90,8 @@ class Exchange:
         It is made once, because every view takes the host a microsecond.
         """
         own = [self._own_words(part)[:rows] for part in range(self.parts)]
-        found = self._views[rows] = own, self.words.flatten(0, 1)[:, :rows]
-        return found
+        views = self._views[rows] = own, self.words.flatten(0, 1)[:, :rows]
+        return views
 
     def _own_words(self, chunk: int) -> Tensor:
         """Return int64 [max_rows], this rank's words of a chunk."""
@@ -100,11 +100,11 @@ class Exchange:
     def publish(self, chunk: int, rows: int) -> None:
         """Start sending the first `rows` words of a chunk to the peers."""
 
-    def carry(self, tensors: Sequence[Tensor]) -> None:
+    def attach_payload(self, tensors: Sequence[Tensor]) -> None:
         """Send int64 tensors with the words that are published next; all ranks' have one shape."""
 
-    def carried(self) -> list[Tensor] | None:
-        """Return what all ranks carried, [W, ...] each, after `collect`; None if they did not."""
+    def payloads(self) -> list[Tensor] | None:
+        """Return the payloads of all ranks, [W, ...] each, after `collect`; None without any."""
         return None
 
     def collect(self, rows: int) -> Tensor:

@@ -91,7 +91,9 @@ def explain_auto(ranks: Ranks, reports: list[dict[str, Any]]) -> str:
 
 
 def _obstacles(reports: list[dict[str, Any]]) -> list[str]:
-    return [f"rank {r}: {each['obstacle']}" for r, each in enumerate(reports) if each["obstacle"]]
+    return [
+        f"rank {r}: {report['obstacle']}" for r, report in enumerate(reports) if report["obstacle"]
+    ]
 
 
 def _against_peer(reports: list[dict[str, Any]]) -> str:
@@ -112,7 +114,7 @@ def _against_peer(reports: list[dict[str, Any]]) -> str:
 def _hidden_gpus(reports: list[dict[str, Any]]) -> str:
     """Say that ranks of one host see no GPU but their own; "" where they do, or have one GPU."""
     for one in reports:
-        here = [each["device"][1] for each in reports if each["host"] == one["host"]]
+        here = [report["device"][1] for report in reports if report["host"] == one["host"]]
         if one["visible"] == 1 and len(set(here)) > 1:
             return (
                 f"a rank on {one['host']} sees one GPU and its peers have others, so torch maps no "

@@ -72,7 +72,7 @@ class CollectiveExchange(QueuedExchange):
 
     def bytes_sent(self, rows: int) -> int:
         words = [rows * self.chunks, rows]
-        return sum(ring_bytes(*each) for each in zip(self.levels, words, strict=False))
+        return sum(ring_bytes(*pair) for pair in zip(self.levels, words, strict=False))
 
 
 def require_maximum(ranks: Ranks, device: torch.device) -> None:

@@ -69,14 +69,14 @@ class PeerExchange(Exchange):
         self._winners = torch.zeros(max_rows, dtype=torch.int64, device=device)
         shape = (2, chunks, ranks.world_size, max_rows)
         self.memory = peer_memory(ranks, shape, device)
-        places = (chunks, ranks.rank, ranks.world_size, max_rows)
+        layout = (chunks, ranks.rank, ranks.world_size, max_rows)
         between = self._between = (
             BetweenHosts(self.levels[1], settings) if len(self.levels) > 1 else None
         )
         # Hosts by their ranks, and who is lost there: bits of their ranks, unheard and told.
         self._hosts = between.hosts if between else [[*range(ranks.world_size)]]
         self._lost_of_host = between.lost if between else self._lost[:2].unsqueeze(0)
-        self.push = Push(self.arrive, self.epoch, self._lost, self.memory.addresses, *places)
+        self.push = Push(self.arrive, self.epoch, self._lost, self.memory.addresses, *layout)
 
     def finish(self, out: SampleOutput, seeds: Tensor) -> None:
         """Wait on the device for every rank's words; the kernel that waits decodes them too.
@@ -120,18 +120,18 @@ class PeerExchange(Exchange):
         return own + (self._between.bytes_sent(rows) if self._between else 0)
 
     def check(self) -> None:
-        unheard, told = (
+        unheard, reporting = (
             tuple(
                 rank
                 for ranks, bits in zip(self._hosts, of_hosts, strict=True)
-                for place, rank in enumerate(ranks)
-                if bits >> place & 1
+                for bit, rank in enumerate(ranks)
+                if bits >> bit & 1
             )
             for of_hosts in self._lost_of_host.T.tolist()
         )
-        if unheard or told:
+        if unheard or reporting:
             mine, from_mine, _, step = self._lost.tolist()
-            seen = unheard, told, step if mine or from_mine else None
+            seen = unheard, reporting, step if mine or from_mine else None
             roll = self.ranks.roll
             raise roll.lost(*seen) if roll else peer_lost(*seen, {})
 

@@ -8,7 +8,7 @@ of any sampler. So ranks whose calls or samplers differ still receive each other
 the digests that they do. A swap takes two one-way latencies for any number of ranks and rows: gloo
 tells the sender that there is room, then the message travels.
 
-A message has room for CARRIED more integers than words; more of them are gathered by themselves.
+A message has room for MAX_PAYLOAD more integers than words; more are gathered by themselves.
 
 With two levels, the ranks of a host swap first. Then the hosts swap what theirs have in common,
 each rank with one or more of every other host. A host whose ranks differ sends the digest 0. These
@@ -27,7 +27,7 @@ from torch import Tensor
 from tpsample.core.tensors import ordinary_tensors
 from tpsample.exchange.base import Exchange
 from tpsample.ranks.process import ProcessRanks
-from tpsample.ranks.ranks import CARRIED
+from tpsample.ranks.ranks import MAX_PAYLOAD
 from tpsample.settings import Settings
 
 
@@ -39,7 +39,7 @@ class SwapExchange(Exchange):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(replace(settings, chunks=1))
-        self.carries = len(self.levels) == 1
+        self.takes_payload = len(self.levels) == 1
         self._make_inboxes()
 
     @ordinary_tensors  # later calls write to them, wherever this one was made
@@ -59,36 +59,36 @@ class SwapExchange(Exchange):
     def _own_words(self, chunk: int) -> Tensor:
         return self._inboxes[0].words[0]
 
-    def bring(self, digest: int) -> None:
+    def set_digest(self, digest: int) -> None:
         """Send a digest of this call, which is not 0, with the words that follow."""
         if self._inboxes[0].room < self.ranks.shared.longest:  # a larger sampler was built
             self._make_inboxes()
         self._inboxes[0].digests[0] = digest
 
-    def carry(self, tensors: Sequence[Tensor]) -> None:
-        if sum(each.numel() for each in tensors) <= CARRIED:
+    def attach_payload(self, tensors: Sequence[Tensor]) -> None:
+        if sum(tensor.numel() for tensor in tensors) <= MAX_PAYLOAD:
             self._next = [*tensors]
 
     def publish(self, chunk: int, rows: int) -> None:
         self._sent, self._next = self._next, []
-        more = [each.flatten() for each in self._sent]
-        self.ranks.bytes_sent += (self.ranks.world_size - 1) * sum(each.nbytes for each in more)
+        more = [tensor.flatten() for tensor in self._sent]
+        self.ranks.bytes_sent += (self.ranks.world_size - 1) * sum(tensor.nbytes for tensor in more)
         self._inboxes[0].start(rows, *more)
         self._rows = rows
 
-    def carried(self) -> list[Tensor] | None:
+    def payloads(self) -> list[Tensor] | None:
         if not self._sent:
             return None
-        sizes = [each.numel() for each in self._sent]
+        sizes = [tensor.numel() for tensor in self._sent]
         parts = self._inboxes[0].others[:, : sum(sizes)].split(sizes, dim=1)
         rank = self.ranks.rank
         return [
-            torch.cat([its[:rank], mine.reshape(1, -1), its[rank:]]).view(-1, *mine.shape)
-            for mine, its in zip(self._sent, parts, strict=True)
+            torch.cat([others[:rank], mine.reshape(1, -1), others[rank:]]).view(-1, *mine.shape)
+            for mine, others in zip(self._sent, parts, strict=True)
         ]
 
     def agrees(self) -> bool:
-        """Wait for the words; return whether all ranks brought the same digest with them.
+        """Wait for the words; return whether all ranks sent the same digest with them.
 
         Raises:
             PeerLost: a rank did not answer.

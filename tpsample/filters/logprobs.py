@@ -63,7 +63,7 @@ def logprobs_of_sets(rows: ShardLogits, asked: LogprobRows, sampled: Tensor, cut
     """
     assert cut.first is not None and cut.drawn is not None
     words, sums = rows.weighed_words(asked, cut.first, cut.drawn, cut.words)
-    return rows.told_logprobs(asked, sampled, words, cut.words, sums)
+    return rows.logprobs_of_words(asked, sampled, words, cut.words, sums)
 
 
 def find_logprobs(
@@ -110,4 +110,4 @@ def find_logprobs(
 
     rows = replace(rows, temperature=words.temperature)
     sums = ranks.sum_integers(rows.weigh(cut, marks))
-    return rows.told_logprobs(asked, sampled, words, cut, sums)
+    return rows.logprobs_of_words(asked, sampled, words, cut, sums)

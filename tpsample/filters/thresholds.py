@@ -47,12 +47,12 @@ def thresholds_of_first(
     demand = filters.demand
     if demand.ends or demand.total:
         rows = replace(rows, top=rows.top_of(first.unsqueeze(0))[1])
-    its = thresholds_of(rows, filters, ranks)
+    thresholds = thresholds_of(rows, filters, ranks)
     if not demand.total:
-        return [its]
-    totals = ranks.sum_integers(rows.totals(its.least_of_total))
+        return [thresholds]
+    totals = ranks.sum_integers(rows.totals(thresholds.least_of_total))
     of_others = filters.column(behind(TOP_K.name))
-    return [its._replace(total=each.where(of_others, -1)) for each in totals.unbind(dim=1)]
+    return [thresholds._replace(total=total.where(of_others, -1)) for total in totals.unbind(dim=1)]
 
 
 @dataclass(frozen=True)

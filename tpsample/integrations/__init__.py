@@ -18,22 +18,22 @@ _OLDEST_PYTHON = (3, 11)
 """Of all of them."""
 
 
-def check_version(engine: str, found: str) -> None:
+def check_version(engine: str, installed: str) -> None:
     """Raise an ImportError for a version of an engine that was not tried, with the way out.
 
     A later one of an engine with a self-test is warned of, and that test decides.
 
     Args:
         engine: a name of `TRIED`.
-        found: the version that is installed, such as "0.32.1+cpu".
+        installed: the version that is installed, such as "0.32.1+cpu".
     """
     tried = TRIED[engine]
-    if f"{found.partition('+')[0]}.".startswith(f"{tried}."):
+    if f"{installed.partition('+')[0]}.".startswith(f"{tried}."):
         return
-    if engine in SELF_TESTED and _numbers(found) > _numbers(tried):
+    if engine in SELF_TESTED and _numbers(installed) > _numbers(tried):
         warnings.warn(
-            f"tpsample.integrations.{engine}: {engine} {tried} was tried, {found} is installed; "
-            "it serves if its first step passes the self-test",
+            f"tpsample.integrations.{engine}: {engine} {tried} was tried, {installed} is installed"
+            "; it serves if its first step passes the self-test",
             stacklevel=2,
         )
         return
@@ -41,7 +41,7 @@ def check_version(engine: str, found: str) -> None:
     if sys.version_info < _OLDEST_PYTHON:
         way_out = f"{tried} needs Python {'.'.join(map(str, _OLDEST_PYTHON))} or later"
     raise ImportError(
-        f"tpsample.integrations.{engine}: {engine} {tried} is supported, {found} is "
+        f"tpsample.integrations.{engine}: {engine} {tried} is supported, {installed} is "
         f"installed; {way_out}"
     )
 

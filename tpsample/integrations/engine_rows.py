@@ -100,9 +100,9 @@ class EngineRows(Sealed):
             return self.rows
         joining = {name: load(name) for name in names if name not in self._requests}
         known = self._requests | joining
-        place = {name: row for row, name in enumerate(known)}
+        row_of = {name: row for row, name in enumerate(known)}
         self._batch.arrange(
-            [place[name] for name in names],
+            [row_of[name] for name in names],
             [request.params for request in joining.values()],
             prompt_token_ids=[request.prompt_token_ids for request in joining.values()],
             output_token_ids=[request.output_token_ids for request in joining.values()],

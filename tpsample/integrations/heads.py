@@ -108,8 +108,8 @@ class HeadTap(Sealed):
             logit_softcap=head.logit_softcap,
         )
 
-    def follow_weight(self) -> None:
-        """Follow a weight that the engine has put in the place of the sampler's.
+    def rebind_weight(self) -> None:
+        """Let the sampler read a weight that the engine has put in the place of the one it read.
 
         Raises:
             ValueError: it has another shape, dtype, device or layout.

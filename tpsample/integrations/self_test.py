@@ -63,14 +63,14 @@ def compare_first_step(
                 step([name])
         rows = partial(_identity, alone=torch.cat(alone))
         with head.given(rows, compared=True):
-            found = step(names)
+            token_ids = step(names)
         expected = _definition(head, requests, local_logits(len(names)))
     except Exception as error:
-        told = f"{type(error).__name__}: {error}"
-        raise RuntimeError(f"{wrong} failed: {told}; {WAY_OUT}") from error
-    if found != expected:
+        reason = f"{type(error).__name__}: {error}"
+        raise RuntimeError(f"{wrong} failed: {reason}; {WAY_OUT}") from error
+    if token_ids != expected:
         raise RuntimeError(
-            f"{wrong} returned the tokens {found}, the definition has {expected}; {WAY_OUT}"
+            f"{wrong} returned the tokens {token_ids}, the definition has {expected}; {WAY_OUT}"
         )
     logger.info(
         "tpsample: a first step of %d requests returned the definition's tokens", len(names)
@@ -96,11 +96,11 @@ def _identity(hidden_states: Tensor, alone: Tensor) -> Tensor:
     come.
     """
     rows, size = hidden_states.shape
-    its = torch.cdist(hidden_states.float(), alone).argmin(dim=1)
+    request_of_row = torch.cdist(hidden_states.float(), alone).argmin(dim=1)
     if len(alone) > 1 and torch.pdist(alone).min() <= 1e-3 * alone.norm(dim=1).max():
-        its = torch.arange(rows, device=its.device)
-    identity = torch.eye(rows, size, device=its.device)
-    return identity[its].to(hidden_states.dtype)
+        request_of_row = torch.arange(rows, device=request_of_row.device)
+    identity = torch.eye(rows, size, device=request_of_row.device)
+    return identity[request_of_row].to(hidden_states.dtype)
 
 
 def _definition(

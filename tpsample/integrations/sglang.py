@@ -156,7 +156,7 @@ class Hooks(Sealed):
     def keep_requests(self, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
         """After `ForwardBatch.init_new`: keep the requests of its rows."""
         if self.armed:
-            batch = next(each for each in (*args, *kwargs.values()) if hasattr(each, "reqs"))
+            batch = next(value for value in (*args, *kwargs.values()) if hasattr(value, "reqs"))
             self.requests = {request.rid: request for request in batch.reqs}
         return forward_batch
 
@@ -216,12 +216,12 @@ def params_of(request: Any, seed: int | None = None) -> SamplingParams:
     Args:
         seed: in the place of the request's own.
     """
-    its = request.sampling_params
+    params = request.sampling_params
     return SamplingParams(
-        temperature=0.0 if its.top_k == 1 else its.temperature,
-        top_k=its.top_k,
-        top_p=its.top_p,
-        min_p=its.min_p,
+        temperature=0.0 if params.top_k == 1 else params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
         seed=seed_of_request(request) if seed is None else seed,
         filter_order="min_p_last",
     )
@@ -269,9 +269,9 @@ def masks_of(
     than the cap or of all ids, 2 if the row has no token.
     """
     starts, counts = kept.offsets[rows], kept.offsets.diff()[rows]
-    place = torch.arange(width, device=rows.device)
-    there = place < counts.unsqueeze(1)
-    index = torch.where(there, starts.unsqueeze(1) + place, len(kept.token_ids))
+    offset = torch.arange(width, device=rows.device)
+    there = offset < counts.unsqueeze(1)
+    index = torch.where(there, starts.unsqueeze(1) + offset, len(kept.token_ids))
     ids = F.pad(kept.token_ids, (0, 1))[index]
     logprobs = F.pad(kept.log_masses, (0, 1)).float()[index].masked_fill(~there, -torch.inf)
     drawn = there & (ids == token_ids[rows].unsqueeze(1))
@@ -285,7 +285,7 @@ def masks_of(
 def check_modes(arguments: Any) -> None:
     """Raise an UnsupportedParameter for arguments of a server with which it would be wrong."""
     graphs = not arguments.disable_cuda_graph and arguments.device != "cpu"
-    asked = {
+    modes = {
         "--speculative-algorithm": arguments.speculative_algorithm is not None,
         "--enable-dp-attention": bool(arguments.enable_dp_attention),
         "--enable-lora": bool(arguments.enable_lora),
@@ -295,9 +295,9 @@ def check_modes(arguments: Any) -> None:
             not arguments.disable_overlap_schedule
         ),
     }
-    found = [name for name, wrong in asked.items() if wrong]
-    if found:
-        raise UnsupportedParameter(f"SGLang with tpsample does not run with {', '.join(found)}")
+    refused = [name for name, wrong in modes.items() if wrong]
+    if refused:
+        raise UnsupportedParameter(f"SGLang with tpsample does not run with {', '.join(refused)}")
 
 
 def register(backend: str = "tpsample") -> None:
@@ -332,7 +332,7 @@ def register(backend: str = "tpsample") -> None:
             if self._sampler is None:
                 cap = self.sampling_mask_max_tokens
                 self._sampler = _HOOKS.build(self.tp_sync_group, self._rows, cap)
-            _HOOKS.head.follow_weight()
+            _HOOKS.head.rebind_weight()
             asking = sampling_info.sampling_mask_batch_indices
             seeds = sampling_info.sampling_seed
             batch = _HOOKS.rows(with_sets=asking is not None, seeds=seeds).batch
@@ -340,8 +340,8 @@ def register(backend: str = "tpsample") -> None:
             if asking is not None and out.kept is not None:
                 support = sampling_info.sampling_support_logprobs_capture_indices
                 width = min(self.sampling_mask_max_tokens, self._sampler.vocab_size)
-                its = masks_of(out.kept, out.token_ids, asking, support, width)
-                logits_output.sampling_mask_output = SamplingMaskOutput(*its)
+                masks = masks_of(out.kept, out.token_ids, asking, support, width)
+                logits_output.sampling_mask_output = SamplingMaskOutput(*masks)
             return out.token_ids
 
     register_sampler_backend(backend, TpSampler)

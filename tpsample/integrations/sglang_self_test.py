@@ -61,10 +61,10 @@ def check_first_step(scheduler: Any, head: HeadTap) -> None:
     )
 
 
-def _params(its: dict[str, Any]) -> SamplingParams:
+def _params(request: dict[str, Any]) -> SamplingParams:
     """Return our request for one of `REQUESTS`."""
-    fields = {name: value for name, value in its.items() if name != "sampling_seed"}
-    return SamplingParams(**fields, seed=its["sampling_seed"], filter_order="min_p_last")
+    fields = {name: value for name, value in request.items() if name != "sampling_seed"}
+    return SamplingParams(**fields, seed=request["sampling_seed"], filter_order="min_p_last")
 
 
 def _step(scheduler: Any, names: list[str]) -> dict[str, list[int]]:
@@ -89,9 +89,9 @@ def _step(scheduler: Any, names: list[str]) -> dict[str, list[int]]:
     )
     batch.prepare_for_extend()
     try:
-        found = scheduler.run_batch(batch).next_token_ids
+        token_ids = scheduler.run_batch(batch).next_token_ids
     finally:
         for request in requests:
             release_kv_cache(request, scheduler.tree_cache, checkpoint=False)
     those = [request.rid for request in batch.reqs]
-    return dict(zip(those, found.unsqueeze(1).tolist(), strict=True))
+    return dict(zip(those, token_ids.unsqueeze(1).tolist(), strict=True))

@@ -92,7 +92,9 @@ def generate(
     if params is None:
         check_version("transformers", transformers.__version__)
     elif seeds is not None or logits_processor:
-        given = ["seeds"] * (seeds is not None) + [type(its).__name__ for its in logits_processor]
+        given = ["seeds"] * (seeds is not None) + [
+            type(processor).__name__ for processor in logits_processor
+        ]
         raise UnsupportedParameter(
             f"params: expected neither seeds nor logits processors beside it, got "
             f"{', '.join(given)}; set fields of params and "
@@ -114,7 +116,7 @@ def generate(
             logits_processor, do_sample=generation_config.do_sample, prompts=prompts, seeds=seeds
         )
     head = TransformersHead(model)
-    own = head.sampler(max_rows=rows) if sampler is None else head.follow(sampler)
+    own = head.sampler(max_rows=rows) if sampler is None else head.rebind_sampler(sampler)
     config = copy.copy(generation_config)
     config.do_sample, config.disable_compile = False, True  # the argmax of `_Drawn` is a draw
     try:
@@ -126,11 +128,11 @@ def generate(
         if stream_to is not None:
             stream_to.put(input_ids.cpu())
         with head.aside():
-            found: Tensor = model._sample(
+            sequences: Tensor = model._sample(
                 input_ids, draws.draw, draws, config, streamer=stream_to, **model_kwargs
             )
         draws.check()
-        return found
+        return sequences
     finally:
         if sampler is None:
             own.close()

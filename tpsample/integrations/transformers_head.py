@@ -60,7 +60,7 @@ class TransformersHead(Sealed):
             options["group"] = "alone" if world_size == 1 else None
         return LMHeadSampler(weight, vocab_size=vocab_size, bias=bias, **self.options, **options)
 
-    def follow(self, sampler: LMHeadSampler) -> LMHeadSampler:
+    def rebind_sampler(self, sampler: LMHeadSampler) -> LMHeadSampler:
         """Let a sampler for several calls read this head, whose weight may be another by now.
 
         Raises:
@@ -77,8 +77,8 @@ class TransformersHead(Sealed):
         if not is_dtensor(weight) and len(weight) == sampler.vocab_size:
             weight, bias = _rows(sampler.shard, weight, bias)
         pairs: Any = (weight, own.weight), (bias, own.bias)
-        local = [(part.to_local() if is_dtensor(part) else part, its) for part, its in pairs]
-        if any(part is not None and part.data_ptr() != its.data_ptr() for part, its in local):
+        local = [(part.to_local() if is_dtensor(part) else part, alias) for part, alias in pairs]
+        if any(part is not None and part.data_ptr() != alias.data_ptr() for part, alias in local):
             sampler.refresh(weight, bias)
         return sampler
 
@@ -122,15 +122,15 @@ class TransformersHead(Sealed):
         token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
         with self._forward(known):
             try:
-                found = model(input_ids=token, use_cache=False).logits[0, -1].float()
+                returned = model(input_ids=token, use_cache=False).logits[0, -1].float()
             except (IndexError, RuntimeError) as error:
                 raise _unknown(model, str(error)) from error
         if logits is None:
             raise _unknown(model, "it does not call the layer")
         expected = head_logits(logits.float(), None, Head(**self.options))
-        near = found.shape == expected.shape and torch.allclose(found, expected, 0.02, 0.02)
+        near = returned.shape == expected.shape and torch.allclose(returned, expected, 0.02, 0.02)
         if not near:
-            raise _unknown(model, f"{logits.tolist()} become {found.tolist()}")
+            raise _unknown(model, f"{logits.tolist()} become {returned.tolist()}")
 
 
 def _rows(shard: VocabShard, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -102,7 +102,7 @@ def _at_least(processor: Any, fields: Fields, prompts: Prompts) -> None:
 
 def _bad_words(processor: Any, fields: Fields, prompts: Prompts) -> None:
     if hasattr(processor, "suppress_tokens"):
-        words = [[each] for each in processor.suppress_tokens.tolist()]
+        words = [[token_id] for token_id in processor.suppress_tokens.tolist()]
     else:
         words = list(map(list, processor.sequence_bias))
     fields["bad_words"] = [*fields.get("bad_words", ()), *words]
@@ -196,7 +196,7 @@ def requests_of(
         HONOURED[name][1](processor, fields, prompts)
     steps = [step for name in names if (step := HONOURED[name][0])]
     if steps != sorted(steps):
-        order, given = ([n for n in each if HONOURED[n][0]] for each in (HONOURED, names))
+        order, given = ([n for n in listing if HONOURED[n][0]] for listing in (HONOURED, names))
         raise UnsupportedParameter(
             f"logits_processor: expected the order {', '.join(order)}, got {', '.join(given)}; "
             "pass temperature, filters and penalties as arguments of generate"

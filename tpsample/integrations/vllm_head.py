@@ -82,7 +82,7 @@ class VllmHead(Sealed):
         """Sample a token per row of what was kept. Collective."""
         if not self.fused:
             return self.kept.sampler.sample_logits(kept.contiguous(), batch, positions)
-        self.kept.follow_weight()
+        self.kept.rebind_weight()
         return self.kept.sampler(kept.contiguous(), batch, positions)
 
     def verify(
@@ -95,7 +95,7 @@ class VllmHead(Sealed):
         """
         if not self.fused:
             return verify_logits(self.kept.sampler, kept, drafts, batch, positions, **rule)
-        self.kept.follow_weight()
+        self.kept.rebind_weight()
         return verify(self.kept.sampler, kept, drafts, batch, positions, **rule)
 
     def is_of(self, model: Any) -> bool:
@@ -151,9 +151,9 @@ def only_processor(model: Any, kind: type) -> Any:
             "--enable-lora: an adapter may change the LM head; name the layers that adapters may "
             "have, without it: --lora-target-modules q_proj k_proj v_proj o_proj"
         )
-    found = [module for module in model.modules() if isinstance(module, kind)]
-    if len(found) != 1:
+    processors = [module for module in model.modules() if isinstance(module, kind)]
+    if len(processors) != 1:
         raise UnsupportedParameter(
-            f"model: expected one {kind.__name__}, {type(model).__name__} has {len(found)}"
+            f"model: expected one {kind.__name__}, {type(model).__name__} has {len(processors)}"
         )
-    return found[0]
+    return processors[0]

@@ -118,10 +118,10 @@ def check_modes(runner: Any) -> None:
     Raises:
         UnsupportedParameter: (a ValueError) naming the options.
     """
-    found = [f"{name}: {why}" for name, (asked, why) in REFUSED.items() if asked(runner)]
-    if found:
-        told = "; ".join(found)
-        raise UnsupportedParameter(f"vLLM with tpsample does not run so: {told}")
+    refused = [f"{name}: {why}" for name, (holds, why) in REFUSED.items() if holds(runner)]
+    if refused:
+        reasons = "; ".join(refused)
+        raise UnsupportedParameter(f"vLLM with tpsample does not run so: {reasons}")
 
 
 def check_verification(runner: Any, verification: str) -> None:

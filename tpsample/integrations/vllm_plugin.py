@@ -34,14 +34,15 @@ def options_of(config: Any) -> dict[str, Any] | None:
         UnsupportedParameter: (a ValueError) a field that there is not, or a value that it has not.
     """
     given = getattr(config, "additional_config", None)
-    asked = given.get("tpsample") if isinstance(given, dict) else None
-    if asked is None:
+    options = given.get("tpsample") if isinstance(given, dict) else None
+    if options is None:
         return None
-    if not isinstance(asked, dict):
+    if not isinstance(options, dict):
         raise UnsupportedParameter(
-            f"--additional-config: tpsample: expected an object such as {{}}, got {describe(asked)}"
+            f"--additional-config: tpsample: expected an object such as {{}}, got "
+            f"{describe(options)}"
         )
-    for name, value in asked.items():
+    for name, value in options.items():
         if name not in OPTIONS:
             known = ", ".join(OPTIONS)
             raise UnsupportedParameter(
@@ -52,7 +53,7 @@ def options_of(config: Any) -> dict[str, Any] | None:
             raise UnsupportedParameter(
                 f"--additional-config: tpsample: {name}: expected {wanted}, got {describe(value)}"
             )
-    return asked
+    return options
 
 
 def with_tpsample(base: Any) -> Any:
@@ -110,5 +111,5 @@ def register() -> None:
 
     on_cpu = current_platform.is_cpu()
     module, name = ("cpu_worker", "CPUWorker") if on_cpu else ("gpu_worker", "Worker")
-    its = import_module(f"vllm.v1.worker.{module}")
-    setattr(its, name, with_tpsample(getattr(its, name)))
+    worker_module = import_module(f"vllm.v1.worker.{module}")
+    setattr(worker_module, name, with_tpsample(getattr(worker_module, name)))

@@ -118,9 +118,9 @@ class EngineSteps(Sealed):
             unfinished: bool [B], rows in the middle of their prompt, whose tokens nobody wants.
             rule: method and draft_logits of `tpsample.verify`.
         """
-        place = torch.arange(drafts.shape[1] + 1, device=self.device)
+        offset = torch.arange(drafts.shape[1] + 1, device=self.device)
         # Those behind a row's last position may be anything.
-        index = (starts.unsqueeze(1) + place).clamp(max=len(flat) - 1)
+        index = (starts.unsqueeze(1) + offset).clamp(max=len(flat) - 1)
         grammar = self._take_grammar()
         rows.batch.grammar_bitmask = None if grammar is None else grammar[index].flatten(0, 1)
         out = self.head.verify(flat[index], drafts, rows.batch, at.to(torch.int64), **rule)
@@ -157,14 +157,14 @@ class EngineSteps(Sealed):
         token_ids, values, wanted = logprobs.token_ids, logprobs.values, rows.ids[:, 1:]
         if wanted.shape[1]:
             wanted = wanted.repeat_interleave(len(token_ids) // len(wanted), dim=0)
-            place = [(token_ids == ids.unsqueeze(1)).int().argmax(dim=1) for ids in wanted.T]
+            columns = [(token_ids == ids.unsqueeze(1)).int().argmax(dim=1) for ids in wanted.T]
             index = torch.arange(token_ids.shape[1], device=self.device).repeat(len(token_ids), 1)
-            own = index[:, 1 : 1 + len(place)]
-            own.copy_(torch.stack(place, dim=1).where(wanted >= 0, own))
+            own = index[:, 1 : 1 + len(columns)]
+            own.copy_(torch.stack(columns, dim=1).where(wanted >= 0, own))
             token_ids, values = token_ids.gather(1, index), values.gather(1, index)
         # A row without a token reports the one that ends it, at a probability of nothing.
         token_ids = torch.cat([drawn.unsqueeze(1), token_ids[:, 1:]], dim=1)
-        return self._told(token_ids, values, logprobs.ranks)
+        return self._to_vllm_logprobs(token_ids, values, logprobs.ranks)
 
     def prompt_tables(self, kept: Tensor, token_ids: Tensor, top: int) -> Any:
         """Return logprobs of a prompt's tokens, or their logits in such a mode. Collective.
@@ -175,7 +175,7 @@ class EngineSteps(Sealed):
         as_logits = self.logprobs_mode.endswith("logits")
         mode: LogprobsMode = "raw_logits" if as_logits else "raw_logprobs"
         params = SamplingParams(temperature=0.0, logprobs=top, logprobs_mode=mode)
-        found = Logprobs.none(len(kept), 1 + top, kept.device)
+        prompt_logprobs = Logprobs.none(len(kept), 1 + top, kept.device)
         for start in range(0, len(kept), self.head.kept.sampler.max_rows):
             part = slice(start, start + self.head.kept.sampler.max_rows)
             rows = kept[part]
@@ -185,10 +185,12 @@ class EngineSteps(Sealed):
             batch.forced_token_ids = token_ids[part].to(torch.int64)
             logprobs = self.head.sample(rows, batch, torch.zeros_like(batch.seed)).logprobs
             assert logprobs is not None
-            found.put(part, logprobs)
-        return self._told(found.token_ids, found.values, found.ranks)
+            prompt_logprobs.put(part, logprobs)
+        return self._to_vllm_logprobs(
+            prompt_logprobs.token_ids, prompt_logprobs.values, prompt_logprobs.ranks
+        )
 
-    def _told(self, token_ids: Tensor, values: Tensor, ranks: Tensor) -> Any:
+    def _to_vllm_logprobs(self, token_ids: Tensor, values: Tensor, ranks: Tensor) -> Any:
         values = values.nan_to_num(nan=-torch.inf, neginf=-torch.inf).float()
         return self.kind(token_ids.clamp(min=0).to(torch.int32), values, ranks[:, 0])
 

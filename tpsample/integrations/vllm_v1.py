@@ -104,16 +104,16 @@ class V1Verifier(nn.Module):
             ids = torch.zeros(len(counts), width, dtype=torch.int32, device=logits.device)
             return sampler.output(sampled_token_ids=ids, logprobs_tensors=None)
         flat = steps.head.kept.consume(logits)
-        place = torch.arange(width - 1, device=logits.device)
+        column = torch.arange(width - 1, device=logits.device)
         drafts = torch.full((len(counts), width - 1), -1, device=logits.device)
-        drafts[place < counts.unsqueeze(1)] = metadata.draft_token_ids.to(torch.int64)
+        drafts[column < counts.unsqueeze(1)] = metadata.draft_token_ids.to(torch.int64)
         starts = (counts + 1).cumsum(0) - (counts + 1)
         positions = sampler.runner.seq_lens[: len(counts)] - counts
         unfinished = sampler.unfinished(len(counts))
-        found = steps.verify(flat, starts, drafts, sampler.rows(), positions, unfinished)
+        verified = steps.verify(flat, starts, drafts, sampler.rows(), positions, unfinished)
         return sampler.output(
-            sampled_token_ids=found.token_ids.to(torch.int32),
-            logprobs_tensors=found.tables,
+            sampled_token_ids=verified.token_ids.to(torch.int32),
+            logprobs_tensors=verified.tables,
         )
 
 

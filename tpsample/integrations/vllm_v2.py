@@ -138,8 +138,8 @@ class V2Sampler:
     def unfinished(self, input_batch: Any) -> Tensor:
         """Return bool [B], the rows that are in the middle of their prompt."""
         lengths = self.req_states.prefill_len.gpu[input_batch.idx_mapping]
-        found: Tensor = input_batch.seq_lens[: input_batch.num_reqs] < lengths
-        return found
+        in_prompt: Tensor = input_batch.seq_lens[: input_batch.num_reqs] < lengths
+        return in_prompt
 
     def output(
         self,
@@ -171,7 +171,7 @@ class V2Sampler:
         Requests that left are freed here too: another joins in most steps that one leaves.
         """
         self.batch.free([slot for slot in self._requests if slot not in names])
-        there = {slot: each for slot, each in self._requests.items() if slot in names}
+        there = {slot: request for slot, request in self._requests.items() if slot in names}
         joined = {
             slot: self.steps.request(names[slot], own, partial(self._tokens, slot))
             for slot, own in self._joining.items()
@@ -184,7 +184,9 @@ class V2Sampler:
         self._requests = there | joined
         requests = [self._requests.get(slot) for slot in range(self.batch.rows)]
         self._slots = StepRows.of(self.batch, (), requests)
-        self.taken.copy_(torch.tensor([each is not None for each in requests]), non_blocking=True)
+        self.taken.copy_(
+            torch.tensor([request is not None for request in requests]), non_blocking=True
+        )
 
     def _tokens(self, slot: int) -> tuple[list[int], list[int]]:
         """Return prompt and output of a slot, which the runner keeps on the device."""
@@ -203,8 +205,8 @@ class SamplingMasks(Sealed):
     def to_cpu_nonblocking(self) -> SamplingMasks:
         """Return them on the host, once the stream is done."""
         names = [field.name for field in fields(self._kept)]
-        its = {name: getattr(self._kept, name).to("cpu", non_blocking=True) for name in names}
-        return SamplingMasks(KeptSets(**its), self._kind)
+        on_host = {name: getattr(self._kept, name).to("cpu", non_blocking=True) for name in names}
+        return SamplingMasks(KeptSets(**on_host), self._kind)
 
     def tolists(self, num_sampled_tokens: Any) -> Any:
         """Return the ids of each token, ascending, one token after the other.
@@ -231,19 +233,19 @@ class PromptLogprobs(Sealed):
 
     def __init__(self, steps: EngineSteps) -> None:
         self._steps = steps
-        self._asked: dict[str, int] = {}
-        self._found: dict[str, list[Any]] = {}
+        self._num_logprobs: dict[str, int] = {}
+        self._tables: dict[str, list[Any]] = {}
 
     def add_request(self, req_id: str, req_idx: int, sampling_params: Any) -> None:
         """Remember how many of the most likely tokens a request asks for."""
         self.remove_request(req_id)
         if sampling_params.prompt_logprobs is not None:
-            self._asked[req_id] = sampling_params.prompt_logprobs
+            self._num_logprobs[req_id] = sampling_params.prompt_logprobs
 
     def remove_request(self, req_id: str) -> None:
         """Forget a request."""
-        self._asked.pop(req_id, None)
-        self._found.pop(req_id, None)
+        self._num_logprobs.pop(req_id, None)
+        self._tables.pop(req_id, None)
 
     def compute_prompt_logprobs(
         self,
@@ -266,7 +268,7 @@ class PromptLogprobs(Sealed):
             prompt = int(prompt_lens[slot])
             # A request that comes back after it was preempted has reported its prompt before.
             resumed = prompt < int(input_batch.prefill_len_np[row])
-            if name not in self._asked or computed >= prompt or resumed:
+            if name not in self._num_logprobs or computed >= prompt or resumed:
                 continue
             start = int(input_batch.query_start_loc_np[row])
             count = int(input_batch.query_start_loc_np[row + 1]) - start
@@ -277,10 +279,10 @@ class PromptLogprobs(Sealed):
                 kept = self._steps.head.kept.consume(
                     logits_fn(hidden_states[start : start + count])
                 )
-                tables = self._steps.prompt_tables(kept, token_ids, self._asked[name])
-                self._found.setdefault(name, []).append(tables)
-            if complete and name in self._found:
-                done[name] = self._steps.kind.cat(self._found.pop(name))
+                tables = self._steps.prompt_tables(kept, token_ids, self._num_logprobs[name])
+                self._tables.setdefault(name, []).append(tables)
+            if complete and name in self._tables:
+                done[name] = self._steps.kind.cat(self._tables.pop(name))
         return done
 
     def compute_prompt_token_id_logprobs(self, *_: Any) -> dict[str, Any]:

@@ -78,8 +78,8 @@ class V2Verifier:
         if invalid_drafts is not None:
             given = given.masked_fill(invalid_drafts, -1)
         starts, ends = input_batch.cu_num_logits[:-1], input_batch.cu_num_logits[1:]
-        place = starts.unsqueeze(1) + torch.arange(1, width, device=logits.device)
-        drafts = given[place.clamp(max=len(given) - 1)].where(place < ends.unsqueeze(1), -1)
+        index = starts.unsqueeze(1) + torch.arange(1, width, device=logits.device)
+        drafts = given[index.clamp(max=len(given) - 1)].where(index < ends.unsqueeze(1), -1)
         at = input_batch.positions[input_batch.logits_indices[starts]] + 1
         # In a step that begins within the prompt vLLM puts stand-ins where drafts will be.
         lengths = sampler.req_states.prefill_len.gpu[input_batch.idx_mapping]
@@ -89,13 +89,13 @@ class V2Verifier:
         rule: dict[str, Any] = {"method": self._method}
         if self._method != "coupled" and self._draws is not None and width > 1:
             rule["draft_logits"] = self._draws.laws[input_batch.idx_mapping, : width - 1]
-        found = sampler.steps.verify(flat, starts, drafts, rows, at, unfinished, **rule)
-        tables = found.tables
+        verified = sampler.steps.verify(flat, starts, drafts, rows, at, unfinished, **rule)
+        tables = verified.tables
         if tables is not None:
             firsts = [width * row for row in range(count + 1)]
             tables = tables._replace(cu_num_generated_tokens=firsts)
-        num_sampled = (found.num_accepted + 1).to(torch.int32)
-        return sampler.output(input_batch, found.token_ids, num_sampled, tables, found.kept)
+        num_sampled = (verified.num_accepted + 1).to(torch.int32)
+        return sampler.output(input_batch, verified.token_ids, num_sampled, tables, verified.kept)
 
 
 class V2Drafter:
@@ -168,10 +168,10 @@ def _is_sharded_alike(model: Any, lm_head: Any) -> bool:
 
     A drafter of fewer ids, as of EAGLE-3, puts its logits in their places once they are gathered.
     """
-    its: Any = getattr(model, "lm_head", None)
+    draft_head: Any = getattr(model, "lm_head", None)
     return (
         hasattr(model, "logits_processor")
         and getattr(model, "draft_id_to_target_id", None) is None
-        and getattr(its, "org_vocab_size", None) == lm_head.org_vocab_size
-        and its.num_embeddings_per_partition == lm_head.num_embeddings_per_partition
+        and getattr(draft_head, "org_vocab_size", None) == lm_head.org_vocab_size
+        and draft_head.num_embeddings_per_partition == lm_head.num_embeddings_per_partition
     )

@@ -30,7 +30,9 @@ _OF_VLLM = "vllm.v1.worker.gpu.sample."
 def custom_processors(own: Any) -> list[Any]:
     """Return the processors of vLLM's `Sampler` that are not vLLM's."""
     return [
-        each for each in own.logits_processors if not type(each).__module__.startswith(_OF_VLLM)
+        processor
+        for processor in own.logits_processors
+        if not type(processor).__module__.startswith(_OF_VLLM)
     ]
 
 
@@ -87,16 +89,16 @@ class V2Processors(Sealed):
             "pos": input_batch.positions[indices],
             "seq_lens_upper_bound_np": input_batch.seq_lens_cpu_upper_bound.numpy(),
         }
-        its = {
-            name: np.concatenate([each] * len(fills))
-            if isinstance(each, np.ndarray)
-            else torch.cat([each] * len(fills))
-            for name, each in rows.items()
+        repeated = {
+            name: np.concatenate([values] * len(fills))
+            if isinstance(values, np.ndarray)
+            else torch.cat([values] * len(fills))
+            for name, values in rows.items()
         }
         shown = torch.cat([logits.new_full((len(logits), size), fill) for fill in fills])
         shown[:, columns] = logits.repeat(len(fills), 1)
         for processor in self._processors:
-            shown = processor.apply(shown, self._context(**its))
+            shown = processor.apply(shown, self._context(**repeated))
             one, *others = shown[:, columns].chunk(len(fills))
             if any(((one != other) & ~(one.isnan() & other.isnan())).any() for other in others):
                 raise RuntimeError(

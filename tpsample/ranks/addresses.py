@@ -44,10 +44,10 @@ def interface_of(address: str) -> str | None:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode())
             try:
-                found = fcntl.ioctl(any_socket.fileno(), _SIOCGIFADDR, request)
+                reply = fcntl.ioctl(any_socket.fileno(), _SIOCGIFADDR, request)
             except OSError:  # it has no address
                 continue
-            if socket.inet_ntoa(found[20:24]) == address:
+            if socket.inet_ntoa(reply[20:24]) == address:
                 return name
     return None
 

@@ -35,7 +35,7 @@ class BoundedStore:
         self._asking: threading.Thread | None = None
         _stores.add(self)
 
-    def settle(self, limit_s: float) -> None:
+    def wait_for_late_call(self, limit_s: float) -> None:
         """Wait for a call that was given up."""
         if self._asking is not None:
             self._asking.join(limit_s)
@@ -95,7 +95,7 @@ class BoundedStore:
 
 
 @atexit.register
-def _settle_all() -> None:
+def _wait_for_late_calls() -> None:
     """Let the threads end before Python does: one that comes back later aborts the process."""
     for store in list(_stores):
-        store.settle(EXIT_S)
+        store.wait_for_late_call(EXIT_S)

@@ -52,7 +52,7 @@ class Counters:
             self.failed_rows = before
 
 
-CARRIED = 2**12
+MAX_PAYLOAD = 2**12
 """Integers that a message may carry beside words: 32 KB, which are top_k = 64 in 64 rows, or the
 candidates of top_p in 240 rows."""
 
@@ -79,7 +79,7 @@ class Shared:
 
     def make_room(self, max_rows: int) -> None:
         """Let there be room for the messages of a sampler with so many rows."""
-        self.longest = max(self.longest, 1 + max_rows + CARRIED)
+        self.longest = max(self.longest, 1 + max_rows + MAX_PAYLOAD)
 
 
 _FEW_BYTES = 1 << 14
@@ -206,8 +206,8 @@ def gather_or_raise(
         if error is not None:
             raise error
         return [record]
-    told = {} if error is None else {"error": (str(error) or type(error).__name__)[:1000]}
-    records = ranks.gather(told or record)
+    failure = {} if error is None else {"error": (str(error) or type(error).__name__)[:1000]}
+    records = ranks.gather(failure or record)
     wrong = [f"rank {r}: {rec['error']}" for r, rec in enumerate(records) if "error" in rec]
     if wrong:
         raise RankMismatch("; ".join(wrong)) from error
@@ -230,16 +230,18 @@ def require_equal(
     """
     path: list[str] = []
     values: Sequence[Any] = records
-    while all(isinstance(each, Mapping) for each in values):
-        names = dict.fromkeys(name for each in values for name in each)
-        differ = [n for n in names if any(each.get(n) != values[0].get(n) for each in values)]
+    while all(isinstance(value, Mapping) for value in values):
+        names = dict.fromkeys(name for value in values for name in value)
+        differ = [n for n in names if any(value.get(n) != values[0].get(n) for value in values)]
         if not differ:
             return
         path.append(differ[0])
-        values = [each.get(differ[0]) for each in values]
-    told = (expected or {}).get(path[0], SAME)
-    shown = [describe(each) if isinstance(each, Mapping) else shorten(str(each)) for each in values]
-    raise RankMismatch(f"{': '.join(path)}: {told}, got {each_rank(shown)}")
+        values = [value.get(differ[0]) for value in values]
+    requirement = (expected or {}).get(path[0], SAME)
+    shown = [
+        describe(value) if isinstance(value, Mapping) else shorten(str(value)) for value in values
+    ]
+    raise RankMismatch(f"{': '.join(path)}: {requirement}, got {each_rank(shown)}")
 
 
 def each_rank(values: Sequence[Any]) -> str:

@@ -191,7 +191,7 @@ class RollCall:
     def lost(
         self,
         unheard: Sequence[int] | None = None,
-        told: Sequence[int] = (),
+        reporting: Sequence[int] = (),
         step: int | None = None,
     ) -> PeerLost:
         """Call the roll, and return the error that says who is missing, equal on all that answer.
@@ -199,7 +199,7 @@ class RollCall:
         Args:
             unheard: ranks that did not arrive at the device in time. None where ranks meet on the
                 host, because there whoever is silent in this roll call is missing.
-            told: ranks that arrived at the device to say that they had lost one.
+            reporting: ranks that arrived at the device to say that they had lost one.
             step: the first step that this rank's own device lost; None if only others' did.
 
         Raises:
@@ -236,7 +236,7 @@ class RollCall:
         # A rank that is unheard but answers here was too late, or gave up before it sent.
         late = sorted({*unheard, *(rank for answer in answers for rank in answer["unheard"])})
         missing = [rank for rank in late if rank in silent]
-        return peer_lost(missing, late or told, first, self.said(), since=since)
+        return peer_lost(missing, late or reporting, first, self.said(), since=since)
 
     def begin_anew(self, timeout_s: float) -> None:
         """Wait for all ranks, then forget who was missing. Collective.
@@ -307,11 +307,13 @@ class RollCall:
         texts = self._store.texts([f"waits/{rank}" for rank in range(self._world_size)])
         waits = {rank: json.loads(text) for rank, text in enumerate(texts) if text}
         since = time.time() - _RECENT_S
-        found = {rank: its["sampler"] for rank, its in waits.items() if its["at"] > since}
-        if any(found.get(rank, self.number) != self.number for rank in silent):
-            each = ", ".join(f"rank {rank} in sampler {found[rank]}" for rank in sorted(found))
+        samplers = {rank: wait["sampler"] for rank, wait in waits.items() if wait["at"] > since}
+        if any(samplers.get(rank, self.number) != self.number for rank in silent):
+            listed = ", ".join(
+                f"rank {rank} in sampler {samplers[rank]}" for rank in sorted(samplers)
+            )
             raise RankMismatch(
-                f"sampler: {SAME_SAMPLER}; {each} waited for the others; call reset() of both on "
+                f"sampler: {SAME_SAMPLER}; {listed} waited for the others; call reset() of both on "
                 "every rank"
             )
 

@@ -121,13 +121,13 @@ class TopKTrace(Sealed):
                 f"lengths: expected {rows} numbers of steps up to {self.step}, got {lengths}"
             )
         inside = torch.arange(self.step) < until.unsqueeze(1)
-        found = {"lengths": until}
+        recorded = {"lengths": until}
         for name in ("token_ids", "logprobs", "entropies", "top_token_ids", "top_logprobs"):
             tensor = getattr(self, name)[:, : self.step].cpu()
             blank = -1 if name.endswith("ids") else torch.nan
             shape = inside.shape + (1,) * (tensor.ndim - 2)
-            found[name] = tensor.where(inside.view(shape), blank)
-        return found
+            recorded[name] = tensor.where(inside.view(shape), blank)
+        return recorded
 
     def save(
         self,

@@ -58,7 +58,9 @@ def verify_record(path: str | Path, *, load_head: LoadHead | None = None) -> lis
             warnings.simplefilter("ignore")  # whoever made the requests has been warned
             record = read(path)
             parts = logits_of(record, range(len(record.params)), *record.head_of(load_head))
-            return [each for rows, logits in parts for each in sampled_again(record, rows, logits)]
+            return [
+                verdict for rows, logits in parts for verdict in sampled_again(record, rows, logits)
+            ]
     except ImportError:
         raise
     except Exception as error:  # whatever a file brings about, it is the file that is wrong
@@ -105,8 +107,8 @@ def sampled_again(
 
     @lru_cache(maxsize=4)
     def scores(sample: int) -> Tensor:
-        found = reference.scores(logits, batch, positions, sample=sample)
-        return found.masked_fill(~reference.kept_mask(logits, batch), -torch.inf)
+        of_rows = reference.scores(logits, batch, positions, sample=sample)
+        return of_rows.masked_fill(~reference.kept_mask(logits, batch), -torch.inf)
 
     def gap(row: int, sample: int, recorded: int, expected: int) -> float:
         """Returns inf for a token that could not have been drawn. Nothing is near to a score that

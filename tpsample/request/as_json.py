@@ -60,7 +60,7 @@ def _check(given: dict[str, Any]) -> None:
     for name in _LISTS:
         if not isinstance(given.get(name, []), list):
             raise TypeError(f"{name}: expected a list, got {describe(given[name])}")
-    words = [each for each in given.get("bad_words", []) if not isinstance(each, str)]
+    words = [word for word in given.get("bad_words", []) if not isinstance(word, str)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # min_tokens may hold back the model's stop ids
         params = SamplingParams(**given | {"bad_words": words or None})

@@ -78,8 +78,8 @@ def _warn_of_padding(entries: Sequence[Entry]) -> None:
 
 def _reads_prompt(request: Any) -> bool:
     """Return whether tokens of the prompt change the logits of a request."""
-    its = isinstance(request, SamplingParams) and request.repetition_penalty != 1
-    return its and request.repetition_scope == "all"
+    has_penalty = isinstance(request, SamplingParams) and request.repetition_penalty != 1
+    return has_penalty and request.repetition_scope == "all"
 
 
 def _ids(name: str, ids: Any) -> tuple[int, ...]:

@@ -9,13 +9,13 @@ from tpsample.noise import signed64
 from tpsample.request.params import SamplingParams
 from tpsample.request.row_filter import COLUMNS, RowFilter, keeps_all
 
-ASKS, PROCESSED, AS_LOGITS, TOP, GATE, SEED, STATE = range(COLUMNS, COLUMNS + 7)
+ASKS, PROCESSED, AS_LOGITS, TOP, OCCUPANCY, SEED, STATE = range(COLUMNS, COLUMNS + 7)
 """Numbers of a slot after its filters: whether it asks for logprobs, whether in a
-processed mode, and of logits, how many of the most likely, its gate, its seed, and the slot of its
-state in the tables of controls, which a request does not write."""
+processed mode, and of logits, how many of the most likely, its occupancy, its seed, and the slot of
+its state in the tables of controls, which a request does not write."""
 
-OPEN, SHUT = 2**62, -1
-"""The gate of a slot that may be drawn, above the number of any row; and of one that may not."""
+OCCUPIED, VACANT = 2**62, -1
+"""The occupancy of a slot that has a request, above the number of any row; and of one without."""
 
 FILTERED, ASKS_LOGPROBS, UNSEEDED, EMPTY, NEEDS_APPEND, UNKNOWN = (1 << bit for bit in range(6))
 """Bits of the flags of a slot: it has filters, it asks for logprobs, it waits for its seed, it has
@@ -86,8 +86,8 @@ def _known(params: SamplingParams, vocab_size: int) -> tuple[RowFilter, int, int
         | NEEDS_APPEND * params.needs_append
     )
     asks = params.asks_logprobs, mode.startswith("processed"), mode.endswith("logits"), top
-    gate, seed = SHUT if empty else OPEN, WAITING
+    occupancy, seed = VACANT if empty else OCCUPIED, WAITING
     if params.seed is not None:
         seed = signed64(params.seed)
-    packed = struct.pack("=qqqqqq", *asks, gate, seed)
+    packed = struct.pack("=qqqqqq", *asks, occupancy, seed)
     return filters, flags, top, filters.packed() + packed

@@ -80,8 +80,8 @@ class RowFilters:
 
     @cached_property
     def unfiltered(self) -> list[int]:
-        """The places of rows without filters, which the host must know."""
-        return [place for place, kind in enumerate(self.kinds) if kind.demand == Demand()]
+        """The indices of rows without filters, which the host must know."""
+        return [index for index, kind in enumerate(self.kinds) if kind.demand == Demand()]
 
     @cached_property
     def by_first_words(self) -> set[bool]:
@@ -94,19 +94,19 @@ class RowFilters:
         top_k, top_p, ties = (column_of(self.columns, name)[: len(self)] for name in names)
         return Thresholds(top_k, top_p, least, least_of_total, ties, self.demand.counts)
 
-    def select(self, index: list[int], places: Tensor | slice) -> RowFilters:
+    def select(self, index: list[int], selected: Tensor | slice) -> RowFilters:
         """Return some of the filtered rows, without a copy if they stand one behind the other.
 
         Args:
-            places: the same as `index_of` returns it.
+            selected: the same as `index_of` returns it.
         """
-        if has_all(places, len(self)):
+        if has_all(selected, len(self)):
             return self
-        padded = places
+        padded = selected
         if isinstance(padded, Tensor):
             padded = F.pad(padded, (0, -len(index) % ALIGNED))
         return RowFilters(
-            self.row_index[places],
+            self.row_index[selected],
             [self.row_list[row] for row in index],
             self.columns[:, padded],
             [self.kinds[row] for row in index] if self.known else self.kinds,
@@ -116,17 +116,17 @@ class RowFilters:
     @cached_property
     @ordinary_tensors
     def methods(self) -> list[tuple[Method, Tensor | slice, RowFilters]]:
-        """The rows that begin with each method: their places among these rows, and their filters.
+        """The rows that begin with each method: their indices among these rows, and their filters.
 
         They are made once, so that a step takes no index from the host.
         """
-        found = []
+        by_method = []
         for method in Method:
-            index = [i for i, its in enumerate(self.kinds) if its.demand.method is method]
+            index = [i for i, kind in enumerate(self.kinds) if kind.demand.method is method]
             if index:
-                places = index_of(index, self.columns.device)
-                found.append((method, places, self.select(index, places)))
-        return found
+                selected = index_of(index, self.columns.device)
+                by_method.append((method, selected, self.select(index, selected)))
+        return by_method
 
 
 @dataclass(frozen=True)
@@ -169,23 +169,23 @@ class LogprobRows:
 
         It is done with the batch, so that a step takes no index from the host.
         """
-        place = {row: i for i, row in enumerate(stored)}
+        index_of_row = {row: i for i, row in enumerate(stored)}
         of_row = {row: i for i, row in enumerate(filters.row_list)} if filters else {}
         asking = enumerate(zip(self.row_list, self.processed_list, strict=True))
         filtered = [i for i, (row, processed) in asking if processed and row in of_row]
         own = [of_row[self.row_list[i]] for i in filtered]
 
         device = self.row_index.device
-        found = replace(
+        stored_rows = replace(
             self,
-            places=index_of([place[row] for row in self.row_list], device),
+            places=index_of([index_of_row[row] for row in self.row_list], device),
             unfiltered=of_row.keys().isdisjoint(self.row_list),
         )
         if filters is None or not own:
-            return found
+            return stored_rows
         of_filters = index_of(own, device)
         return replace(
-            found,
+            stored_rows,
             filters=filters.select(own, of_filters),
             filtered=index_of(filtered, device),
             of_filters=of_filters,

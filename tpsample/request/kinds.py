@@ -158,14 +158,14 @@ def _all_of(kinds: Sequence[Kind], most: int) -> Iterator[tuple[Kind, ...]]:
 
 
 def _sets_of(
-    kinds: Sequence[Kind], told_apart: Sequence[Sequence[Kind]]
+    kinds: Sequence[Kind], exclusive: Sequence[Sequence[Kind]]
 ) -> Iterator[tuple[Kind, ...]]:
-    """Yield each set of kinds, one or none of each group that is told apart.
+    """Yield each set of kinds, one or none of each exclusive group.
 
     The empty set is that of plain rows, so it comes only if these are among the kinds.
     """
-    found = [[kind for kind in group if kind in kinds][:1] for group in told_apart]
-    one_each = [kind for (kind,) in filter(None, found)]
+    present = [[kind for kind in group if kind in kinds][:1] for group in exclusive]
+    one_each = [kind for (kind,) in filter(None, present)]
     for count in range("plain" not in kinds, len(one_each) + 1):
         yield from combinations(one_each, count)
 

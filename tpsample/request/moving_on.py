@@ -106,7 +106,7 @@ class MovingOn:
 
     def __init__(self) -> None:
         self.num_samples, self.needy = 1, None
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._version = self._written = -1
         self._looks = LOOKS
         self.forget()
@@ -161,8 +161,8 @@ class MovingOn:
             self._appended = count if self._appended is None else self._appended + count
 
     def _is_new(self, name: str) -> bool:
-        new = name not in self._told
-        self._told.add(name)
+        new = name not in self._warned
+        self._warned.add(name)
         return new
 
     def _mistakes(self, rows: SteppedRows, now: bytes) -> Iterator[tuple[str, str]]:
@@ -200,7 +200,7 @@ class MovingOn:
 
         Once that was told, nothing is looked at.
         """
-        if "positions" in self._told:
+        if "positions" in self._warned:
             return False
         before, self._seeds = self._seeds, bytes_of(rows.batch.seed)
         return before == self._seeds and bool((rows.batch.temperature >= GREEDY_BELOW).any())

@@ -103,11 +103,11 @@ class BatchPlan:
         stored = list(dict.fromkeys(rows))
         if logprobs is not None:
             vars(self).update(logprobs=logprobs.among(stored, filters))
-        index, place = self._place(stored) if stored else (None, None)
-        vars(self).update(stored_list=stored, stored_index=index, stored_place=place)
+        index, index_of_row = self._index_stored(stored) if stored else (None, None)
+        vars(self).update(stored_list=stored, stored_index=index, stored_place=index_of_row)
 
-    def _place(self, stored: list[int]) -> tuple[Tensor, Tensor]:
-        """Return the stored rows as a tensor, and the place of each row among them."""
+    def _index_stored(self, stored: list[int]) -> tuple[Tensor, Tensor]:
+        """Return the stored rows as a tensor, and the index of each row among them."""
         device, filters = self.device, self.filters
         if lists_all(stored, self.num_rows):
             if self.numbers is not None:
@@ -118,9 +118,9 @@ class BatchPlan:
             index = filters.row_index
         else:
             (index,) = tensors_of(stored, device=device)
-        places = torch.arange(len(stored), dtype=torch.int32, device=device)
+        order = torch.arange(len(stored), dtype=torch.int32, device=device)
         none = torch.full((self.num_rows,), -1, dtype=torch.int32, device=device)
-        return index, none.index_copy_(0, index, places)
+        return index, none.index_copy_(0, index, order)
 
     @property
     def filtered_places(self) -> slice | Tensor:
@@ -140,31 +140,31 @@ class BatchPlan:
     def in_fixed_rounds(self) -> BatchPlan:
         """This plan for steps that never wait. It takes no new memory on the device, because memory
         that a step inside torch.compile takes belongs to the compiler."""
-        found = object.__new__(BatchPlan)
-        vars(found).update({each.name: vars(self)[each.name] for each in fields(self)})
-        vars(found).update(fixed_rounds=True, drawn=self.drawn)
-        return found
+        plan = object.__new__(BatchPlan)
+        vars(plan).update({field.name: vars(self)[field.name] for field in fields(self)})
+        vars(plan).update(fixed_rounds=True, drawn=self.drawn)
+        return plan
 
     @cached_property
     def bounded(self) -> dict[int, Demand]:
-        """The demands of rows whose few logits are listed, by place among the stored.
+        """The demands of rows whose few logits are listed, by index among the stored.
 
         A kept set, and logprobs of it, need no others than the row's token does.
         """
-        asked, found, rough = self.logprobs, {}, self.rough
-        modes = zip(asked.row_list, asked.processed_list, strict=True) if asked else ()
+        logprobs, demands, rough = self.logprobs, {}, self.rough
+        modes = zip(logprobs.row_list, logprobs.processed_list, strict=True) if logprobs else ()
         processed = dict(modes)
-        for place, row, demand in self._filtered:
-            if asked is not None and row in processed:
-                of_all = asked.chosen.shape[1] > 0 or not processed[row]
-                demand = Demand() if of_all else demand.listing(asked.top)
-            if demand.few and place not in rough:
-                found[place] = demand
-        return found
+        for index, row, demand in self._filtered:
+            if logprobs is not None and row in processed:
+                of_all = logprobs.chosen.shape[1] > 0 or not processed[row]
+                demand = Demand() if of_all else demand.listing(logprobs.top)
+            if demand.few and index not in rough:
+                demands[index] = demand
+        return demands
 
     @cached_property
     def rough(self) -> dict[int, Demand]:
-        """The demands of rows that bounds of their sums nearly always decide, by place among the
+        """The demands of rows that bounds of their sums nearly always decide, by index among the
         stored.
 
         There are none in fixed rounds, because a row that bounds leave open takes one round more,
@@ -174,11 +174,17 @@ class BatchPlan:
             return {}
         if self.kept_cap is not None:
             drawn = {row for row, request in enumerate(self.requests) if not request.greedy}
-            of_rows = [each for each in self._filtered if each[1] in drawn and each[2] == Demand()]
+            decided = [
+                (index, row, demand)
+                for index, row, demand in self._filtered
+                if row in drawn and demand == Demand()
+            ]
         else:
-            of_rows = [each for each in self._filtered if each[2].rough]
+            decided = [
+                (index, row, demand) for index, row, demand in self._filtered if demand.rough
+            ]
         asking = set() if self.logprobs is None else set(self.logprobs.row_list)
-        return {place: its for place, row, its in of_rows if row not in asking}
+        return {index: demand for index, row, demand in decided if row not in asking}
 
     @cached_property
     def by_cuts(self) -> bool:
@@ -189,19 +195,19 @@ class BatchPlan:
             return True
         if self.logprobs is None or self.filters is None:
             return False
-        asked = self.logprobs.filters
-        processed = asked is not None and len(asked) == len(self.filters)
+        of_logprobs = self.logprobs.filters
+        processed = of_logprobs is not None and len(of_logprobs) == len(self.filters)
         all_ask = self.logprobs.row_list == self.filters.row_list
         return processed or (all_ask and self.filters.by_first_words == {True})
 
     @property
     def _filtered(self) -> Iterator[tuple[int, int, Demand]]:
-        """Yield the place, the row and the demand of each filtered row; of none if all logits are
+        """Yield the index, the row and the demand of each filtered row; of none if all logits are
         stored. The stored rows begin with the filtered ones, in the same order."""
         if self.filters is not None and not self.stores_all:
             rows = zip(self.filters.row_list, self.filters.kinds, strict=True)
-            for place, (row, kind) in enumerate(rows):
-                yield place, row, kind.demand
+            for index, (row, kind) in enumerate(rows):
+                yield index, row, kind.demand
 
     @property
     def _replaced(self) -> set[int]:
@@ -215,10 +221,10 @@ class BatchPlan:
         stored, replaced = self.stored_list, self._replaced
         plain = sorted(set(range(self.num_rows)).difference(stored))
         whole = sorted(set(range(len(stored))).difference(self.bounded, self.rough))
-        drawn = [place for place in whole if stored[place] not in replaced]
+        drawn = [index for index in whole if stored[index] not in replaced]
         lists = [plain]
-        for places in ([*self.bounded], [*self.rough], whole, drawn):
-            lists += [[stored[place] for place in places], places]
+        for indices in ([*self.bounded], [*self.rough], whole, drawn):
+            lists += [[stored[index] for index in indices], indices]
         lists.append([demand.most for demand in self.bounded.values()])
         least = [demand.least for demand in self.bounded.values()]
         reals = tensors_of(least, device="cpu", dtype=torch.float64)

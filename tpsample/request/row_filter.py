@@ -81,8 +81,8 @@ class Demand(NamedTuple):
         return Method.SEARCH if self.searched else Method.REJECTION
 
     @property
-    def place(self) -> int:
-        """The place of its method among those of a step."""
+    def method_index(self) -> int:
+        """The index of its method among those of a step."""
         return _METHODS.index(self.method)
 
     @property
@@ -111,17 +111,17 @@ class Demand(NamedTuple):
     @staticmethod
     def of_any(demands: Iterable[Demand]) -> Demand:
         """Return what rows need together. Equal ones of two batches launch the same."""
-        found = Demand()
-        for each in demands:
-            found = Demand(
-                max(found.first, each.first),
-                found.total | each.total,
-                found.searched | each.searched,
-                found.counts | each.counts,
-                found.masses | each.masses,
-                found.ends | each.ends,
+        union = Demand()
+        for demand in demands:
+            union = Demand(
+                max(union.first, demand.first),
+                union.total | demand.total,
+                union.searched | demand.searched,
+                union.counts | demand.counts,
+                union.masses | demand.masses,
+                union.ends | demand.ends,
             )
-        return found
+        return union
 
 
 class RowFilter(NamedTuple):
@@ -146,13 +146,13 @@ class RowFilter(NamedTuple):
         top_k, top_p, *others = (
             rule.read(getattr(request, rule.name), vocab_size) for rule in (TOP_K, TOP_P, *ENDING)
         )
-        found = RowFilter(
+        row_filter = RowFilter(
             int(top_k), top_p, tuple(others), request.ties == "keep", behind, Demand()
         )
         # The argmax of a greedy row is always kept.
-        if request.greedy or found[:3] == nothing[:3]:
+        if request.greedy or row_filter[:3] == nothing[:3]:
             return nothing
-        return found._replace(demand=found._demand(nothing))
+        return row_filter._replace(demand=row_filter._demand(nothing))
 
     def _demand(self, nothing: RowFilter) -> Demand:
         """Return what the row needs.
@@ -167,7 +167,7 @@ class RowFilter(NamedTuple):
         counts, masses = self.top_k < nothing.top_k, self.top_p < 1
         on = [i for i, end in enumerate(self.ends) if end != nothing.ends[i]]
         known = all(ENDING[i].known for i in on)
-        top_k_behind, *behind = (each and masses for each in self.behind)
+        top_k_behind, *behind = (is_behind and masses for is_behind in self.behind)
         within_top_k = counts and not top_k_behind
         worth_sending = MAX_WEIGHED_WORDS if masses and within_top_k else MAX_TOP_WORDS
         by_first = counts and self.top_k <= worth_sending
@@ -207,13 +207,13 @@ _ENDING = tuple(rule.name for rule in ENDING)
 _INTEGERS = (LOWEST, TOP_K.name)
 _REALS = (TOP_P.name, *_ENDING)
 BITS = (KEEP_TIES, *map(behind, (TOP_K.name, *_ENDING)), BY_FIRST_WORDS, SEARCHED)
-_PLACES = {name: place for place, name in enumerate((*_INTEGERS, *_REALS, *BITS))}
+_COLUMN_INDEX = {name: index for index, name in enumerate((*_INTEGERS, *_REALS, *BITS))}
 _FORMAT = f"={len(_INTEGERS)}q{len(_REALS)}d{len(BITS)}q"
-COLUMNS = len(_PLACES)
+COLUMNS = len(_COLUMN_INDEX)
 """Numbers per row in the tensor of `RowFilters`."""
 
 
 def column_of(columns: Tensor, name: str) -> Tensor:
     """Return a column by name: float64 of a rule, int64 of top_k and of all others."""
-    column = columns[_PLACES[name]]
+    column = columns[_COLUMN_INDEX[name]]
     return column.view(torch.float64) if name in _REALS else column

@@ -80,7 +80,7 @@ class Selection(HasViews, StepBatch):
         self._stored_numbers = numbers.to(torch.int32)
         # The slot that each row reads, S if it is not drawn.
         self._padded = numbers.new_zeros(num_rows + -num_rows % ALIGNED)
-        self._first, self._seed = torch.empty_like(table.gate), torch.empty_like(numbers)
+        self._first, self._seed = torch.empty_like(table.occupancy), torch.empty_like(numbers)
         self._temperature = torch.empty_like(numbers, dtype=torch.float32)
         none = torch.zeros_like(numbers, dtype=torch.bool)
         self._undrawn_rows = Undrawn(none, none.clone())
@@ -123,9 +123,9 @@ class Selection(HasViews, StepBatch):
     def take(self, slots: Tensor, known: list[int] | None = None) -> Selection:
         """Become these slots of the batch as it is now, without masks of its own.
 
-        Of the rows that name a slot the first goes through its gate, if it is open:
+        Of the rows that name an occupied slot the first reads it:
 
-            slots    3  -1   0   3  99     gates of S = 5 slots: 0 and 3 are open
+            slots    3  -1   0   3  99     slots 0 and 3 of S = 5 are occupied
             index    3   5   0   5   5
         """
         vars(self).update(  # at once, because each assignment checks its name
@@ -137,7 +137,7 @@ class Selection(HasViews, StepBatch):
         self._assigned.clear()
         none, (undrawn, bad) = self._table.slots, self._undrawn_rows
         index = self._index.copy_(slots).clamp_(PADDING, none).remainder_(none + 1)
-        first = self._first.copy_(self._table.gate)
+        first = self._first.copy_(self._table.occupancy)
         first.scatter_reduce_(0, index, self._numbers, "amin")
         winner = torch.index_select(first, 0, index, out=self._seed)  # which is read later
         torch.ne(winner, self._numbers, out=undrawn)
@@ -148,13 +148,13 @@ class Selection(HasViews, StepBatch):
     @ordinary_tensors
     def _repeated(self, times: int) -> Selection:
         """Return the rows with each standing `times` times in a row."""
-        found = Selection(self._batch, self._table, self.rows * times)
-        its, others = ((rows._index, *rows._undrawn_rows) for rows in (found, self))
-        for each, other in zip(its, others, strict=True):
-            each.copy_(other.repeat_interleave(times))
+        repeated = Selection(self._batch, self._table, self.rows * times)
+        targets, sources = ((rows._index, *rows._undrawn_rows) for rows in (repeated, self))
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source.repeat_interleave(times))
         if self._known is not None:
-            found._known = [slot for slot in self._known for _ in range(times)]
-        return found
+            repeated._known = [slot for slot in self._known for _ in range(times)]
+        return repeated
 
     def _pick_any(self, name: str, table: Tensor) -> Tensor:
         """Return what a table [n, …] holds for each row; the last slot's if a row is not drawn.
@@ -167,7 +167,7 @@ class Selection(HasViews, StepBatch):
 
     def __copy__(self) -> Selection:
         """Return a selection of the same batch, with memory and masks of its own."""
-        return copy.deepcopy(self, {id(each): each for each in (self._batch, self._table)})
+        return copy.deepcopy(self, {id(shared): shared for shared in (self._batch, self._table)})
 
     @property
     def temperature(self) -> Tensor:
@@ -239,20 +239,20 @@ class Selection(HasViews, StepBatch):
     def _filtered(self) -> tuple[RowFilters | None, LogprobRows | None]:
         """Return the filters and logprobs of all rows, None where no slot has some."""
         table, filters, rows = self._table, None, self._numbers
-        (asked, top, in_processed_mode), every = table.asked, list(range(self.rows))
+        (row_filters, top, in_processed_mode), every = table.batch_features, list(range(self.rows))
         numbers = self._scratch.pick("numbers", table.numbers, self._padded, dim=1)
-        if asked or self._options["kept_cap"] is not None:
-            kinds = [keeps_all(self.vocab_size), *asked]
+        if row_filters or self._options["kept_cap"] is not None:
+            kinds = [keeps_all(self.vocab_size), *row_filters]
             filters = RowFilters(rows, every, numbers, kinds, known=False)
         if top < 0:
             return filters, None
         bits = self._scratch.take("bits", torch.bool, TOP - ASKS, self.rows)
         asks, processed, as_logits = torch.ne(numbers[ASKS:TOP, : self.rows], 0, out=bits)
         chosen = self._scratch.pick("chosen", table.chosen, self._index)
-        tops = numbers[TOP, : self.rows]
+        top_of = numbers[TOP, : self.rows]
         modes = [in_processed_mode] * self.rows
         return filters, LogprobRows(
-            every, rows, top, tops, chosen, modes, processed, as_logits, asks
+            every, rows, top, top_of, chosen, modes, processed, as_logits, asks
         )
 
     def _state_slots(self) -> Tensor:
@@ -273,8 +273,8 @@ class Selection(HasViews, StepBatch):
     def _by_slot(self) -> dict[str, Tensor]:
         """Return the masks of the batch, a row per slot, that no mask of these rows replaces. One
         without rows binds none."""
-        its, own = self._batch._assigned, self._assigned
-        masks = {name: mask.tensor for name, mask in its.items() if name not in own}
+        assigned, own = self._batch._assigned, self._assigned
+        masks = {name: mask.tensor for name, mask in assigned.items() if name not in own}
         return {name: mask for name, mask in masks.items() if len(mask)}
 
     def _masks(self) -> dict[str, Tensor]:
@@ -307,16 +307,16 @@ def _numbers_of(host: Any, slots: Tensor) -> list[int]:
         TypeError, ValueError: no integers, another number of them, or others on a CPU.
     """
     elsewhere = isinstance(host, Tensor) and host.device.type != "cpu"  # to read it would wait
-    its = host.tolist() if hasattr(host, "tolist") and not elsewhere else host
-    if elsewhere or not is_listing(its) or not all(map(is_integer, its)):
+    listed = host.tolist() if hasattr(host, "tolist") and not elsewhere else host
+    if elsewhere or not is_listing(listed) or not all(map(is_integer, listed)):
         raise TypeError(
             "host: expected the numbers of slots as a list, an array or a tensor on the host, got "
             f"{describe(host)}"
         )
-    found = [int(each) for each in its]
-    if len(found) != slots.shape[0] or (readable(slots.device) and found != slots.tolist()):
+    numbers = [int(number) for number in listed]
+    if len(numbers) != slots.shape[0] or (readable(slots.device) and numbers != slots.tolist()):
         raise ValueError(
-            f"host: expected the {slots.shape[0]} numbers that slots has, got {describe(found)}; "
+            f"host: expected the {slots.shape[0]} numbers that slots has, got {describe(numbers)}; "
             "leave it out where the host does not have them"
         )
-    return found
+    return numbers

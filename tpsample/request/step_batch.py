@@ -25,7 +25,7 @@ from tpsample.request.table import RequestTable
 
 
 class StepBatch(Sealed, ABC):
-    """The rows of a call, as the call's checks, its settlement and its step ask for them.
+    """The rows of a call, as the checks of the call and its step ask for them.
 
     Attributes:
         vocab_size: V.
@@ -323,7 +323,7 @@ class StepBatch(Sealed, ABC):
     def _state(self) -> dict[str, object]:
         """Return all that a step reads beside plan, seeds and temperatures, by name, for ranks to
         compare: tensors with a row for each row of the batch, or values that `str` tells apart."""
-        found: dict[str, object] = dict(self._masks())
+        state: dict[str, object] = dict(self._masks())
         if self._table.controls is not None:
-            found["tokens so far"] = self._table.controls.token_digest[self._state_slots()]
-        return found
+            state["tokens so far"] = self._table.controls.token_digest[self._state_slots()]
+        return state

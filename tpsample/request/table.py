@@ -38,14 +38,14 @@ from tpsample.request.entries import (
     ASKS_LOGPROBS,
     EMPTY,
     FILTERED,
-    GATE,
     NO_REQUEST,
+    OCCUPANCY,
     SEED,
-    SHUT,
     STATE,
     TOP,
     UNKNOWN,
     UNSEEDED,
+    VACANT,
     WAITING,
     Entry,
 )
@@ -71,7 +71,7 @@ class RequestTable(HasViews):
         stores_logits: whether a slot has filters or asks for logprobs.
         temperature: fp32 [S + 1], 0 in the last slot, which is no slot.
         numbers: int64 [STATE + 1, S + 1 or more]: the columns of `RowFilters`, then ASKS to STATE.
-        seed, gate: int64 [S + 1], parts of them; OPEN where a slot may be drawn, else SHUT.
+        seed, occupancy: int64 [S + 1], parts of them; the latter OCCUPIED or VACANT.
         row_temperature, row_seed: of the slots in use.
         chosen: int64 [S + 1, C], the ids whose logprobs a slot wants, then -1.
         controls: penalties and constraints; None until a request or a mask needs them.
@@ -80,7 +80,7 @@ class RequestTable(HasViews):
 
     version = 0
     controls: ControlTables | None = None
-    _found: tuple[set[RowFilter], int, bool] | None  # `asked`, until the entries change
+    _features: tuple[set[RowFilter], int, bool] | None  # `batch_features`, until the entries change
 
     @ordinary_tensors
     def __init__(self, slots: int, vocab_size: int, device: torch.device | str | None) -> None:
@@ -100,7 +100,7 @@ class RequestTable(HasViews):
 
     def _view(self) -> None:
         count = len(self.entries)
-        self.seed, self.gate = (self.numbers[i, : self.slots + 1] for i in (SEED, GATE))
+        self.seed, self.occupancy = (self.numbers[i, : self.slots + 1] for i in (SEED, OCCUPANCY))
         # Kept, because torch.compile would compile anew for every length of a list it looks at.
         self.row_temperature, self.row_seed = self.temperature[:count], self.seed[:count]
 
@@ -135,7 +135,7 @@ class RequestTable(HasViews):
 
     def _note(self) -> None:
         """Note what follows from the entries."""
-        self._flags, self._found = bytes(map(_FLAGS, self.entries)), None
+        self._flags, self._features = bytes(map(_FLAGS, self.entries)), None
         self.plans: dict[tuple[int, ...], BatchPlan] = {}
         self.unseeded, self.empty = self.flagged(UNSEEDED), self.flagged(EMPTY)
         self.stores_logits = 1 in self._flags.translate(_HAS[FILTERED | ASKS_LOGPROBS])
@@ -167,7 +167,7 @@ class RequestTable(HasViews):
         if self.chosen.shape[1]:
             self.chosen[:slots].copy_(self.chosen.index_select(0, index))
         if len(order) < slots:
-            self.numbers[GATE, len(order) : slots].fill_(SHUT)
+            self.numbers[OCCUPANCY, len(order) : slots].fill_(VACANT)
 
     @ordinary_tensors
     def load(self, slots: Sequence[int], entries: Sequence[Entry]) -> None:
@@ -181,11 +181,11 @@ class RequestTable(HasViews):
         send = self._scratch.send
         packed = bytearray().join([entry.packed for entry in entries])
         columns = torch.frombuffer(packed, dtype=torch.int64).view(-1, STATE).T
-        heat = [entry.params.temperature for entry in entries]
-        (temperatures,) = tensors_of(heat, device=None, dtype=torch.float32)
+        temperatures = [entry.params.temperature for entry in entries]
+        (temperature_column,) = tensors_of(temperatures, device=None, dtype=torch.float32)
         index = send("slots", tensors_of(slots, device=None)[0])
         self.numbers[:STATE].index_copy_(1, index, send("numbers", columns))
-        self.temperature.index_copy_(0, index, send("temperatures", temperatures))
+        self.temperature.index_copy_(0, index, send("temperatures", temperature_column))
         chosen = [entry.params.logprob_token_ids or () for entry in entries]
         self.chosen = widened(self.chosen, word.NO_TOKEN, max(map(len, chosen)))
         if width := self.chosen.shape[1]:
@@ -221,12 +221,12 @@ class RequestTable(HasViews):
 
     def read_by(self, named: Sequence[int]) -> list[int]:
         """Return the slot that each row reads if rows name these, S where a row is not drawn."""
-        taken, found = set(self.empty), []
+        taken, slots = set(self.empty), []
         for slot in named:
             drawn = 0 <= slot < len(self.entries) and slot not in taken
-            found.append(slot if drawn else self.slots)
+            slots.append(slot if drawn else self.slots)
             taken.add(slot)
-        return found
+        return slots
 
     def plan(self, slots: Sequence[int], entries: Sequence[Entry], **options: Any) -> BatchPlan:
         """Return the plan of a step whose rows read these slots.
@@ -242,7 +242,7 @@ class RequestTable(HasViews):
         if rows := list(range(len(entries))) if keeps else _flagged(flags, FILTERED):
             known = not _flagged(flags, UNKNOWN)
             if known and not keeps:  # rows of one method stand together, so that none is copied
-                rows.sort(key=lambda row: _FILTERS(entries[row]).demand.place)
+                rows.sort(key=lambda row: _FILTERS(entries[row]).demand.method_index)
             kinds = [_FILTERS(entries[row]) for row in rows]
             if not known:
                 kinds = [keeps_all(self.vocab_size), *set(kinds)]
@@ -252,9 +252,9 @@ class RequestTable(HasViews):
         if rows := _flagged(flags, ASKS_LOGPROBS):
             index, of_slot, columns = self._columns(rows, slots)
             asking = [self.entries[slot].params for slot in self.flagged(ASKS_LOGPROBS)]
-            width = max(len(each.logprob_token_ids or ()) for each in asking)
+            width = max(len(request.logprob_token_ids or ()) for request in asking)
             chosen = self.chosen.index_select(0, of_slot)[:, :width]
-            top, modes = self.asked[1], [entries[row].processed for row in rows]
+            top, modes = self.batch_features[1], [entries[row].processed for row in rows]
             bits = columns[ASKS:TOP, : len(rows)] != 0
             logprobs = LogprobRows(
                 rows, index, top, columns[TOP, : len(rows)], chosen, modes, *bits[1:]
@@ -265,34 +265,34 @@ class RequestTable(HasViews):
 
     def _columns(self, rows: list[int], slots: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Return the indices of some rows, the slots that they read, and the numbers of these slots
-        before the gate. The numbers are padded as those of `columns_of` are."""
+        before the occupancy. The numbers are padded as those of `columns_of` are."""
         padded_rows = rows + rows[:1] * (-len(rows) % ALIGNED)
-        its = [slots[row] for row in padded_rows]
-        index, of_slot = tensors_of(rows, its, device=self.device)
-        return index, of_slot[: len(rows)], self.numbers[:GATE].index_select(1, of_slot)
+        slots_read = [slots[row] for row in padded_rows]
+        index, of_slot = tensors_of(rows, slots_read, device=self.device)
+        return index, of_slot[: len(rows)], self.numbers[:OCCUPANCY].index_select(1, of_slot)
 
     @property
-    def asked(self) -> tuple[set[RowFilter], int, bool]:
+    def batch_features(self) -> tuple[set[RowFilter], int, bool]:
         """The filters of all slots that have some; the most tokens that one reports, -1 if none
         asks for logprobs; and whether one asks in a processed mode."""
-        if self._found is None:
+        if self._features is None:
             asking = [self.entries[slot] for slot in self.flagged(ASKS_LOGPROBS)]
-            self._found = (
+            self._features = (
                 {self.entries[slot].filters for slot in self.flagged(FILTERED)},
-                max((each.top for each in asking), default=-1),
-                any(each.processed for each in asking),
+                max((entry.top for entry in asking), default=-1),
+                any(entry.processed for entry in asking),
             )
-        return self._found
+        return self._features
 
     @property
     def launches(self) -> tuple[object, ...]:
         """A value to compare: for equal values a step of any slots makes equal launches."""
-        filters, top, processed = self.asked
-        demands = [each.demand for each in filters]
+        filters, top, processed = self.batch_features
+        demands = [row_filter.demand for row_filter in filters]
         return (
             *(top, processed, self.chosen.shape[1]),
             Demand.of_any(demands),
-            Demand.of_any(each for each in demands if not each.first),
+            Demand.of_any(demand for demand in demands if not demand.first),
             *(self._moves, self.make_controls().launches),
         )
 

@@ -76,8 +76,8 @@ def _check(
     check_tensor("seed", seed, (torch.int64,), "B", getattr(seed, "device", torch.device("cpu")))
     like = seed.shape, seed.device, ", as seed has"
     check_tensor("temperature", temperature, _REALS[:1], *like)
-    for name, each in given.items():
-        check_tensor(name, each, INDICES if name == "top_k" else _REALS, *like)
+    for name, column in given.items():
+        check_tensor(name, column, INDICES if name == "top_k" else _REALS, *like)
     check_choice("filter_order", filter_order, get_args(FilterOrder))
 
 
@@ -91,22 +91,22 @@ def _host_columns(host: Any, given: dict[str, Tensor]) -> dict[str, Tensor]:
         raise ValueError(
             f"host: expected the numbers of {sorted(given)} by name, got {describe(host)}"
         )
-    found = {}
+    columns = {}
     for name, tensor in given.items():
         try:
-            its = torch.as_tensor(host[name], dtype=tensor.dtype)
+            column = torch.as_tensor(host[name], dtype=tensor.dtype)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(
                 f"host: expected numbers of {name}, got {describe(host[name])}"
             ) from error
-        same = its.device.type == "cpu" and its.shape == tensor.shape
-        if not same or (readable(tensor.device) and not _equal(its, tensor.detach())):
+        same = column.device.type == "cpu" and column.shape == tensor.shape
+        if not same or (readable(tensor.device) and not _equal(column, tensor.detach())):
             raise ValueError(
                 f"host: expected the {len(tensor)} numbers that {name} has, on the host, got "
                 f"{describe(host[name])}"
             )
-        found[name] = its
-    return found
+        columns[name] = column
+    return columns
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
@@ -120,22 +120,22 @@ def _known(
     """Return the entries of rows whose filters the host knows."""
     lists = []
     for name, column in columns.items():
-        its = _RULES[name].meant(column, vocab_size)
-        lists.append(its.tolist())
+        meant = _RULES[name].meant(column, vocab_size)
+        lists.append(meant.tolist())
         if name != TOP_K.name:
-            _warn(_RULES[name], column, its)
+            _warn(_RULES[name], column, meant)
     names = tuple(columns)
     numbers = zip(*lists, strict=True) if lists else [()] * rows
-    return [_entry_of(names, each, filter_order, vocab_size) for each in numbers]
+    return [_entry_of(names, row, filter_order, vocab_size) for row in numbers]
 
 
-def _warn(rule: Rule, column: Tensor, its: Tensor) -> None:
-    wrong = (column != its).nonzero()
+def _warn(rule: Rule, column: Tensor, meant: Tensor) -> None:
+    wrong = (column != meant).nonzero()
     if len(wrong):
         row = int(wrong[0])
         warnings.warn(
             f"{rule.name}: expected {rule.expected}, got {float(column[row]):.9g} in row {row}, "
-            f"which counts as {float(its[row]):.17g}; write a number in range",
+            f"which counts as {float(meant[row]):.17g}; write a number in range",
             stacklevel=6,
         )
 

@@ -82,10 +82,10 @@ def verify_by_ratio(
     out = SampleOutput.empty(batch.seed, None)
     if draft is not None and draft.stride(2) != 1:
         draft = draft.contiguous()
-    verification = room_of(sampler.backend).verification
+    verification_type = room_of(sampler.backend).verification
 
-    def over(rows: ShardLogits) -> Verification:
-        return verification(
+    def verification_of(rows: ShardLogits) -> Verification:
+        return verification_type(
             rows=rows,
             draft=draft,
             drafts=drafts,
@@ -96,22 +96,26 @@ def verify_by_ratio(
         )
 
     step = sampler.pipeline.begin(
-        inputs, batch, at, out, carried=lambda rows, *_: [over(rows).tops()]
+        inputs, batch, at, out, payloads_of=lambda rows, *_: [verification_of(rows).tops()]
     )
     sampler.agreement.compare()
     sampler.exchange.finish(out, batch.seed)
     stored, ranks = shard_logits(step, sampler.shard, sampler.backend), sampler.ranks
-    its, carried = over(stored), sampler.exchange.carried()
-    laws = its.laws(ranks.gather_integers(its.tops()) if carried is None else carried[0])
+    verification, payloads = verification_of(stored), sampler.exchange.payloads()
+    laws = verification.laws(
+        ranks.gather_integers(verification.tops()) if payloads is None else payloads[0]
+    )
     cut: Cut | None = None
     if batch.plan.filters is not None:
         cut = filtered_cut(stored, batch, laws, ranks)
         laws = _within(laws, cut.words, batch.plan.filters)
-    sums = ranks.sum_integers(its.sums(laws))
-    laws, places = its.accept(laws, sums)
-    if draft is not None and drawn_drafts(sampler).are_of_another_law(its, laws, sums):
+    sums = ranks.sum_integers(verification.sums(laws))
+    laws, places = verification.accept(laws, sums)
+    if draft is not None and drawn_drafts(sampler).are_of_another_law(verification, laws, sums):
         warnings.warn(OTHER_LAW, stacklevel=4)
-    verified = its.output(laws, places, ranks.gather_integers(its.residuals(laws, places)))
+    verified = verification.output(
+        laws, places, ranks.gather_integers(verification.residuals(laws, places))
+    )
     if batch.plan.logprobs is not None:
         tokens = verified.token_ids.flatten()
         verified.logprobs = logprobs_of(stored, batch, ranks, tokens, cut)

@@ -71,10 +71,10 @@ class Draft:
         Raises:
             ValueError: drafts of another method, or in another order.
         """
-        for place, draft in enumerate(drafts):
-            if (draft.method, draft.index) != (method, place):
+        for index, draft in enumerate(drafts):
+            if (draft.method, draft.index) != (method, index):
                 raise ValueError(
-                    f"draft_token_ids[{place}]: expected the draft of index {place} for method="
+                    f"draft_token_ids[{index}]: expected the draft of index {index} for method="
                     f'"{method}", got one of index {draft.index} for "{draft.method}"; pass '
                     "sample_draft what verify is called with"
                 )
@@ -146,21 +146,21 @@ def sample_draft(
         )
 
     with sampler.agreement:
-        call = sampler.agreement.settle(check)
-        settled, at = call.batch, call.positions
-        assert settled is not None and at is not None
+        call = sampler.agreement.check_on_all_ranks(check)
+        agreed, at = call.batch, call.positions
+        assert agreed is not None and at is not None
         if call.rows == 0:
             return Draft(at.clone(), draft_logits.detach(), int(index), method, at.clone())
-        place, domain = (0, DOMAIN_TOKEN) if method == "coupled" else (index, DOMAIN_DRAFT)
-        noise = RowNoise(settled.temperature, settled.seed, at, 1)
-        logits, out = draft_logits.detach(), SampleOutput.empty(settled.seed, None)
+        sample, domain = (0, DOMAIN_TOKEN) if method == "coupled" else (index, DOMAIN_DRAFT)
+        noise = RowNoise(agreed.temperature, agreed.seed, at, 1)
+        logits, out = draft_logits.detach(), SampleOutput.empty(agreed.seed, None)
         room = room_of(sampler.backend)
         draw, decode = room.draft_words, room.decoder()
-        words = draw(logits, sampler.shard.start, noise, place, domain)
-        decode(sampler.ranks.gather_integers(words).flatten(0, 1), settled.seed, out)
+        words = draw(logits, sampler.shard.start, noise, sample, domain)
+        decode(sampler.ranks.gather_integers(words).flatten(0, 1), agreed.seed, out)
         token_ids = out.token_ids
-        if settled._undrawn_rows is not None:
-            token_ids = token_ids.masked_fill(settled._undrawn_rows.rows, word.NO_TOKEN)
+        if agreed._undrawn_rows is not None:
+            token_ids = token_ids.masked_fill(agreed._undrawn_rows.rows, word.NO_TOKEN)
         return Draft(token_ids, draft_logits.detach(), int(index), method, at.clone())
 
 

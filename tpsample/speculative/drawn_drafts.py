@@ -28,23 +28,23 @@ class DrawnDrafts:
     def __init__(self, looks: int) -> None:
         self._looks, self._sum, self._variance = looks, 0.0, 0.0
 
-    def are_of_another_law(self, its: Verification, laws: Laws, sums: Tensor) -> bool:
+    def are_of_another_law(self, verification: Verification, laws: Laws, sums: Tensor) -> bool:
         """Look at drafts, and return whether those so far are no draws of their law; once.
 
         Args:
-            its: with the logits of the drafts.
+            verification: with the logits of the drafts.
             sums: of all ranks, as `Verification.sums` makes them.
         """
         if self._looks == 0 or not readable(laws.drafts.device):
             return False
-        random = its.rows.noise.random.view(laws.drafts.shape) & (laws.drafts >= 0)
+        random = verification.rows.noise.random.view(laws.drafts.shape) & (laws.drafts >= 0)
         if not bool(random.any()):
             return False
         self._looks -= 1
         total = sums[2].clamp(min=1).double()
         mean = torch.zeros_like(total)
         square = torch.zeros_like(mean)
-        for _, _, draft in its.mass_tiles(laws):
+        for _, _, draft in verification.mass_tiles(laws):
             q = draft.double() / total.unsqueeze(2)
             log = q.clamp(min=torch.finfo(q.dtype).tiny).log()
             mean += (q * log).sum(dim=2)

@@ -61,9 +61,9 @@ def verify(
     drafts = drafts.masked_fill(outside.cumsum(dim=1) > 0, word.NO_TOKEN)
 
     expanded = batch._with_drafts(drafts[:, :-1])
-    flat, places = logits.float().flatten(0, 1), position_of_rows(positions, width)
+    flat, row_positions = logits.float().flatten(0, 1), position_of_rows(positions, width)
     if method == "coupled":
-        plain = reference.sample(flat, expanded, places)
+        plain = reference.sample(flat, expanded, row_positions)
         token_ids, status = (x.view(num_rows, width) for x in (plain.token_ids, plain.status))
         accepted = leading((drafts == token_ids) & (drafts >= 0))
         return VerifyOutput.of(accepted, token_ids, status, seed)
@@ -103,14 +103,14 @@ def verify(
     else:
         stop = accept_tokenwise(p, q, u)
 
-    each = torch.arange(num_rows, device=stop.device)
+    row_index = torch.arange(num_rows, device=stop.device)
     streams = tuple(
         r.unsqueeze(1) for r in row_stream(seed, positions + stop, stop, domain=DOMAIN_RECOVERY)
     )
     noise = tile_noise(streams, 0, vocab_size)
-    scores = residual.recovery_scores(left[each, stop], target[each, stop], noise)
+    scores = residual.recovery_scores(left[row_index, stop], target[row_index, stop], noise)
     token, _ = word.decode(order_words(scores).amax(dim=1))
-    token = token.where(good[each, stop], word.NO_TOKEN).unsqueeze(1)
+    token = token.where(good[row_index, stop], word.NO_TOKEN).unsqueeze(1)
     emitted = drafts.scatter(1, stop.unsqueeze(1), token)
     verified = VerifyOutput.of(stop, emitted, status, seed)
     if undrawn is not None:

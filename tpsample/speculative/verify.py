@@ -151,28 +151,32 @@ def _verify(
 ) -> VerifyOutput:
     """Settle a verification with the other ranks, and make it."""
     if torch.compiler.is_compiling():
-        its = sampler, inputs, draft_token_ids, batch, positions, method
-        return outside(_verify, *its, draft_logits=draft_logits, lengths=lengths)
+        arguments = sampler, inputs, draft_token_ids, batch, positions, method
+        return outside(_verify, *arguments, draft_logits=draft_logits, lengths=lengths)
 
     def check() -> Call:
         nonlocal draft_logits
         check_request(sampler, method, batch)
-        device, law, its = sampler.weight.device, "certain", draft_token_ids
+        device, law, token_ids = sampler.weight.device, "certain", draft_token_ids
         drawn: Sequence[Draft] = ()
-        if isinstance(its, Sequence) and its and all(isinstance(each, Draft) for each in its):
+        if (
+            isinstance(token_ids, Sequence)
+            and token_ids
+            and all(isinstance(draft, Draft) for draft in token_ids)
+        ):
             if draft_logits is not None:
                 raise ValueError(
                     "draft_logits: the drafts of sample_draft bring their own; leave it out"
                 )
-            drawn = its
-            its, draft_logits = Draft.together(drawn, method)
-        check_tensor("draft_token_ids", its, (torch.int64,), "BK", device)
-        assert isinstance(its, Tensor)
-        num_rows, num_drafts = its.shape
+            drawn = token_ids
+            token_ids, draft_logits = Draft.together(drawn, method)
+        check_tensor("draft_token_ids", token_ids, (torch.int64,), "BK", device)
+        assert isinstance(token_ids, Tensor)
+        num_rows, num_drafts = token_ids.shape
         if lengths is not None:
             check_tensor("lengths", lengths, INDICES, (num_rows,), device)
-            place = torch.arange(num_drafts, device=device)
-            its = its.where(place < lengths.unsqueeze(1), word.NO_TOKEN)
+            column = torch.arange(num_drafts, device=device)
+            token_ids = token_ids.where(column < lengths.unsqueeze(1), word.NO_TOKEN)
         sampler.checks.inputs(inputs, (num_rows, num_drafts + 1))
         if draft_logits is not None:
             if method == "coupled":
@@ -194,24 +198,24 @@ def _verify(
             at,
             masked_rows=num_rows * (num_drafts + 1),
             num_samples=num_drafts,
-            token_ids=its,
+            token_ids=token_ids,
             # Those after the first id outside the vocabulary may be anything.
             hidden_states=None if inputs.are_logits else inputs.given[:, 0],
         )
 
     with sampler.checks.thread_of(batch), sampler.agreement:
-        call = sampler.agreement.settle(check, words_follow=True)
-        settled, at, drafts = call.batch, call.positions, call.token_ids
-        assert isinstance(settled, StepBatch) and at is not None and drafts is not None
+        call = sampler.agreement.check_on_all_ranks(check, words_follow=True)
+        agreed, at, drafts = call.batch, call.positions, call.token_ids
+        assert isinstance(agreed, StepBatch) and at is not None and drafts is not None
 
-        undrawn, room = settled._undrawn_rows, room_of(sampler.backend)
+        undrawn, room = agreed._undrawn_rows, room_of(sampler.backend)
         without = None if undrawn is None else undrawn.rows
         drafts, at_rows = room.drafted_rows(drafts, without, at, sampler.vocab_size)
-        settled._note_step(sampler.pipeline, inputs.given, at, call.now, 1)
-        expanded = settled._with_drafts(drafts[:, :-1])
+        agreed._note_step(sampler.pipeline, inputs.given, at, call.now, 1)
+        expanded = agreed._with_drafts(drafts[:, :-1])
         if call.rows == 0:
             none = torch.zeros_like(at)
-            return VerifyOutput.of(none, drafts, drafts.int(), settled.seed.clone())
+            return VerifyOutput.of(none, drafts, drafts.int(), agreed.seed.clone())
         with range_of("verification"):
             if method == "coupled":
                 verified = _verify_coupled(sampler, inputs, drafts, expanded, at_rows)

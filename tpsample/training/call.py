@@ -88,7 +88,7 @@ def kept_logprobs(
         same = {
             "hidden_states": (tuple(hidden_states.shape), digest_bits(hidden_states)),
             "token_ids": digest_bits(token_ids),
-            "kept": [digest_bits(each) for each in (kept.offsets, kept.token_ids, kept.whole)],
+            "kept": [digest_bits(tensor) for tensor in (kept.offsets, kept.token_ids, kept.whole)],
             "temperature": digest_bits(temperatures),
             "logit_scale": logit_scale,
             "logit_softcap": logit_softcap,
@@ -154,16 +154,16 @@ def _checked(
     check_tensor("kept.offsets", kept.offsets, (torch.int64,), (rows + 1,), device, of_each)
     if isinstance(temperature, Tensor) and temperature.ndim:
         check_tensor("temperature", temperature, (torch.float32,), (rows,), device, of_each)
-        found = temperature.detach()
+        given = temperature.detach()
     else:
-        found = torch.full((rows,), float(temperature), dtype=torch.float32, device=device)
-    wrong = (~((found >= GREEDY_BELOW) & (found <= HOTTEST))).nonzero().flatten().tolist()
+        given = torch.full((rows,), float(temperature), dtype=torch.float32, device=device)
+    wrong = (~((given >= GREEDY_BELOW) & (given <= HOTTEST))).nonzero().flatten().tolist()
     if wrong:
         raise ValueError(
-            f"temperature: expected {GREEDY_BELOW} to {HOTTEST:.3g}, got {float(found[wrong[0]])} "
+            f"temperature: expected {GREEDY_BELOW} to {HOTTEST:.3g}, got {float(given[wrong[0]])} "
             f"in row {wrong[0]}; a greedy token has no distribution, so leave its row out"
         )
-    return found
+    return given
 
 
 def _check_options(
@@ -201,9 +201,9 @@ def _check_sets(scored: Scored, ranks: HeadRanks) -> None:
     if len(twice):
         row, token_id = divmod(int(twice[0]), vocab_size)
         raise ValueError(f"kept: row {row} lists id {token_id} twice; list each id once")
-    found = kept.whole.clone()
-    found[row_of[kept.token_ids == drawn[row_of]]] = True
-    missing = (~found).nonzero().flatten().tolist()
+    is_kept = kept.whole.clone()
+    is_kept[row_of[kept.token_ids == drawn[row_of]]] = True
+    missing = (~is_kept).nonzero().flatten().tolist()
     if missing:
         raise ValueError(
             f"token_ids: row {missing[0]} drew id {int(drawn[missing[0]])}, which is not in its "

@@ -78,12 +78,12 @@ class KeptTokens:
         Raises:
             TypeError, ValueError: no sequence of ids; an empty one.
         """
-        each = [
+        tensors = [
             torch.as_tensor(() if ids is None else ids, dtype=torch.int64).flatten() for ids in sets
         ]
-        sizes = torch.tensor([0, *map(len, each)], dtype=torch.int64)
+        sizes = torch.tensor([0, *map(len, tensors)], dtype=torch.int64)
         whole = torch.tensor([ids is None for ids in sets], dtype=torch.bool)
-        listed = torch.cat([sizes.new_empty(0), *(ids.cpu() for ids in each)])
+        listed = torch.cat([sizes.new_empty(0), *(ids.cpu() for ids in tensors)])
         return cls(sizes.cumsum(0).to(device), listed.to(device), whole.to(device))
 
     @classmethod
@@ -99,8 +99,8 @@ class KeptTokens:
         """
         if not parts:
             raise ValueError("parts: expected at least one KeptTokens, got none")
-        offsets = F.pad(torch.cat([each.sizes for each in parts]).cumsum(0), (1, 0))
-        ids, whole = zip(*((each.token_ids, each.whole) for each in parts), strict=True)
+        offsets = F.pad(torch.cat([part.sizes for part in parts]).cumsum(0), (1, 0))
+        ids, whole = zip(*((part.token_ids, part.whole) for part in parts), strict=True)
         return cls(offsets, torch.cat(ids), torch.cat(whole))
 
     @classmethod

@@ -79,7 +79,7 @@ class Scored:
         """Return the tensors of the caller that autograd can watch."""
         sets = [getattr(self.kept, field.name) for field in fields(self.kept)]
         given = [self.token_ids, self.temperature, *sets]
-        return [each for each in given if not each.is_inference()]
+        return [tensor for tensor in given if not tensor.is_inference()]
 
     def row_of(self) -> Tensor:
         """Return int64 [T], the row of each listed id."""
@@ -110,15 +110,15 @@ class KeptLogprobsFunction(torch.autograd.Function):
         row_of, ids = scored.row_of(), scored.kept.token_ids
         own, weight_rows = scored.owned()
         products = pair_products(hidden_states, row_of[own], weight, weight_rows)
-        found = logits_of(products, scored.head)
-        logits = _from_owner(found, own, len(ids), scored.ranks)
+        own_logits = logits_of(products, scored.head)
+        logits = _from_owner(own_logits, own, len(ids), scored.ranks)
         rows = hidden_states.new_empty(len(hidden_states), dtype=torch.float64)
         top = torch.full_like(rows, -torch.inf, dtype=logits.dtype)
         top.scatter_reduce_(0, row_of, logits, "amax")
         temperature = scored.temperature
         weights = masses_and_moments if logits.dtype == torch.float32 else _smooth_masses
-        its = logits, top[row_of], temperature[row_of]
-        below, listed = below_top(*its), torch.stack(weights(*its), dim=-1)
+        of_tokens = logits, top[row_of], temperature[row_of]
+        below, listed = below_top(*of_tokens), torch.stack(weights(*of_tokens), dim=-1)
         sums = listed.new_zeros(len(rows), 2).index_add_(0, row_of, listed)
         drawn = torch.zeros_like(rows)
         is_drawn = ids == scored.token_ids[row_of]
@@ -130,8 +130,8 @@ class KeptLogprobsFunction(torch.autograd.Function):
             pair = weights(tile, top[part, None], temperature[part, None])
             sums[part] = scored.ranks.sum(torch.stack([x.sum(dim=1) for x in pair], dim=-1))
             own, column = _owned_tokens(scored, part)
-            each = _from_owner(tile[own, column], own, len(part), scored.ranks)
-            drawn[part] = below_top(each, top[part], temperature[part])
+            drawn_logits = _from_owner(tile[own, column], own, len(part), scored.ranks)
+            drawn[part] = below_top(drawn_logits, top[part], temperature[part])
         total = sums.double()
         log_total = (total[:, 0] / TOP_MASS).log()
         is_number = top.isfinite()
@@ -173,7 +173,7 @@ class KeptLogprobsFunction(torch.autograd.Function):
         whole_parts, size = scored.whole_parts(), weight.shape[1]
         every = torch.arange(len(weight), device=weight.device)
         used = every if whole_parts else weight_rows.unique()
-        places, order = torch.searchsorted(used, weight_rows).sort(stable=True)
+        used_index, order = torch.searchsorted(used, weight_rows).sort(stable=True)
         grads, rows = grads[order], rows[order]
         num_rows = len(used) if scored.sparse else len(weight)
         to_weight = weight.new_zeros(num_rows if for_weight else 0, size)
@@ -181,10 +181,12 @@ class KeptLogprobsFunction(torch.autograd.Function):
         blocks = list(parts(len(used), size, AT_ONCE if whole_parts else 0))
         blocks = blocks if for_weight or whole_parts else []
         ends = torch.tensor([0, *(part.stop for part in blocks)], device=weight.device)
-        bounds = itertools.pairwise(torch.searchsorted(places, ends).tolist())
-        for part, its in zip(blocks, itertools.starmap(slice, bounds), strict=True):
+        bounds = itertools.pairwise(torch.searchsorted(used_index, ends).tolist())
+        for part, pairs in zip(blocks, itertools.starmap(slice, bounds), strict=True):
             block = weight.new_zeros(part.stop - part.start, size, dtype=torch.float64)
-            add_to_weight(block, grads[its], hidden_states, rows[its], places[its] - part.start)
+            add_to_weight(
+                block, grads[pairs], hidden_states, rows[pairs], used_index[pairs] - part.start
+            )
             of_part = weight[part][: max(0, len(ranks.shard) - part.start)]
             for whole in whole_parts:
                 tile = tile_products(hidden_states[whole], of_part)
@@ -210,11 +212,11 @@ class KeptLogprobsFunction(torch.autograd.Function):
         return to_hidden, to_weight, None
 
 
-def _from_owner(own: Tensor, places: Tensor, count: int, ranks: HeadRanks) -> Tensor:
+def _from_owner(own: Tensor, index: Tensor, count: int, ranks: HeadRanks) -> Tensor:
     """Return [count] numbers, bit for bit. One rank has each of them. Collective."""
     kind = torch.int32 if own.dtype == torch.float32 else torch.int64
     bits = torch.zeros(count, dtype=torch.int64, device=own.device)
-    bits[places] = own.view(kind).long()
+    bits[index] = own.view(kind).long()
     return ranks.sum(bits).to(kind).view(own.dtype)
 
 

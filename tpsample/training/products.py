@@ -33,12 +33,12 @@ def pair_products(
     Returns:
         fp32; float64 of a weight in float64. An overflow is NaN, because it is no logit.
     """
-    found = hidden_states.new_empty(len(rows), dtype=_dtype_of(weight))
+    products = hidden_states.new_empty(len(rows), dtype=_dtype_of(weight))
     for part in parts(len(rows), weight.shape[1]):
         left = hidden_states[rows[part]].double()
         right = weight[weight_rows[part]].double()
-        found[part] = _dots(left, right, found.dtype)
-    return found.masked_fill_(found == torch.inf, torch.nan)
+        products[part] = _dots(left, right, products.dtype)
+    return products.masked_fill_(products == torch.inf, torch.nan)
 
 
 def tile_products(hidden_states: Tensor, weight: Tensor) -> Tensor:
@@ -79,12 +79,12 @@ def add_to_hidden(
 
 
 def add_to_weight(
-    of_weight: Tensor, grads: Tensor, hidden_states: Tensor, rows: Tensor, places: Tensor
+    of_weight: Tensor, grads: Tensor, hidden_states: Tensor, rows: Tensor, weight_index: Tensor
 ) -> None:
-    """Add g_t · h_row(t) to place(t) of `of_weight`, float64 [places, D]; see `add_to_hidden`."""
+    """Add g_t · h_row(t) to row i(t) of `of_weight`, float64 [rows, D]; see `add_to_hidden`."""
     for part in parts(len(rows), hidden_states.shape[1]):
         factors = grads[part].unsqueeze(1)
-        of_weight.index_add_(0, places[part], factors * hidden_states[rows[part]].double())
+        of_weight.index_add_(0, weight_index[part], factors * hidden_states[rows[part]].double())
 
 
 def parts(count: int, hidden_size: int, at_once: int = 0) -> Iterator[slice]:
@@ -105,10 +105,10 @@ def _dots(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the dot product of each pair of rows of float64 [P, D]."""
     products = left * right
     total = products.sum(dim=1)
-    found = total.to(dtype)
+    rounded = total.to(dtype)
     if dtype == torch.float64 or not total.is_cpu:
-        return found
+        return rounded
     error = left.norm(dim=1) * right.norm(dim=1) * (left.shape[1] * MARGIN)
     undecided = ((total - error).float() != (total + error).float()) & total.isfinite()
-    found[undecided] = exact_sums(products[undecided])
-    return found
+    rounded[undecided] = exact_sums(products[undecided])
+    return rounded

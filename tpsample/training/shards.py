@@ -84,15 +84,17 @@ def agreed(
         "held": None if weight is None else vars(HeldRows.of(weight)),
     }
     records = _gathered(record, group, device)
-    wrong = [f"rank {r}: {each['error']}" for r, each in enumerate(records) if each["error"]]
+    wrong = [f"rank {r}: {record['error']}" for r, record in enumerate(records) if record["error"]]
     if wrong:
         raise RankMismatch("; ".join(wrong)) from error
-    require_equal([each["same"] for each in records])
-    shards = [None if each["shard"] is None else VocabShard(*each["shard"]) for each in records]
-    held = [HeldRows(**each["held"]) for each in records]
+    require_equal([record["same"] for record in records])
+    shards = [
+        None if record["shard"] is None else VocabShard(*record["shard"]) for record in records
+    ]
+    held = [HeldRows(**record["held"]) for record in records]
     check_sliced(None, shards, held)
-    vocab_size, found = resolve_shards(None, shards, [each.rows for each in held])
-    return HeadRanks(group, found[group.rank()], vocab_size)
+    vocab_size, resolved = resolve_shards(None, shards, [weight.rows for weight in held])
+    return HeadRanks(group, resolved[group.rank()], vocab_size)
 
 
 def _gathered(
@@ -107,4 +109,4 @@ def _gathered(
     padded[: len(text)] = text
     texts = [torch.empty_like(padded) for _ in sizes]
     dist.all_gather(texts, padded, group=group)
-    return [json.loads(bytes(each.tolist())) for each in texts]
+    return [json.loads(bytes(text.tolist())) for text in texts]

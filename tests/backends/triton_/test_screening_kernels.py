@@ -38,7 +38,7 @@ def compare(case, batch=None, *, start=0, num_samples=1, parts=1) -> Screen:
     """Compare the words of a step, over all its parts, with those of the whole product.
 
     Then check the bound itself: no score is above its group's top, and the best score of a row is
-    not below its bar.
+    not below its lower end.
     """
     v, b = case.weight.shape[0], case.hidden_states.shape[0]
     if batch is None:
@@ -69,14 +69,19 @@ def compare(case, batch=None, *, start=0, num_samples=1, parts=1) -> Screen:
         padded = torch.nn.functional.pad(scores, (start % 4, behind), value=-torch.inf)
         of_groups = padded.view(b, -1, GROUP).amax(dim=2)
         slots = slice(sample * b, (sample + 1) * b)
-        tops, bars = screen.tops[: screen.num_groups, slots].T, screen.bars[slots]
+        group_upper, row_lower = (
+            screen.group_upper[: screen.num_groups, slots].T,
+            screen.row_lower[slots],
+        )
         # The noise of the definition and of the kernel may differ in the last places.
         slack = 1e-6 * (1 + of_groups.abs().nan_to_num(0, 0, 0))
-        above = of_groups > tops + slack
+        above = of_groups > group_upper + slack
         assert not above.any(), f"{int(above.sum())} groups have a score above their top"
         best = of_groups.amax(dim=1)
-        below = best + slack.amax(dim=1) < bars
-        assert not below.any(), f"rows {below.nonzero().squeeze(1).tolist()} are below their bar"
+        below = best + slack.amax(dim=1) < row_lower
+        assert not below.any(), (
+            f"rows {below.nonzero().squeeze(1).tolist()} are below their lower end"
+        )
     return screen
 
 
@@ -150,7 +155,7 @@ def test_what_the_limbs_lose_counts():
 def test_a_screen_forgets_the_step_before_at_any_batch_size(rows):
     case = Case.make(900, rows, 32)
     sampler = LMHeadSampler(case.weight, backend="triton", screening="int8")
-    sampler(case.hidden_states * 64, case.batch, case.positions)  # its bars must not stay
+    sampler(case.hidden_states * 64, case.batch, case.positions)  # its lower ends must not stay
     out = sampler(case.hidden_states, case.batch, case.positions)
     assert_all_equal([out], case.oracle())
 

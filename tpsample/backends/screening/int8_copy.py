@@ -115,7 +115,7 @@ class Int8Copy:
         for start in range(0, len(self.norm), step):
             self._fill(weight, start, start + step)
 
-    def follow(self, weight: Tensor) -> None:
+    def rebind_weight(self, weight: Tensor) -> None:
         """Be of this weight, of the same shape and dtype, from the next `refresh` on."""
         self._weight = weight
 

@@ -63,7 +63,7 @@ def log_totals(total: Tensor) -> Tensor:
     return (total.double() / TOP_MASS).log()
 
 
-def told_logprobs(
+def logprobs_of_words(
     vocab_size: int,
     asked: LogprobRows,
     sampled: Tensor,

@@ -20,7 +20,7 @@ from tpsample.backends.torch_.logprobs import (
     first_of,
     listed_words,
     log_totals,
-    told_logprobs,
+    logprobs_of_words,
 )
 from tpsample.core import word
 from tpsample.core.masses import TOP_MASS, masses, masses_and_moments
@@ -936,7 +936,7 @@ class ShardLogits:
     def weighed_words(
         self, asked: LogprobRows, first: Tensor, drawn: Tensor, cut: Tensor
     ) -> tuple[ListedWords, Tensor]:
-        """Return `listed_words` and the sums of `told_logprobs` of rows whose first words hold
+        """Return `listed_words` and the sums of `logprobs_of_words` of rows whose first words hold
         their kept sets. All of them ask for processed logprobs, and none for chosen ids.
 
         Args:
@@ -958,7 +958,7 @@ class ShardLogits:
         reached = kept.unsqueeze(2) & (first.unsqueeze(2) >= words.marks.unsqueeze(1))
         return words, torch.cat([moments, reached.sum(dim=1)], dim=1)
 
-    def told_logprobs(
+    def logprobs_of_words(
         self,
         asked: LogprobRows,
         sampled: Tensor,
@@ -967,7 +967,7 @@ class ShardLogits:
         sums: Tensor,
     ) -> Logprobs:
         """Return the logprobs of all rows; see `tpsample.backends.torch_.logprobs`."""
-        return told_logprobs(self.vocab_size, asked, sampled, words, cut, sums)
+        return logprobs_of_words(self.vocab_size, asked, sampled, words, cut, sums)
 
     def _marks(self, best: Tensor, thresholds: Thresholds, count: int) -> Tensor:
         """Return int64 [F, C]: a token comes before a mark if its order word is greater.

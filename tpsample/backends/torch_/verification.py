@@ -55,8 +55,8 @@ def drafted_rows(
     known = ((drafts >= 0) & (drafts < vocab_size)).cumprod(dim=1).bool()
     if undrawn is not None:
         known &= ~undrawn.unsqueeze(1)
-    found = F.pad(drafts.where(known, word.NO_TOKEN), (0, 1), value=word.NO_TOKEN)
-    return found, position_of_rows(positions, found.shape[1])
+    own_drafts = F.pad(drafts.where(known, word.NO_TOKEN), (0, 1), value=word.NO_TOKEN)
+    return own_drafts, position_of_rows(positions, own_drafts.shape[1])
 
 
 def coupled_output(drafts: Tensor, out: SampleOutput) -> VerifyOutput:
@@ -241,14 +241,14 @@ class Verification:
             self.draft, laws.top, laws.draft_top, laws.cut, laws.drafts
         )  # fmt: skip
         if index is not None and index.shape[1] < width:
-            each = torch.arange(num_rows, device=index.device).unsqueeze(1)
-            target = target[each, index]
+            row_index = torch.arange(num_rows, device=index.device).unsqueeze(1)
+            target = target[row_index, index]
             temperature, top, draft_top, cut, drafts = (
                 x.gather(1, index) for x in (temperature, top, draft_top, cut, drafts)
             )
             if draft is not None and draft.shape[1]:
                 # The last position has no draft, so the logits of any other serve.
-                draft = draft[each, index.clamp(max=draft.shape[1] - 1)]
+                draft = draft[row_index, index.clamp(max=draft.shape[1] - 1)]
         for tile in _tiles(target):
             first_id = rows.first_id + tile.start
             logits = target[:, :, tile]

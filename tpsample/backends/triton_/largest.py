@@ -52,14 +52,14 @@ def largest(
         most: FEW or MOST; None takes the one for `count`.
     """
     words = words.contiguous()
-    found, most = words.new_empty(words.shape[0], count), most or (FEW if count <= FEW else MOST)
+    selected, most = words.new_empty(words.shape[0], count), most or (FEW if count <= FEW else MOST)
     if words.shape[0]:
         launch_kernel(
             largest_kernel,
             (words.shape[0],),
             words_ptr=words,
             number_ptr=number,
-            largest_ptr=found,
+            largest_ptr=selected,
             least_ptr=start and start.least,
             zero_ptr=start and start.number,
             num_words=words.shape[1],
@@ -70,7 +70,7 @@ def largest(
             BLOCK=BLOCK,
             num_warps=16 if ordered else 8,  # else registers spill
         )
-    return found
+    return selected
 
 
 def in_order(words: Tensor) -> Tensor:

@@ -62,8 +62,8 @@ class KnownLaunches:
         self._numbers = _values_of([param.name for param in numbers])
         self._in_order = _values_of([names.index(name) for name in kernel.arg_names])
         self._aligned = [
-            place
-            for place, param in enumerate(pointers)
+            index
+            for index, param in enumerate(pointers)
             if not (param.do_not_specialize or param.do_not_specialize_on_alignment)
         ]
         self._binaries: dict[tuple[Any, ...], Callable[..., None]] = {}
@@ -75,9 +75,9 @@ class KnownLaunches:
             arguments: those of the kernel, and `OPTIONS`.
         """
         pointers, numbers = self._pointers(arguments), self._numbers(arguments)
-        addresses = [0 if each is None else each.data_ptr() for each in pointers]
-        dtypes = [None if each is None else each.dtype for each in pointers]
-        rests = [addresses[place] % ALIGNED for place in self._aligned]
+        addresses = [0 if pointer is None else pointer.data_ptr() for pointer in pointers]
+        dtypes = [None if pointer is None else pointer.dtype for pointer in pointers]
+        rests = [addresses[index] % ALIGNED for index in self._aligned]
         device = driver.active.get_current_device()
         options = map(arguments.get, OPTIONS)
         kind = device, grid, len(arguments), numbers, *dtypes, *rests, *options

@@ -107,7 +107,7 @@ def weighed_words(
     return ListedWords(first[:, :count], drawn, top, shown_temperature, sums[:, 2:]), sums
 
 
-def told_logprobs(
+def logprobs_of_words(
     vocab_size: int,
     asked: LogprobRows,
     sampled: Tensor,

@@ -205,7 +205,7 @@ class TritonShardLogits(ShardLogits):
         if groups > count:
             best = largest(best.view(rows * samples, groups), count, ordered=False)
             groups = count
-        found = best.new_empty(rows, 1 + 2 * samples * count)
+        scores = best.new_empty(rows, 1 + 2 * samples * count)
         launch_kernel(
             best_scores_kernel,
             (samples, rows),
@@ -213,7 +213,7 @@ class TritonShardLogits(ShardLogits):
             **self.noise_arguments(),
             group_ptr=best,
             first_ptr=first,
-            best_scores_ptr=found,
+            best_scores_ptr=scores,
             num_groups=groups,
             blocks=first.shape[1],
             COUNT=count,
@@ -222,7 +222,7 @@ class TritonShardLogits(ShardLogits):
             BLOCKS=triton.next_power_of_2(max(1, first.shape[1])),
             enable_fp_fusion=False,
         )
-        return found
+        return scores
 
     def merged(self, gathered: Tensor, count: int) -> Tensor:
         sources, rows, width = gathered.shape
@@ -287,9 +287,9 @@ class TritonShardLogits(ShardLogits):
     def set_of_first(self, first: Tensor, thresholds: Thresholds) -> SetOfFirst:
         words, drawn = first.new_empty(2, first.shape[0], self.noise.num_samples).unbind()
         cut, held = first.new_empty(first.shape[0]), first.new_empty(first.shape[0], 2)
-        found = SetOfFirst(words, cut, held, self.temperature.new_empty(first.shape[0]), drawn)
-        self._draw_of_first(first, thresholds, *found)
-        return found
+        kept_set = SetOfFirst(words, cut, held, self.temperature.new_empty(first.shape[0]), drawn)
+        self._draw_of_first(first, thresholds, *kept_set)
+        return kept_set
 
     def _draw_of_first(
         self, first: Tensor, thresholds: Thresholds, words: Tensor, *of_sets: Tensor | None
@@ -347,9 +347,9 @@ class TritonShardLogits(ShardLogits):
         # One launch fills the memory of all rounds.
         memory = self.logits.new_zeros(count * (DIGITS + words), dtype=dtype)
         bins, searches = memory.split([count * DIGITS, count * words])
-        its = searches.view(torch.int64).view(rounds, 3, rows)
-        each = zip(bins.view(rounds, rows, DIGITS).unbind(), its.unbind(), strict=True)
-        return [EmptyDigits(*round_) for round_ in each]
+        search_rounds = searches.view(torch.int64).view(rounds, 3, rows)
+        pairs = zip(bins.view(rounds, rows, DIGITS).unbind(), search_rounds.unbind(), strict=True)
+        return [EmptyDigits(*pair) for pair in pairs]
 
     def digits(
         self,
@@ -389,8 +389,8 @@ class TritonShardLogits(ShardLogits):
         least: Tensor | None = None,
     ) -> tuple[Search, Tensor]:
         """Return `following_digits`, or where there is no digit before only the digits."""
-        bins, found = self.empty_digits(1, mass=mass)[0] if empty is None else empty
-        prefix, reached, limit = found.unbind()
+        bins, empty_search = self.empty_digits(1, mass=mass)[0] if empty is None else empty
+        prefix, reached, limit = empty_search.unbind()
         self.launch_programs(
             digit_kernel,
             temperature_ptr=self.temperature,
@@ -398,7 +398,7 @@ class TritonShardLogits(ShardLogits):
             row_done_ptr=self.done,
             before_ptr=bins if before is None else before,
             **_search_arguments(search, share, mass=mass),
-            follows=int(before is not None),
+            has_digit=int(before is not None),
             least_ptr=search.prefix if least is None else least.contiguous(),
             bins_ptr=bins,
             next_prefix_ptr=prefix,
@@ -546,19 +546,19 @@ class TritonShardLogits(ShardLogits):
         share: Tensor | None = None,
         keep_ties: Tensor | None = None,
     ) -> Search:
-        found = _search(bins.shape[0], search.limit)
+        following = _search(bins.shape[0], search.limit)
         launch_kernel(
             next_digit_kernel,
             (bins.shape[0],),
             bins_ptr=bins.contiguous(),
             **_search_arguments(search, share, mass=bins.dtype == torch.int64),
             keep_ties_ptr=keep_ties,
-            next_prefix_ptr=found.prefix,
-            next_reached_ptr=found.reached,
-            next_limit_ptr=found.limit,
+            next_prefix_ptr=following.prefix,
+            next_reached_ptr=following.reached,
+            next_limit_ptr=following.limit,
             DIGIT_BITS=DIGIT_BITS,
         )
-        return found
+        return following
 
     def last_cut(
         self,
@@ -625,17 +625,17 @@ class TritonShardLogits(ShardLogits):
         return self._best_kept(cut, weighs=True)
 
     def _best_kept(self, cut: Tensor, *, weighs: bool) -> Tensor:
-        found = cut.new_zeros(cut.shape[0], self.noise.num_samples + 2 * weighs)
+        best = cut.new_zeros(cut.shape[0], self.noise.num_samples + 2 * weighs)
         self.launch_programs(
             best_kept_kernel,
             **self.noise_arguments(),
             top_ptr=self.top,
             cut_ptr=cut,
             row_done_ptr=self.done,
-            found_ptr=found,
+            best_kept_ptr=best,
             WEIGHS=weighs,
         )
-        return found
+        return best
 
     def mass_from(self, cut: Tensor) -> Tensor:
         return self._weigh(cut, cut.new_empty(cut.shape[0], 0), moments=False)[:, 0]
@@ -716,7 +716,7 @@ class TritonShardLogits(ShardLogits):
             return super().weighed_words(asked, first, drawn, cut)
         return logprobs.weighed_words(self.temperature, asked, first, drawn, cut)
 
-    def told_logprobs(
+    def logprobs_of_words(
         self,
         asked: LogprobRows,
         sampled: Tensor,
@@ -724,10 +724,10 @@ class TritonShardLogits(ShardLogits):
         cut: Tensor | None,
         sums: Tensor,
     ) -> Logprobs:
-        its = asked, sampled, words, cut, sums
+        arguments = asked, sampled, words, cut, sums
         if words.first.shape[1] + words.own.shape[1] >= logprobs.MOST:
-            return super().told_logprobs(*its)
-        return logprobs.told_logprobs(self.vocab_size, *its)
+            return super().logprobs_of_words(*arguments)
+        return logprobs.logprobs_of_words(self.vocab_size, *arguments)
 
 
 _POINTERS = "cut_ptr", "bins_ptr", "limit_ptr", "share_ptr", "reached_ptr", "next_limit_ptr"

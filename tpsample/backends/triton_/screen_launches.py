@@ -80,8 +80,9 @@ class Screen:
         copy: the 8-bit copy.
         listed_ptr, num_listed_ptr: what `lm_head_kernel` takes: a list of groups, and its length.
         num_groups: how many groups the shard has.
-        tops: fp32 [≥ num_groups, MAX_SLOTS], what no score of a group exceeds, by sample and row.
-        bars: fp32 [MAX_SLOTS], what the best score reaches, by sample and row.
+        group_upper: fp32 [≥ num_groups, MAX_SLOTS], what no score of a group exceeds, by sample and
+            row.
+        row_lower: fp32 [MAX_SLOTS], what the best score reaches, by sample and row.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -97,14 +98,16 @@ class Screen:
         padded_groups = self.num_groups + _INTERPRETER_BLOCK_V // GROUP
         limbs = torch.zeros(2, MAX_SLOTS, padded, dtype=torch.int8, device=device)
         numbers = torch.zeros(4, MAX_SLOTS, dtype=torch.float32, device=device)
-        self.bars = numbers[3]
+        self.row_lower = numbers[3]
         self._limbs = {
             "limb_ptr": limbs,
             "stride_limb_half": limbs.stride(0),
             "stride_limb_b": limbs.stride(1),
-            **dict(zip(("unit_ptr", "norm_ptr", "error_ptr", "bar_ptr"), numbers, strict=True)),
+            **dict(
+                zip(("unit_ptr", "norm_ptr", "error_ptr", "row_lower_ptr"), numbers, strict=True)
+            ),
         }
-        self.tops = torch.zeros(padded_groups, MAX_SLOTS, dtype=torch.float32, device=device)
+        self.group_upper = torch.zeros(padded_groups, MAX_SLOTS, dtype=torch.float32, device=device)
         self.listed_ptr = torch.zeros(padded_groups, dtype=torch.int32, device=device)
         self.num_listed_ptr = torch.zeros(1, dtype=torch.int32, device=device)
         self._first_id = first_id
@@ -171,8 +174,8 @@ class Screen:
             weight_norm_ptr=copy.norm,
             **controls,
             **self._common,
-            upper_ptr=self.tops,
-            stride_upper=self.tops.stride(0),
+            upper_ptr=self.group_upper,
+            stride_upper=self.group_upper.stride(0),
             PADDED_SIZE=padded,
             BLOCK_V=tile.block_v,
             BLOCK_B=tile.block_b,
@@ -188,9 +191,9 @@ class Screen:
         launch_kernel(
             list_groups_kernel,
             (-(-self.num_groups // LIST_BLOCK),),
-            upper_ptr=self.tops,
-            stride_upper=self.tops.stride(0),
-            bar_ptr=self.bars,
+            upper_ptr=self.group_upper,
+            stride_upper=self.group_upper.stride(0),
+            row_lower_ptr=self.row_lower,
             groups=self.num_groups,
             num_slots=num_slots,
             first_id=self._first_id,

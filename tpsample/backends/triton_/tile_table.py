@@ -137,13 +137,13 @@ def load(path: Path) -> list[MeasuredTile]:
     Raises:
         ValueError: naming the file and the first entry that is not one.
     """
-    found = []
+    tiles = []
     for number, entry in enumerate(json.loads(path.read_text())):
         try:
-            found.append(MeasuredTile.of(entry))
+            tiles.append(MeasuredTile.of(entry))
         except (KeyError, TypeError) as wrong:
             raise ValueError(f"{path}: entry {number} is no measured tile: {wrong}") from wrong
-    return found
+    return tiles
 
 
 def save(path: Path, entries: Sequence[MeasuredTile]) -> None:

@@ -35,7 +35,7 @@ def drafted_rows(
 ) -> tuple[Tensor, Tensor]:
     """See `tpsample.backends.torch_.verification`."""
     num_rows, width = len(drafts), drafts.shape[1] + 1
-    found, at = drafts.new_empty(num_rows, width), drafts.new_empty(num_rows * width)
+    own_drafts, at = drafts.new_empty(num_rows, width), drafts.new_empty(num_rows * width)
     if num_rows:
         launch_kernel(
             drafted_rows_kernel,
@@ -43,14 +43,14 @@ def drafted_rows(
             drafts_ptr=drafts.contiguous(),
             drawn_ptr=undrawn,
             position_ptr=positions,
-            own_drafts_ptr=found,
+            own_drafts_ptr=own_drafts,
             row_position_ptr=at,
             vocab_size=vocab_size,
             num_positions=width,
             POSITIONS=_block_of(width),
             num_warps=1,
         )
-    return found, at
+    return own_drafts, at
 
 
 def coupled_output(drafts: Tensor, out: SampleOutput) -> VerifyOutput:
@@ -98,8 +98,8 @@ class TritonVerification(Verification):
         )
         sizes = [torch.Size(shape).numel() for shape in shapes]
         parts = self.drafts.new_zeros(sum(sizes)).split(sizes)
-        tops, sums, found = (x.view(shape) for x, shape in zip(parts, shapes, strict=True))
-        return tops, sums, found
+        tops, sums, residuals = (x.view(shape) for x, shape in zip(parts, shapes, strict=True))
+        return tops, sums, residuals
 
     def _launch(self, kernel: Any, rows: int, parts: int = 1, **arguments: Any) -> None:
         """Launch a kernel over the logits of so many rows; none of an empty shard.
@@ -107,15 +107,15 @@ class TritonVerification(Verification):
         Args:
             parts: by how much blocks and programs are smaller. A program takes as many logits.
         """
-        count, each = self.rows.count_of(BLOCK), self.rows.blocks_each(rows)
+        count, blocks_each = self.rows.count_of(BLOCK), self.rows.blocks_each(rows)
         if not count:
             return
         launch_kernel(
             kernel,
-            (triton.cdiv(count, each), rows),
+            (triton.cdiv(count, blocks_each), rows),
             **self._law_arguments,
             **arguments,
-            blocks_each=parts * each,
+            blocks_each=parts * blocks_each,
             BLOCK=BLOCK // parts,
             num_warps=NUM_WARPS // parts,
             enable_fp_fusion=False,  # the twin rounds every product
@@ -216,7 +216,7 @@ class TritonVerification(Verification):
         return replace(laws, drafts=drafts), Places(index, weights, coefficient)
 
     def residuals(self, laws: Laws, places: Places) -> Tensor:
-        found = self._memory[2]
+        residuals = self._memory[2]
         self._launch(
             residual_kernel,
             places.index.numel(),
@@ -226,11 +226,11 @@ class TritonVerification(Verification):
             weights_ptr=places.weights,
             seed_ptr=self.seed,
             position_ptr=self.positions,
-            found_ptr=found,
+            residual_ptr=residuals,
             num_places=places.index.shape[1],
             SUMS=self.block,
         )
-        return found
+        return residuals
 
     def output(self, laws: Laws, places: Places, gathered: Tensor) -> VerifyOutput:
         num_rows = len(self.drafts)

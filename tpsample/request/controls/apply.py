@@ -119,10 +119,10 @@ def _recent(rows: ControlRows) -> Tensor:
     recent = rows.tables.recent[rows.slots]
     if rows.drafts is None or rows.num_drafts is None:
         return recent
-    place = torch.arange(recent.shape[1], device=recent.device)
+    column = torch.arange(recent.shape[1], device=recent.device)
     count = rows.num_drafts.unsqueeze(1)
-    draft = rows.drafts.gather(1, (count - 1 - place).clamp(min=0).long())
-    return draft.where(place < count, recent.gather(1, (place - count).clamp(min=0).long()))
+    draft = rows.drafts.gather(1, (count - 1 - column).clamp(min=0).long())
+    return draft.where(column < count, recent.gather(1, (column - count).clamp(min=0).long()))
 
 
 @dataclass(frozen=True)

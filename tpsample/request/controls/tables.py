@@ -105,30 +105,30 @@ class ControlTables(HasViews):
 
     def load(self, slots: Sequence[int], requests: Sequence[Entry]) -> None:
         """Start the state of some slots anew, with one write per table for all of them."""
-        params = [each.params for each in requests]
+        params = [request.params for request in requests]
         for slot, request in zip(slots, requests, strict=True):
             self._requests[slot] = (request, self._appends)
             looks = request.params.penalised or request.params.masked
             (self._looking.add if looks else self._looking.discard)(slot)
-        self.has_penalties |= any(each.penalised for each in params)
-        self.has_bias |= any(each.logit_bias for each in params)
-        self.has_masks |= any(each.masked for each in params)
+        self.has_penalties |= any(p.penalised for p in params)
+        self.has_bias |= any(p.logit_bias for p in params)
+        self.has_masks |= any(p.masked for p in params)
         self.looks_at_output = self.has_penalties or self.has_masks
-        places, digests = tensors_of(slots, map(_digest, requests), device=None)
-        index, send = self._scratch.send("slots", places), self._scratch.send
-        wants = [PENALISED * each.penalised + BIASED * bool(each.logit_bias) for each in params]
-        least = [each.min_tokens if each.stop_token_ids else 0 for each in params]
-        lengths = [len(each.output) for each in requests]
+        packed_slots, digests = tensors_of(slots, map(_digest, requests), device=None)
+        index, send = self._scratch.send("slots", packed_slots), self._scratch.send
+        wants = [PENALISED * p.penalised + BIASED * bool(p.logit_bias) for p in params]
+        least = [p.min_tokens if p.stop_token_ids else 0 for p in params]
+        lengths = [len(request.output) for request in requests]
         (numbers,) = tensors_of([*wants, *least, *lengths], device=None, dtype=torch.int32)
         penalties = [
             penalty
             for p in params
             for penalty in (p.repetition_penalty, p.frequency_penalty, p.presence_penalty)
         ]
-        (its_penalties,) = tensors_of(penalties, device=None, dtype=torch.float32)
+        (packed_penalties,) = tensors_of(penalties, device=None, dtype=torch.float32)
         self._numbers.index_copy_(1, index, send("numbers", numbers.view(3, -1)))
         self.token_digest.index_copy_(0, index, send("digests", digests))
-        self.penalties.index_copy_(0, index, send("penalties", its_penalties.view(-1, 3)))
+        self.penalties.index_copy_(0, index, send("penalties", packed_penalties.view(-1, 3)))
         if self.has_masks:
             self._load_words(index, requests)
             self._load_allowed(index, params)
@@ -137,16 +137,18 @@ class ControlTables(HasViews):
 
     def _load_words(self, index: Tensor, requests: Sequence[Entry]) -> None:
         """Write stop ids, bad words and the last output tokens of slots, int64 [n]."""
-        params = [each.params for each in requests]
+        params = [request.params for request in requests]
         stops = [sorted(set(p.stop_token_ids or ())) if p.min_tokens else [] for p in params]
         words = [[sequence[::-1] for sequence in p.bad_words or ()] for p in params]
-        longest = max((len(sequence) for each in words for sequence in each), default=1)
+        longest = max((len(sequence) for row_words in words for sequence in row_words), default=1)
         self.stop_ids = widened(self.stop_ids, NO_TOKEN, max(map(len, stops)))
         self.bad_words = widened(self.bad_words, NO_TOKEN, max(map(len, words)), longest)
         self.recent = widened(self.recent, ABSENT, longest - 1)
         most, width = self.bad_words.shape[1], self.recent.shape[1]
-        latest = [each.output[::-1][:width] for each in requests]
-        sequences = [seq for each in words for seq in (*each, *[()] * (most - len(each)))]
+        latest = [request.output[::-1][:width] for request in requests]
+        sequences = [
+            seq for row_words in words for seq in (*row_words, *[()] * (most - len(row_words)))
+        ]
         for name, table, values, value in (
             ("stop ids", self.stop_ids, stops, NO_TOKEN),
             ("bad words", self.bad_words, sequences, NO_TOKEN),
@@ -158,7 +160,7 @@ class ControlTables(HasViews):
 
     def _load_allowed(self, index: Tensor, params: Sequence[SamplingParams]) -> None:
         """Write the allowed ids of slots, int64 [n]."""
-        of_rows = [each.allowed_token_ids for each in params]
+        of_rows = [p.allowed_token_ids for p in params]
         if self.allowed is None and any(ids is not None for ids in of_rows):
             self.allowed = self.whole.repeat(self.slots, 1)
         if self.allowed is not None:

@@ -77,24 +77,24 @@ class TokenState:
         if self.history.shape[1] > 1:
             # Nothing looks at the tokens of a row without penalties, and only one at its prompt.
             prompts, outputs = [], []
-            for each in requests:
-                in_prompt = each.params.penalised and each.params.repetition_scope == "all"
-                prompts.append(each.prompt if in_prompt else ())
-                outputs.append(each.output if each.params.penalised else ())
+            for request in requests:
+                in_prompt = request.params.penalised and request.params.repetition_scope == "all"
+                prompts.append(request.prompt if in_prompt else ())
+                outputs.append(request.output if request.params.penalised else ())
             counts = self.history.view(-1)
             if any(prompts):
-                counts.index_fill_(0, self._places(slots, prompts, HAS_HISTORY), 1)
+                counts.index_fill_(0, self._addresses(slots, prompts, HAS_HISTORY), 1)
             if any(outputs):
-                made = self._places(slots, outputs, HAS_HISTORY)
+                made = self._addresses(slots, outputs, HAS_HISTORY)
                 counts.index_add_(0, made, self._two.expand(len(made)))
         start, stop = self.shard.start, self.shard.stop
-        biases = [each.params.logit_bias or {} for each in requests]
-        own = [[i for i in each if start <= i < stop] for each in biases]
+        biases = [request.params.logit_bias or {} for request in requests]
+        own = [[i for i in row_bias if start <= i < stop] for row_bias in biases]
         if any(own):
-            values = [each[i] for each, ids in zip(biases, own, strict=True) for i in ids]
+            values = [row_bias[i] for row_bias, ids in zip(biases, own, strict=True) for i in ids]
             (clamped,) = tensors_of(values, device=None, dtype=torch.float32)
             clamped.clamp_(-MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
-            biased = self._places(slots, own, HAS_BIAS)
+            biased = self._addresses(slots, own, HAS_BIAS)
             self.bias.view(-1).index_copy_(0, biased, self._scratch.send("biases", clamped))
 
     def append(self, slots: Tensor, token_ids: Tensor) -> None:
@@ -108,15 +108,15 @@ class TokenState:
         columns = torch.clamp(token_ids, first, last, out=take("columns", torch.int64, rows))
         mine = torch.eq(columns, token_ids, out=take("mine", torch.int32, rows))
         columns.sub_(self.first_id)
-        place = torch.mul(slots, self.width, out=take("place", torch.int64, rows)).add_(columns)
-        self.history.view(-1).index_add_(0, place, mine, alpha=2)
-        self._touch(place.bitwise_right_shift_(_BLOCK_SHIFT), mine.mul_(HAS_HISTORY))
+        address = torch.mul(slots, self.width, out=take("place", torch.int64, rows)).add_(columns)
+        self.history.view(-1).index_add_(0, address, mine, alpha=2)
+        self._touch(address.bitwise_right_shift_(_BLOCK_SHIFT), mine.mul_(HAS_HISTORY))
 
     def mask_buffer(self, num_rows: int) -> Tensor:
         """Return uninitialised int32 [num_rows, width / 32], which the next step uses again."""
         return self._scratch.take("mask", torch.int32, num_rows, self.width // 32)
 
-    def _places(self, slots: Sequence[int], ids: Sequence[Sequence[int]], bit: int) -> Tensor:
+    def _addresses(self, slots: Sequence[int], ids: Sequence[Sequence[int]], bit: int) -> Tensor:
         """Return where the ids of slots that are of this shard lie in [slots · width], int64 [n] on
         the device, and note in `touched` that something is known of them."""
         listed, of_slot, lengths = tensors_of(
@@ -124,9 +124,9 @@ class TokenState:
         )
         mine = (listed >= self.shard.start) & (listed < self.shard.stop)
         row = of_slot.repeat_interleave(lengths)[mine]
-        place = row * self.width + listed[mine] - self.first_id
-        self._touch(self._scratch.send("blocks", place >> _BLOCK_SHIFT), bit)
-        return self._scratch.send("places", place)
+        addresses = row * self.width + listed[mine] - self.first_id
+        self._touch(self._scratch.send("blocks", addresses >> _BLOCK_SHIFT), bit)
+        return self._scratch.send("places", addresses)
 
     def _touch(self, block: Tensor, bits: Tensor | int) -> None:
         """Add bits to places of [slots · width / 64], int64 [n]. One that is named more than once

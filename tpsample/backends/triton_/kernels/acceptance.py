@@ -130,8 +130,8 @@ def law_rows_kernel(
         words = gathered_ptr + (source * rows + row) * width
         first = tl.maximum(first, tl.load(words + index))
         has_draft = index < num_drafts
-        its = tl.load(words + num_positions + index, mask=has_draft, other=0)
-        draft_first = tl.maximum(draft_first, its)
+        draft_word = tl.load(words + num_positions + index, mask=has_draft, other=0)
+        draft_first = tl.maximum(draft_first, draft_word)
     place = row * num_positions + index
     top = value_of(first)
     certain = ~(tl.load(temperature_ptr + place) >= GREEDY_BELOW) | (top == float("inf"))
@@ -238,9 +238,9 @@ def emit_kernel(
         count = rows * num_positions
         words, sums = tl.zeros((POSITIONS,), tl.int64), tl.zeros((POSITIONS,), tl.int64)
         for source in range(num_sources):
-            found = gathered_ptr + source * 2 * count + places
-            words = tl.maximum(words, tl.load(found, mask=mask, other=0))
-            sums += tl.load(found + count, mask=mask, other=0)
+            gathered = gathered_ptr + source * 2 * count + places
+            words = tl.maximum(words, tl.load(gathered, mask=mask, other=0))
+            sums += tl.load(gathered + count, mask=mask, other=0)
         coefficient = tl.load(coefficient_ptr + places, mask=mask, other=0.0)
         # A position without a law has no draft, so c alone enters its test.
         left = tl.where(statuses == 0, sums.to(tl.float64) * SHARE_UNIT, coefficient)

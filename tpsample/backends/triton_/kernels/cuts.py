@@ -97,12 +97,12 @@ def bin_of(bins_ptr, stride_bins, limit_ptr, stride_limit, share_ptr, BINS: tl.c
     if share_ptr is not None:
         limit = mass_limit(limit, tl.load(share_ptr + row))
     total = tl.sum(bins, axis=0)
-    found = tl.sum((tl.cumsum(bins, axis=0) < tl.minimum(limit, total)).to(tl.int32), axis=0)
-    reached = tl.sum(tl.where(offs < found, bins, 0), axis=0)
+    index = tl.sum((tl.cumsum(bins, axis=0) < tl.minimum(limit, total)).to(tl.int32), axis=0)
+    reached = tl.sum(tl.where(offs < index, bins, 0), axis=0)
     stops = limit < total
     if share_ptr is not None:
         stops = limit <= total
-    return tl.where(stops, found, BINS), reached, tl.minimum(limit, total)
+    return tl.where(stops, index, BINS), reached, tl.minimum(limit, total)
 
 
 @triton.jit(
@@ -254,8 +254,8 @@ def cut_kernel(
     words = tl.load(own, mask=offs < num_sources * room, other=0)
     top, weight = tl.load(top_ptr + row), (words > 0).to(tl.int64)
     if MASS:
-        its = mass_row(top, tl.load(temperature_ptr + row))
-        weight = tl.where(words > 0, masses(value_of(words), its), 0)
+        mass_numbers = mass_row(top, tl.load(temperature_ptr + row))
+        weight = tl.where(words > 0, masses(value_of(words), mass_numbers), 0)
     reached, limit = tl.load(reached_ptr + row), tl.load(limit_ptr + row)
     cut, above = tl.min(tl.where(words > 0, words, ABOVE_ALL), axis=0), tl.max(words, axis=0) + 1
     # Down to `cut` they reach the limit, if they do at all, and down to `above` they do not.
@@ -313,13 +313,13 @@ def with_digit(
         if shares != 0:
             limit = mass_limit(whole, tl.load(share_ptr + row))
     limit = tl.minimum(limit, whole)
-    found = tl.sum((reached + tl.cumsum(bins, axis=0) < limit).to(tl.int32), axis=0)
-    before = tl.sum(tl.where(offs < found, bins, 0), axis=0)
-    return (prefix << DIGIT_BITS) | ((1 << DIGIT_BITS) - 1 - found), reached + before, limit
+    index = tl.sum((reached + tl.cumsum(bins, axis=0) < limit).to(tl.int32), axis=0)
+    before = tl.sum(tl.where(offs < index, bins, 0), axis=0)
+    return (prefix << DIGIT_BITS) | ((1 << DIGIT_BITS) - 1 - index), reached + before, limit
 
 
 @triton.jit(
-    do_not_specialize=["shares", "follows", "shift", "blocks_each"],
+    do_not_specialize=["shares", "has_digit", "shift", "blocks_each"],
     do_not_specialize_on_alignment=ROW_POINTERS,
 )
 def digit_kernel(
@@ -336,7 +336,7 @@ def digit_kernel(
     limit_ptr,
     share_ptr,
     shares,  # whether limits are shares
-    follows,  # whether there is a digit before; else the prefix is that of the search
+    has_digit,  # whether there is a digit before; else the prefix is that of the search
     least_ptr,  # [F] int64, words below are in no bin where no digit is before
     # outputs, zero before
     bins_ptr,  # [F, 2^DIGIT_BITS], int64 of masses or int32 of numbers
@@ -360,7 +360,7 @@ def digit_kernel(
     row = tl.program_id(0)
     if is_done(row_done_ptr, row):
         return
-    if follows != 0:
+    if has_digit != 0:
         prefix, reached, limit = with_digit(
             before_ptr, prefix_ptr, reached_ptr, limit_ptr, share_ptr, shares, DIGIT_BITS
         )
@@ -376,7 +376,7 @@ def digit_kernel(
     before = mark_of((prefix + 1) << (shift + DIGIT_BITS))
     bins, none = bins_ptr + row * (1 << DIGIT_BITS), 1 << DIGIT_BITS
     if MASS:
-        its = mass_row(tl.load(top_ptr + row), tl.load(temperature_ptr + row))
+        mass_numbers = mass_row(tl.load(top_ptr + row), tl.load(temperature_ptr + row))
     first_block, last_block = blocks_of_program(blocks_each, lead, width, BLOCK)
     for block in range(first_block, last_block):
         logits, ids, _, _ = load_nth_block(
@@ -387,7 +387,7 @@ def digit_kernel(
         if tl.max(inside.to(tl.int32), axis=0) > 0:
             left = tl.where(inside, digits_of(logits, ids, shift, DIGIT_BITS), none)
             if MASS:
-                high, low = halves_of_masses(logits, its)
+                high, low = halves_of_masses(logits, mass_numbers)
             # The first digits of nearly all words are the same few, and a row's programs would wait
             # for each other word by word. So the weights of a few digits are summed before.
             for _ in range(SUMMED_DIGITS):

@@ -262,9 +262,9 @@ def store_candidates(
             is_row = offs_b < rows.num_rows
             slot = tl.load(outputs.slot_ptr + offs_b, mask=is_row, other=-1).to(tl.int64)
             place = slot * outputs.stride_words + outputs.tile
-            first, its_id = best_of_columns(logits_tile, inside)
-            its_word = word_of_tile(first, its_id, ids.first)
-            tl.store(outputs.first_ptr + place, its_word, mask=slot >= 0)
+            first, first_token_id = best_of_columns(logits_tile, inside)
+            first_word = word_of_tile(first, first_token_id, ids.first)
+            tl.store(outputs.first_ptr + place, first_word, mask=slot >= 0)
 
         scale = tl.load(rows.scale_ptr + offs_b)
         for sample in range(1 if rows.num_samples is None else rows.num_samples):
@@ -276,9 +276,9 @@ def store_candidates(
             word = pack(best, token_id)
             if outputs.best_ptr is not None:
                 samples = 1 if rows.num_samples is None else rows.num_samples
-                its_place = place + (slot * (samples - 1) + sample) * outputs.stride_words
-                its_word = word_of_tile(best, token_id, ids.first)
-                tl.store(outputs.best_ptr + its_place, its_word, mask=slot >= 0)
+                best_place = place + (slot * (samples - 1) + sample) * outputs.stride_words
+                best_word = word_of_tile(best, token_id, ids.first)
+                tl.store(outputs.best_ptr + best_place, best_word, mask=slot >= 0)
             tl.atomic_max(
                 outputs.words_ptr + offs_slot,
                 word,

@@ -250,11 +250,11 @@ def peer_finish_kernel(
             words, missing = wait(slots, mask, epoch, deadline)
             tl.store(slots, tl.zeros((BLOCK_S, BLOCK_B), tl.int64), mask=mask)
             best = tl.maximum(best, tl.max(words, axis=0))
-            told = mask & (words == WORD_LOST)
-            lost = tl.maximum(lost, tl.max((missing | told).to(tl.int32), axis=0))
+            says_lost = mask & (words == WORD_LOST)
+            lost = tl.maximum(lost, tl.max((missing | says_lost).to(tl.int32), axis=0))
             if not lost_before:
                 report(lost_ptr, missing, offs_s, world_size)
-                report(lost_ptr + 1, told, offs_s, world_size)
+                report(lost_ptr + 1, says_lost, offs_s, world_size)
         if (tl.max(lost, axis=0) > 0) & ~lost_before:
             tl.store(lost_ptr + 3, step)
         winner = tl.where(lost > 0, WORD_LOST, best & (EPOCH_ONE - 1))

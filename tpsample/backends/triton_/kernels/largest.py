@@ -28,11 +28,11 @@ def words_at(row_words_ptr, start, number, BLOCK: tl.constexpr):
 @triton.jit
 def number_from(row_words_ptr, least, number, BLOCK: tl.constexpr):
     """How many words of a row are >= a least one."""
-    found = tl.full((), 0, tl.int32)
+    count = tl.full((), 0, tl.int32)
     for start in range(0, number, BLOCK):
         words = words_at(row_words_ptr, start, number, BLOCK)
-        found += tl.sum((words >= least).to(tl.int32), axis=0)
-    return found
+        count += tl.sum((words >= least).to(tl.int32), axis=0)
+    return count
 
 
 @triton.jit
@@ -53,13 +53,13 @@ def ends_of(words, least, above):
 
 
 @triton.jit
-def halved(words, least, above, found, count):
+def halved(words, least, above, reaching, count):
     """A number that the `count` largest words reach and no other word does.
 
     Each round counts against three numbers and keeps a quarter of the span, because one sum over
     all threads brings three counts.
     """
-    while (found > count) & (above - least > 1):
+    while (reaching > count) & (above - least > 1):
         step = (above - least + 3) >> 2
         first, second, third = least + step, least + 2 * step, least + 3 * step
         counts = (words >= first).to(tl.int64) + ((words >= second).to(tl.int64) << COUNT_BITS)
@@ -67,26 +67,26 @@ def halved(words, least, above, found, count):
         of_first, of_second = counts & COUNT_MASK, (counts >> COUNT_BITS) & COUNT_MASK
         of_third = counts >> (2 * COUNT_BITS)
         if of_third >= count:
-            least, found = third, of_third.to(tl.int32)
+            least, reaching = third, of_third.to(tl.int32)
         elif of_second >= count:
-            least, above, found = second, third, of_second.to(tl.int32)
+            least, above, reaching = second, third, of_second.to(tl.int32)
         elif of_first >= count:
-            least, above, found = first, second, of_first.to(tl.int32)
+            least, above, reaching = first, second, of_first.to(tl.int32)
         else:
             above = first
     return least
 
 
 @triton.jit
-def halved_in_memory(row_words_ptr, number, least, above, found, count, BLOCK: tl.constexpr):
+def halved_in_memory(row_words_ptr, number, least, above, reaching, count, BLOCK: tl.constexpr):
     """Do what `halved` does, with more words than find registers."""
-    while (found > count) & (above - least > 1):
+    while (reaching > count) & (above - least > 1):
         middle = least + ((above - least) >> 1)
         of_middle = number_from(row_words_ptr, middle, number, BLOCK)
         if of_middle < count:
             above = middle
         else:
-            least, found = middle, of_middle
+            least, reaching = middle, of_middle
     return least
 
 
@@ -125,52 +125,54 @@ def largest_kernel(
             own = tl.load(words + offs, mask=offs < number, other=0)
             place, present = places_of(own, words, number, CHUNK), own > 0
             tl.store(largest + place, own, mask=present & (place < count))
-            found = tl.sum(present.to(tl.int32), axis=0)
-            tl.store(largest + offs, tl.zeros_like(own), mask=(offs >= found) & (offs < count))
+            num_present = tl.sum(present.to(tl.int32), axis=0)
+            tl.store(
+                largest + offs, tl.zeros_like(own), mask=(offs >= num_present) & (offs < count)
+            )
             return
 
     if (number <= BLOCK) & (count <= ONE_BY_ONE):
-        its, best = words_at(words, 0, number, BLOCK), tl.full((), 0, tl.int64)
+        block, best = words_at(words, 0, number, BLOCK), tl.full((), 0, tl.int64)
         for place in range(count):
-            best = tl.max(its, axis=0)
+            best = tl.max(block, axis=0)
             tl.store(largest + place, best)
-            its = tl.where(its == best, 0, its)
+            block = tl.where(block == best, 0, block)
         if least_ptr is not None:
             tl.store(least_ptr + row, tl.maximum(best, 1))
         return
 
-    # As many as `found` words are >= least, and fewer than `count` are >= above.
+    # As many as `reaching` words are >= least, and fewer than `count` are >= above.
     least, above = tl.full((), NO_WORD, tl.int64), tl.full((), 1, tl.int64)
     if number <= BLOCK:
-        its = words_at(words, 0, number, BLOCK)
-        least, above = ends_of(its, least, above)
-        found = tl.sum((its >= least).to(tl.int32), axis=0)
-        least = halved(its, least, above, found, count)
+        block = words_at(words, 0, number, BLOCK)
+        least, above = ends_of(block, least, above)
+        reaching = tl.sum((block >= least).to(tl.int32), axis=0)
+        least = halved(block, least, above, reaching, count)
     else:
         for start in range(0, number, BLOCK):
-            its = words_at(words, start, number, BLOCK)
-            least, above = ends_of(its, least, above)
-        found = number_from(words, least, number, BLOCK)
-        least = halved_in_memory(words, number, least, above, found, count, BLOCK)
+            block = words_at(words, start, number, BLOCK)
+            least, above = ends_of(block, least, above)
+        reaching = number_from(words, least, number, BLOCK)
+        least = halved_in_memory(words, number, least, above, reaching, count, BLOCK)
 
     written = tl.full((), 0, tl.int32)
     for start in range(0, number, BLOCK):
-        its = words_at(words, start, number, BLOCK)
-        chosen = (its >= least).to(tl.int32)
+        block = words_at(words, start, number, BLOCK)
+        chosen = (block >= least).to(tl.int32)
         place = written + tl.cumsum(chosen, axis=0) - 1
-        tl.store(largest + place, its, mask=(chosen > 0) & (place < count))
+        tl.store(largest + place, block, mask=(chosen > 0) & (place < count))
         written += tl.sum(chosen, axis=0)
-    found = tl.minimum(written, count)
+    num_written = tl.minimum(written, count)
     if least_ptr is not None:
-        tl.store(least_ptr + row, tl.where(found < count, 1, least))
+        tl.store(least_ptr + row, tl.where(num_written < count, 1, least))
 
     if ORDERED:
         tl.debug_barrier()  # every thread sees what the others have written
-        own = tl.load(largest + offs, mask=offs < found, other=0)
-        greater = places_of(own, largest, found, CHUNK)
+        own = tl.load(largest + offs, mask=offs < num_written, other=0)
+        greater = places_of(own, largest, num_written, CHUNK)
         tl.debug_barrier()  # and none writes before all have read
-        place = tl.where(offs < found, greater, offs)
+        place = tl.where(offs < num_written, greater, offs)
         tl.store(largest + place, own, mask=offs < count)
     else:
         none = tl.zeros((MOST,), tl.int64)
-        tl.store(largest + offs, none, mask=(offs >= found) & (offs < count))
+        tl.store(largest + offs, none, mask=(offs >= num_written) & (offs < count))

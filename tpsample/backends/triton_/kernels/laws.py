@@ -166,17 +166,17 @@ def mark_with_nan(cut):
 
 
 @triton.jit
-def target_powers(its, ids, mask, law, mark):
+def target_powers(logits, ids, mask, law, mark):
     """2^E of logits of the target, fp32, without a mass outside the kept set."""
-    kept = mask & upto(between(its, LOWEST, HIGHEST), ids, mark)
-    power, _, _ = powers(its, law.masses, kept)
+    kept = mask & upto(between(logits, LOWEST, HIGHEST), ids, mark)
+    power, _, _ = powers(logits, law.masses, kept)
     return power
 
 
 @triton.jit
-def draft_powers(its, law):
+def draft_powers(logits, law):
     """2^E of logits of the drafter, fp32, without a mass where they are -inf or NaN."""
-    power, _, _ = powers(its, law.masses, its > LOWEST)
+    power, _, _ = powers(logits, law.masses, logits > LOWEST)
     return power
 
 
@@ -339,14 +339,14 @@ def law_sums_kernel(
     high_sum, low_sum = tl.zeros((BLOCK // 8,), tl.int32), tl.zeros((BLOCK // 8,), tl.int32)
     for number in range(shard.first, shard.last):
         block = numbered_block(shard, number, BLOCK)
-        its = load_logits(target.address, block)
-        high, low = halves(target_powers(its, block.ids, block.mask, target, mark))
+        tile = load_logits(target.address, block)
+        high, low = halves(target_powers(tile, block.ids, block.mask, target, mark))
         high_sum += sums_of(high)
         low_sum += sums_of(low)
     tl.atomic_add(sums, sum_of_halves(high_sum, low_sum), sem="relaxed")
     if is_own:
-        its = tl.load(target.address + column)
-        mass = rounded(target_powers(its, draft.to(tl.int32), is_own, target, mark))
+        logit = tl.load(target.address + column)
+        mass = rounded(target_powers(logit, draft.to(tl.int32), is_own, target, mark))
         tl.atomic_add(sums + rows, mass, sem="relaxed")
 
     if draft_ptr is not None:  # noqa: SIM102
@@ -386,7 +386,7 @@ def residual_kernel(
     seed_ptr,  # [B] int64
     position_ptr,  # [B] int64
     # outputs
-    found_ptr,  # [1 or 2, B, N] int64, zero before: the best words, and the sums of the residuals
+    residual_ptr,  # [1 or 2, B, N] int64, zero before: best words, and sums of the residuals
     # sizes
     num_positions,  # S
     num_places,  # N
@@ -422,8 +422,8 @@ def residual_kernel(
     units = tl.zeros((BLOCK // 8,), tl.int64)
     for number in range(shard.first, shard.last):
         block = numbered_block(shard, number, BLOCK)
-        its = load_logits(law.address, block)
-        high, low = halves(target_powers(its, block.ids, block.mask, law, mark))
+        tile = load_logits(law.address, block)
+        high, low = halves(target_powers(tile, block.ids, block.mask, law, mark))
         # A mass is above 0 where its upper half is, or where that is 0 and the lower half is.
         largest = tl.maximum(high, low) - ROUNDER_BITS
         # Most blocks of a filtered row have no mass.
@@ -445,5 +445,5 @@ def residual_kernel(
             beats = (largest > 0) & (score > best)
             best, token = tl.where(beats, score, best), tl.where(beats, block.ids, token)
     if SUMS:
-        tl.atomic_add(found_ptr + rows + at, tl.sum(units, axis=0), sem="relaxed")
-    tl.atomic_max(found_ptr + at, best_score(best, token), sem="relaxed")
+        tl.atomic_add(residual_ptr + rows + at, tl.sum(units, axis=0), sem="relaxed")
+    tl.atomic_max(residual_ptr + at, best_score(best, token), sem="relaxed")

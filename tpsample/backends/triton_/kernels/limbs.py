@@ -42,7 +42,7 @@ def screening_rows_kernel(
     unit_ptr,  # [num_rows] fp32, the hidden state of one low limb
     norm_ptr,  # [num_rows] fp32, ‖h‖ rounded up
     error_ptr,  # [num_rows] fp32, ‖h - ĥ‖ + ACCUMULATION · ‖h‖ rounded up
-    bar_ptr,  # [num_samples · num_rows] fp32, set to -inf
+    row_lower_ptr,  # [num_samples · num_rows] fp32, set to -inf
     num_listed_ptr,  # [1] int32, set to 0
     ACCUMULATION: tl.constexpr,  # relative error of both products, in ‖w‖ ‖h‖
     HIDDEN_SIZE: tl.constexpr,
@@ -56,7 +56,7 @@ def screening_rows_kernel(
     rows = NoiseRows(num_rows, num_samples, stream_ptr, stride_stream, scale_ptr)
     store_row_noise(rows, seed_ptr, position_ptr, temperature_ptr, row + tl.arange(0, 1))
     for sample in range(1 if num_samples is None else num_samples):
-        tl.store(bar_ptr + sample * num_rows + row, float("-inf"))
+        tl.store(row_lower_ptr + sample * num_rows + row, float("-inf"))
     if row == 0:
         tl.store(num_listed_ptr, 0)
 

@@ -186,9 +186,9 @@ def told_logprobs_kernel(
         cut = tl.load(cut_ptr + row)
     ranks, num_kept = tl.zeros((BLOCK,), tl.int64), tl.full((), 0, tl.int64)
     for other in range(count):
-        its = tl.load(first + other)
-        ranks += (((its >> TOKEN_BITS) & KEY_MASK) >= keys).to(tl.int64)
-        num_kept += (its >= cut).to(tl.int64)
+        other_word = tl.load(first + other)
+        ranks += (((other_word >> TOKEN_BITS) & KEY_MASK) >= keys).to(tl.int64)
+        num_kept += (other_word >= cut).to(tl.int64)
     last = (tl.load(first + count - 1) >> TOKEN_BITS) & KEY_MASK
     sums = sums_ptr + row * (num_own + 3)
     counts = sums + 2

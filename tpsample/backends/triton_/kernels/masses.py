@@ -131,8 +131,8 @@ def sums_of_products(a, b):
     if INTERPRET:
         return by_thread((a - ROUNDER_BITS).to(tl.int64) * (b - ROUNDER_BITS))
     else:
-        found = by_thread(a.to(tl.int64) * b.to(tl.int64)) - EIGHT_SQUARES
-        return found - ROUNDER_BITS * (sums_of(a).to(tl.int64) + sums_of(b).to(tl.int64))
+        products = by_thread(a.to(tl.int64) * b.to(tl.int64)) - EIGHT_SQUARES
+        return products - ROUNDER_BITS * (sums_of(a).to(tl.int64) + sums_of(b).to(tl.int64))
 
 
 @triton.jit

@@ -48,7 +48,7 @@ ROW_POINTERS = [
     *("prefix_ptr", "reached_ptr", "next_prefix_ptr", "next_reached_ptr", "next_limit_ptr"),
     *("bin_ptr", "room_ptr"),
     *("words_ptr", "first_ptr", "marks_ptr", "number_ptr", "zero_ptr"),
-    "largest_ptr",
+    *("largest_ptr", "best_kept_ptr"),
     # of logprobs
     *("ids_ptr", "own_ptr", "processed_ptr", "shown_temperature_ptr", "sampled_ptr", "chosen_ptr"),
     *("log_total_ptr", "entropy_ptr", "as_logits_ptr", "top_of_ptr", "value_ptr", "rank_ptr"),
@@ -57,7 +57,7 @@ ROW_POINTERS = [
     *("overflow_ptr", "offset_ptr", "mass_ptr", "listed_cut_ptr", "needed_ptr"),
     # of verifications
     *("draft_top_ptr", "drafts_ptr", "status_ptr", "place_ptr", "weights_ptr", "coefficient_ptr"),
-    *("gathered_ptr", "tops_ptr", "sums_ptr", "found_ptr", "own_drafts_ptr", "own_status_ptr"),
+    *("gathered_ptr", "tops_ptr", "sums_ptr", "residual_ptr", "own_drafts_ptr", "own_status_ptr"),
     *("accepted_ptr", "token_ptr", "row_status_ptr", "out_seed_ptr", "row_position_ptr"),
 ]
 """Arguments with a few numbers per row. Whether they begin at a multiple of 16 bytes makes no other

@@ -2,8 +2,8 @@
 
     rows      hidden states -> two int8 limbs, their norms; the rows' streams and scales
     screen    int8 product ± bound -> logits, scores: both ends of an interval -> per group of ids
-              the highest upper end, per row the highest lower end, its bar
-    list      groups whose upper end reaches a bar, of any row
+              the highest upper end, per row the highest lower end
+    list      groups whose upper end reaches the lower end of any row
 
 `lm_head` then computes the ids of the listed groups. The true best score is not
 below any lower end, so the winner, and every tie with it, is in a listed group: the words are those
@@ -60,12 +60,12 @@ class Bounds(NamedTuple):
     weight_norm_ptr: tl.tensor
 
 
-class Tops(NamedTuple):
+class ScoreEnds(NamedTuple):
     """The highest upper end of each group and the highest lower end, by sample and row."""
 
     upper_ptr: tl.tensor
     stride: tl.tensor
-    bar_ptr: tl.tensor
+    row_lower_ptr: tl.tensor
 
 
 @triton.jit
@@ -92,8 +92,8 @@ def head_interval(lower, upper, offs_v, shard, head):
 
 
 @triton.jit
-def store_intervals(product, scoring, bounds, tops, first_row, BLOCK_E: tl.constexpr):
-    """Turn limb products [BLOCK_V, BLOCK_B] into the groups' tops and the rows' bars.
+def store_intervals(product, scoring, bounds, ends, first_row, BLOCK_E: tl.constexpr):
+    """Turn limb products [BLOCK_V, BLOCK_B] into upper ends of groups and lower ends of rows.
 
     It takes BLOCK_E rows at a time, as `backends.triton_.kernels.head.store_candidates` does.
     """
@@ -103,9 +103,9 @@ def store_intervals(product, scoring, bounds, tops, first_row, BLOCK_E: tl.const
     if BLOCK_B > BLOCK_E:
         HALF: tl.constexpr = BLOCK_B // 2
         left, right = product.reshape((BLOCK_V, 2, HALF)).permute((0, 2, 1)).split()
-        store_intervals(left, scoring, bounds, tops, first_row, BLOCK_E)
+        store_intervals(left, scoring, bounds, ends, first_row, BLOCK_E)
         if first_row + HALF < rows.num_rows:
-            store_intervals(right, scoring, bounds, tops, first_row + HALF, BLOCK_E)
+            store_intervals(right, scoring, bounds, ends, first_row + HALF, BLOCK_E)
     else:
         GROUPS: tl.constexpr = BLOCK_V // GROUP
         offs_v = token_ids(ids, shard.stop, BLOCK_V)
@@ -127,12 +127,14 @@ def store_intervals(product, scoring, bounds, tops, first_row, BLOCK_E: tl.const
         for sample in range(1 if rows.num_samples is None else rows.num_samples):
             offs_slot = sample * rows.num_rows + offs_b
             noise = gained_noise(quads(ids, shard.stop, BLOCK_V // 4), rows, offs_slot)
-            bar = tl.max(fma(lower, scale[None, :], noise), axis=0)
-            tl.atomic_max(tops.bar_ptr + offs_slot, bar, mask=is_row, sem="relaxed", scope="gpu")
+            row_lower = tl.max(fma(lower, scale[None, :], noise), axis=0)
+            tl.atomic_max(
+                ends.row_lower_ptr + offs_slot, row_lower, mask=is_row, sem="relaxed", scope="gpu"
+            )
             scores = fma(upper, scale[None, :], noise)
-            top = tl.max(scores.reshape((GROUPS, GROUP, BLOCK_B)), axis=1)
-            place = group.to(tl.int64)[:, None] * tops.stride + offs_slot[None, :]
-            tl.store(tops.upper_ptr + place, top, mask=is_row[None, :])
+            group_upper = tl.max(scores.reshape((GROUPS, GROUP, BLOCK_B)), axis=1)
+            place = group.to(tl.int64)[:, None] * ends.stride + offs_slot[None, :]
+            tl.store(ends.upper_ptr + place, group_upper, mask=is_row[None, :])
 
 
 @triton.jit(
@@ -180,7 +182,7 @@ def screen_kernel(
     # outputs
     upper_ptr,  # [groups, …] fp32, by sample and row
     stride_upper,
-    bar_ptr,  # [num_samples · num_rows] fp32, raised
+    row_lower_ptr,  # [num_samples · num_rows] fp32, raised
     # blocks
     PADDED_SIZE: tl.constexpr,
     BLOCK_V: tl.constexpr,
@@ -190,7 +192,7 @@ def screen_kernel(
     OVERLAP: tl.constexpr,
     PREFETCH: tl.constexpr,
 ):
-    """Bound every score of BLOCK_V ids from both sides; store the groups' tops, raise the bars."""
+    """Bound every score of BLOCK_V ids from both sides; store upper ends, raise lower ends."""
     rows = NoiseRows(num_rows, num_samples, stream_ptr, stride_stream, scale_ptr)
     shard = Shard(vocab_start, vocab_stop)
     head = HeadArguments(logit_scale, logit_softcap, bias_ptr)
@@ -214,9 +216,9 @@ def screen_kernel(
         let_next_launch_start()
 
     bounds = Bounds(unit_ptr, norm_ptr, error_ptr, copy_unit_ptr, residual_ptr, weight_norm_ptr)
-    tops = Tops(upper_ptr, stride_upper, bar_ptr)
+    ends = ScoreEnds(upper_ptr, stride_upper, row_lower_ptr)
     scoring = Scoring(ids, rows, shard, head, controls)
-    store_intervals(product, scoring, bounds, tops, 0, BLOCK_E)
+    store_intervals(product, scoring, bounds, ends, 0, BLOCK_E)
 
 
 @triton.jit(do_not_specialize=["groups", "num_slots", "first_id"])
@@ -224,7 +226,7 @@ def list_groups_kernel(
     # inputs
     upper_ptr,  # [groups, …] fp32
     stride_upper,
-    bar_ptr,  # [num_slots] fp32
+    row_lower_ptr,  # [num_slots] fp32
     # sizes
     groups,  # of the shard
     num_slots,  # num_samples · num_rows
@@ -242,12 +244,12 @@ def list_groups_kernel(
         let_next_launch_start()
     group = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     offs_s = tl.arange(0, BLOCK_S)
-    bar = tl.load(bar_ptr + offs_s, mask=offs_s < num_slots, other=float("inf"))
+    row_lower = tl.load(row_lower_ptr + offs_s, mask=offs_s < num_slots, other=float("inf"))
     place = upper_ptr + group.to(tl.int64)[:, None] * stride_upper + offs_s[None, :]
     there = (group < groups)[:, None] & (offs_s < num_slots)[None, :]
     upper = tl.load(place, mask=there, other=float("-inf"))
-    # Where all ids are masked the bar is -inf, and nothing is above it.
-    can_win = tl.max(((upper >= bar[None, :]) & (upper > float("-inf"))).to(tl.int32), axis=1)
+    # Where all ids are masked the lower end is -inf, and nothing is above it.
+    can_win = tl.max(((upper >= row_lower[None, :]) & (upper > float("-inf"))).to(tl.int32), axis=1)
     number = tl.sum(can_win, axis=0)
     first = tl.atomic_add(num_listed_ptr, number, sem="relaxed", scope="gpu")
     entry = listed_ptr + first + tl.cumsum(can_win, axis=0) - 1

@@ -76,7 +76,7 @@ def mass_kernel(
     """Mass of the tokens down to a word, with MOMENTS the sum of their entropy, and how many order
     words are >= each mark. Grid: (F, programs)."""
     row = tl.program_id(0)
-    its = mass_row(tl.load(top_ptr + row), tl.load(temperature_ptr + row))
+    mass_numbers = mass_row(tl.load(top_ptr + row), tl.load(temperature_ptr + row))
     cut = mark_of(tl.full((), 0, tl.int64))
     if cut_ptr is not None:
         cut = mark_of(tl.load(cut_ptr + row))
@@ -91,11 +91,11 @@ def mass_kernel(
         if cut_ptr is not None:
             kept = upto(logits, ids, cut)
         if MOMENTS:
-            own_mass, own_moment = masses_and_moments(logits, its, kept)
+            own_mass, own_moment = masses_and_moments(logits, mass_numbers, kept)
             mass += own_mass
             moment += own_moment
         else:
-            mass += masses_alone(logits, its, kept)
+            mass += masses_alone(logits, mass_numbers, kept)
         for mark in range(num_marks):
             reached = upto(logits, ids, mark_of(tl.load(marks_ptr + row * num_marks + mark)))
             numbers = by_thread(reached.to(tl.int32))
@@ -142,8 +142,10 @@ def least_of_mass_kernel(
     """The least order word of an unmasked token whose mass is >= a limit. Grid: (F, blocks)."""
     row = tl.program_id(0)
     logits, ids, mask, _ = load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK)
-    its = mass_row(tl.load(top_ptr + row), tl.load(temperature_ptr + row))
-    reaches = mask & (logits > float("-inf")) & (masses(logits, its) >= tl.load(limit_ptr + row))
+    mass_numbers = mass_row(tl.load(top_ptr + row), tl.load(temperature_ptr + row))
+    reaches = (
+        mask & (logits > float("-inf")) & (masses(logits, mass_numbers) >= tl.load(limit_ptr + row))
+    )
     least = tl.min(tl.where(reaches, order_words(logits, ids, mask), ABOVE_ALL), axis=0)
     tl.atomic_min(words_ptr + row, least, sem="relaxed")
 
@@ -194,7 +196,7 @@ def best_kept_kernel(
     cut_ptr,  # [F] int64
     row_done_ptr,  # [F] bool, or None
     # outputs
-    found_ptr,  # [F, num_samples] int64, zero before; with WEIGHS [F, num_samples + 2]
+    best_kept_ptr,  # [F, num_samples] int64, zero before; with WEIGHS [F, num_samples + 2]
     # sizes
     num_samples,
     vocab_start,
@@ -211,8 +213,9 @@ def best_kept_kernel(
     row = tl.program_id(0)
     if is_done(row_done_ptr, row):
         return
-    top, found = tl.load(top_ptr + row), found_ptr + row * (num_samples + 2 * WEIGHS)
-    cut, its = mark_of(tl.load(cut_ptr + row)), mass_row(top, tl.load(temperature_ptr + row))
+    top, out = tl.load(top_ptr + row), best_kept_ptr + row * (num_samples + 2 * WEIGHS)
+    cut = mark_of(tl.load(cut_ptr + row))
+    mass_numbers = mass_row(top, tl.load(temperature_ptr + row))
     draw = load_draw(seed_ptr, position_ptr, temperature_ptr, row)
     mass, number = tl.zeros((BLOCK // 8,), tl.int64), tl.zeros((BLOCK // 8,), tl.int32)
     first, last = blocks_of_program(blocks_each, lead, width, BLOCK)
@@ -229,15 +232,15 @@ def best_kept_kernel(
                 best = better(best, scores, ids, kept)
                 if WEIGHS:  # noqa: SIM102
                     if sample == 0:
-                        high, low = halves_of_masses(logits, its)
+                        high, low = halves_of_masses(logits, mass_numbers)
                         mass += masses_of_threads(high, low, kept)
                         number += by_thread(kept.to(tl.int32))
         word = tl.where(top != top, nan_word(), word_of_best(best))
-        tl.atomic_max(found + sample, word, sem="relaxed")
+        tl.atomic_max(out + sample, word, sem="relaxed")
     if WEIGHS:
-        tl.atomic_add(found + num_samples, tl.sum(mass, axis=0), sem="relaxed")
+        tl.atomic_add(out + num_samples, tl.sum(mass, axis=0), sem="relaxed")
         number_of_all = tl.sum(number, axis=0).to(tl.int64)
-        tl.atomic_add(found + num_samples + 1, number_of_all, sem="relaxed")
+        tl.atomic_add(out + num_samples + 1, number_of_all, sem="relaxed")
 
 
 @triton.jit
