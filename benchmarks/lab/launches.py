@@ -27,6 +27,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 from tpsample.backends.over_zeros import list_over_zeros
+from tpsample.backends.torch_.passes import Verdict
 from tpsample.backends.triton_.passes import TritonShardLogits
 from tpsample.core.order import ABOVE_ALL
 from tpsample.core.vocab_shard import VocabShard
@@ -152,9 +153,9 @@ def searched() -> Iterator[None]:
     first_kept, list_end = TritonShardLogits.first_kept, TritonShardLogits.list_end
     few: set[torch.device] = set()
 
-    def undecided(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        words, decided = first_kept(*arguments)
-        return words, torch.zeros_like(decided)
+    def undecided(*arguments: Any) -> Verdict:
+        verdict = first_kept(*arguments)
+        return verdict._replace(decided=torch.zeros_like(verdict.decided))
 
     def too_many(rows: TritonShardLogits, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
         if rows.logits.device not in few:

@@ -44,6 +44,7 @@ from benchmarks.lab.problem import Problem, make_sampler, make_weight
 from benchmarks.lab.requests import REQUESTS
 from tpsample import SampleOutput, SamplingBatch, SamplingParams, VocabShard
 from tpsample.agreement import construction
+from tpsample.backends.torch_.passes import Verdict
 from tpsample.backends.triton_.passes import TritonShardLogits
 from tpsample.core import tensors
 from tpsample.ranks.ranks import Ranks
@@ -121,9 +122,10 @@ def steps_of(rows: int) -> dict[str, Callable[[], object]]:
 def _decided(first_kept: Callable[..., Any]) -> Callable[..., Any]:
     """Return the method of a step in which every row is decided by its best scores."""
 
-    def decided(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        words, undefined = first_kept(*arguments)
-        return words, undefined.fill_(True)
+    def decided(*arguments: Any) -> Verdict:
+        verdict = first_kept(*arguments)
+        verdict.decided.fill_(True)
+        return verdict
 
     return decided
 

@@ -12,7 +12,7 @@ from tests.support.tiers import long
 from tests.support.tile_words import told
 from tpsample import SampleOutput, SamplingBatch, SamplingParams, Status
 from tpsample.backends.numba_.passes import NativeShardLogits
-from tpsample.backends.torch_.passes import ShardLogits
+from tpsample.backends.torch_.passes import OtherEnds, ShardLogits
 from tpsample.backends.triton_ import passes
 from tpsample.backends.triton_.passes import TritonShardLogits
 from tpsample.core import word
@@ -164,16 +164,17 @@ def test_a_rejection_decides_what_the_definition_does(shard, num_samples):
     dropped[:, :marks] = at_top_p[:, :marks] * decides
     some = []
     for edge in (at_top_k, at_top_p, below_top_p, dropped, sums):
-        words, decided = plain.first_kept(every, edge, filters, COUNT)
+        words, decided, _ = plain.first_kept(every, edge, filters, COUNT)
         some += decided.tolist()
         for rows in twins.kernels:
             error = (edge[:, -1:] * rows.mass_error).ceil().long() * (edge[:, :marks] > 0)
             for times in (-1, 0, 1, 2):
                 moved = edge.clone()
                 moved[:, :marks] += times * error
-                found, sure = rows.first_kept(every, moved, filters, COUNT)
-                right, certain = ShardLogits.first_kept(rows, every, moved, filters, COUNT)
-                assert _equal(found, right) and _equal(sure, certain)
+                found, sure, top = rows.first_kept(every, moved, filters, COUNT)
+                right = ShardLogits.first_kept(rows, every, moved, filters, COUNT)
+                assert _equal(found, right.words) and _equal(sure, right.decided)
+                assert _equal(top.nan_to_num(), right.top.nan_to_num())
                 if times < 2:
                     masses = edge[:, :marks]  # before a token is the first, if any
                     there = ((masses == 0) | (masses >= TOP_MASS)).all(dim=1)
@@ -181,6 +182,15 @@ def test_a_rejection_decides_what_the_definition_does(shard, num_samples):
                     assert words[sure].equal(found[sure]), "an error decides nothing"
     # An empty shard has nothing to draw, which is decided.
     assert set(some) == ({True} if shard[0] == shard[1] else {False, True})
+
+
+def test_best_scores_among_more_groups_than_their_kernel_takes(monkeypatch):
+    twins = Twins(*SHARDS[1], num_samples=2)
+    rows = _told_if_triton(twins.triton)
+    best = rows.best_scores(COUNT)
+    monkeypatch.setattr(passes, "MOST_GROUPS", 2)
+    assert _equal(rows.best_scores(COUNT), best)
+    assert _equal(_unmasked(best), _unmasked(twins.plain.best_scores(COUNT)))
 
 
 @pytest.mark.parametrize("num_samples", [1, 2])
@@ -295,7 +305,12 @@ def test_a_search_by_digits_finds_what_the_definition_does(twins, mass):
     limit = torch.stack([limit, 7 * limit], dim=1)[:, 0]  # beside other sums, as ranks have it
     search = Search(torch.zeros_like(twins.cut), torch.zeros_like(twins.cut), limit)
     shares = torch.tensor([0.3, 0.9, 1.0]).double().repeat(len(limit))[: len(limit)]
-    ties = torch.arange(len(limit)) % 2
+    ties, cut = torch.arange(len(limit)) % 2, twins.cut
+    others = [
+        OtherEnds(cut, share, of_greedy)
+        for share in (None, shares)
+        for of_greedy in (None, plain.first_words(1)[:, 0])
+    ]
     names = ("prefix", "reached", "limit")
     before, former = search, None
     for shift in range(word.EPOCH_SHIFT // DIGIT_BITS * DIGIT_BITS, -1, -DIGIT_BITS):
@@ -305,13 +320,12 @@ def test_a_search_by_digits_finds_what_the_definition_does(twins, mass):
         following = plain.next_digit(search, bins)
         for each in twins.kernels:
             assert _equal(each.digits(search.prefix, shift, mass=mass)[numbers], bins[numbers])
+            for ends in [None, *others]:
+                found, expected = (
+                    rows.last_digit(search, bins, ties, ends) for rows in (each, plain)
+                )
+                assert _equal(found, expected)
             for share in (None, shares)[: 1 + mass]:
-                for keep in (None, ties):
-                    found, expected = (
-                        rows.next_digit(search, bins, share, keep) for rows in (each, plain)
-                    )
-                    for name in names:
-                        assert _equal(getattr(found, name), getattr(expected, name))
                 if former is not None:
                     given = before, former, shift, share
                     found, own = each.following_digits(*given, mass=mass)
@@ -563,20 +577,24 @@ def test_sets_of_more_rows_than_one_block():
 
 
 def test_the_last_cut_of_several(twins):
-    """Each with and without the others; greedy rows and rows without a number go their own way."""
+    """Greedy rows and rows without a number go their own way, and a share of 1 cuts nothing."""
     plain, cut = twins.plain, twins.cut
-    share = torch.tensor([0.3, 1.0, 0.9]).double().repeat(len(cut))[: len(cut)]
-    others = cut.flip(0).contiguous(), cut + (1 << word.TOKEN_BITS)
-    assert _equal(plain.last_cut(cut), plain.last_cut(cut, share=share))
-    assert _equal(twins.triton.last_cut(cut), plain.last_cut(cut))
-    for by_number in (None, others[0]):
-        for by_mass in (None, others[1]):
-            for of_greedy in (None, plain.first_words(1)[:, 0]):
-                its = {"by_number": by_number, "by_mass": by_mass, "of_greedy": of_greedy}
-                expected = plain.last_cut(cut, share=share, **its)
-                for rows in twins.kernels:
-                    assert _equal(rows.last_cut(cut, share=share, **its), expected)
+    for of_greedy in (None, plain.first_words(1)[:, 0]):
+        expected = plain.last_cut(cut, of_greedy=of_greedy)
+        for rows in twins.kernels:
+            assert _equal(rows.last_cut(cut, of_greedy=of_greedy), expected)
     assert (expected == ABOVE_ALL)[~twins.numbers].all() or not len(plain.logits[0])
+    search = Search(cut >> DIGIT_BITS, torch.zeros_like(cut), torch.ones_like(cut))
+    bins = torch.zeros(len(cut), 1 << DIGIT_BITS, dtype=torch.int64)
+    bins[:, 1], ties = 5, torch.zeros_like(cut)
+    found = plain.last_digit(search, bins, ties)
+    open_, closed = (share * torch.ones(len(cut)).double() for share in (1.0, 0.5))
+    least = plain.last_cut(cut)
+    assert (found > cut).any(), "the search ends later than the other rules"
+    assert _equal(plain.last_digit(search, bins, ties, OtherEnds(cut, open_, None)), least)
+    largest = plain.last_cut(cut.maximum(found))
+    assert _equal(plain.last_digit(search, bins, ties, OtherEnds(cut, closed, None)), largest)
+    assert _equal(plain.last_digit(search, bins, ties, OtherEnds(cut, None, None)), largest)
 
 
 @pytest.mark.parametrize("number", [1, 20])

@@ -128,8 +128,8 @@ tpsample/backends/torch_/passes.py
     + pass
     > test_which_sets_are_listed
     a top_p of 1 cuts
-    - torch.where(share < 1, cut.maximum(by_mass), cut)
-    + cut.maximum(by_mass)
+    - torch.where(share < 1, largest, least)
+    + largest
     > test_the_last_cut_of_several
     a row with a NaN keeps its first words
     - & ~top.isnan().unsqueeze(1)
@@ -174,9 +174,13 @@ tpsample/backends/triton_/kernels/cuts.py
     - lowest = tl.maximum(tl.load(least_ptr + row), LOWEST_DRAWABLE)
     + lowest = tl.full((), LOWEST_DRAWABLE, tl.int64)
     > test_a_first_digit_has_no_words_below_a_least_one
-    kernel: a search keeps ties in all of its digits' rounds
-    - if keep_ties_ptr is not None:
-    + if share_ptr is not None:
+    kernel: a search keeps ties that nobody asks for
+    - cut = tl.where(tl.load(keep_ties_ptr + row) > 0, cut & ~TOKEN_MASK, cut)
+    + cut = cut & ~TOKEN_MASK
+    > test_a_search_by_digits_finds_what_the_definition_does
+    kernel: a top_p of 1 cuts after the last digit
+    - cut = tl.where(tl.load(share_ptr + row) < 1, cut, least)
+    + cut = tl.where(tl.load(share_ptr + row) <= 1, cut, least)
     > test_a_search_by_digits_finds_what_the_definition_does
 tpsample/backends/triton_/kernels/largest.py
     kernel: the largest words are left in the order of their places

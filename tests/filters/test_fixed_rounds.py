@@ -181,9 +181,9 @@ def test_a_limit_within_the_error_of_masses_is_searched(below, searched, fixed, 
     first_kept = TritonShardLogits.first_kept
 
     def noted(*arguments):
-        words, decided = first_kept(*arguments)
-        left.append(~decided)
-        return words, decided
+        verdict = first_kept(*arguments)
+        left.append(~verdict.decided)
+        return verdict
 
     monkeypatch.setattr(TritonShardLogits, "first_kept", noted)
     for out in on_virtual_ranks(rows.logits, rows.batch, "triton", 2):
@@ -289,9 +289,9 @@ def _noted_decisions(monkeypatch) -> list[torch.Tensor]:
     first_kept = {kind: kind.first_kept for kind in (ShardLogits, TritonShardLogits)}
 
     def noted(self, *arguments):
-        words, its = first_kept[type(self)](self, *arguments)
-        decided.append(its)
-        return words, its
+        verdict = first_kept[type(self)](self, *arguments)
+        decided.append(verdict.decided)
+        return verdict
 
     for kind in first_kept:
         monkeypatch.setattr(kind, "first_kept", noted)

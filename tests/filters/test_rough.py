@@ -237,14 +237,14 @@ def test_what_is_decided_is_as_from_the_sums():
     """Of marks that the bounds leave open the row is undecided."""
     ends, counts = Ends(1), [0, 0]
     exact = ends.plain.before(ends.best, ends.thresholds, BEST_SCORES)
-    words, _ = ends.plain.first_kept(ends.best, exact, ends.thresholds, BEST_SCORES)
+    words = ends.plain.first_kept(ends.best, exact, ends.thresholds, BEST_SCORES).words
     sums = ends.rough.before(ends.best, ends.thresholds, BEST_SCORES)
     for row in range(len(sums)):
         for wider in (0, 2**30, 2**36, 2**39, 2**41):
             part = sums.clone()
             part.view(-1, 4, BEST_SCORES + 1)[row, 0] -= wider
             part.view(-1, 4, BEST_SCORES + 1)[row, 1] += wider
-            found, decided = ends.rough.first_kept(ends.best, part, ends.thresholds, BEST_SCORES)
+            found, decided, _ = ends.rough.first_kept(ends.best, part, ends.thresholds, BEST_SCORES)
             assert torch.equal(found[decided], words[decided])
             counts[int(decided[row])] += 1
     assert min(counts) > 3

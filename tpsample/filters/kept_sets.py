@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from tpsample.backends.torch_.passes import ShardLogits
+from tpsample.backends.torch_.passes import OtherEnds, ShardLogits
 from tpsample.core import word
 from tpsample.core.order import BINS, DIGIT_BITS, Search
 from tpsample.core.rules import TOP_K
@@ -113,9 +113,7 @@ def find_cut(
     assert rows.top is not None
     its = thresholds_of(rows, filters, ranks) if thresholds is None else thresholds
     if not may_read:
-        cuts = _by_rounds(rows, filters, its, ranks)
-        ends = rows.last_cut(its.least, **cuts, of_greedy=of_greedy)
-        return Cut(rows, ends, one_of_greedy=one)
+        return Cut(rows, _by_rounds(rows, filters, its, ranks, of_greedy), one_of_greedy=one)
     least, total_cut = its.least, its.least_of_total
     if filters.demand.counts:
         bins = ranks.sum_integers(rows.numbers_of_bins())
@@ -218,18 +216,21 @@ def _by_rounds(
     filters: RowFilters,
     its: Thresholds,
     ranks: Ranks,
-) -> dict[str, Tensor | None]:
-    """Return the cuts of top_k and top_p by name, as `ShardLogits.last_cut` takes them."""
-    by_number = by_mass = None
-    total_cut = its.least_of_total
-    if filters.demand.counts:
-        by_number = _by_digits(rows, its.most, its.keep_ties, ranks, mass=False)
+    of_greedy: Tensor | None,
+) -> Tensor:
+    """Return where kept sets end, int64 [F], by rounds alone."""
+    least, total_cut, demand = its.least, its.least_of_total, filters.demand
+    if demand.counts:
+        ends = None if demand.masses else OtherEnds(least, None, of_greedy)
+        by_number = _by_digits(rows, its.most, its.keep_ties, ranks, ends, mass=False)
+        if ends is not None:
+            return by_number
         before_top_p = by_number.masked_fill(filters.column(behind(TOP_K.name)), 0)
-        total_cut = total_cut.maximum(before_top_p)
-    if filters.demand.masses:
-        shares = {"share": its.share, "least": total_cut}
-        by_mass = _by_digits(rows, None, its.keep_ties, ranks, **shares, mass=True)
-    return {"by_number": by_number, "by_mass": by_mass, "share": its.share}
+        least, total_cut = least.maximum(by_number), total_cut.maximum(before_top_p)
+    if not demand.masses:
+        return rows.last_cut(least, of_greedy=of_greedy)
+    ends, shares = OtherEnds(least, its.share, of_greedy), {"share": its.share, "least": total_cut}
+    return _by_digits(rows, None, its.keep_ties, ranks, ends, **shares, mass=True)
 
 
 def _masses_of(rows: ShardLogits, ranks: Ranks, total_cut: Tensor) -> Masses:
@@ -282,12 +283,13 @@ def _by_digits(
     limit: Tensor | None,
     keep_ties: Tensor,
     ranks: Ranks,
+    ends: OtherEnds | None = None,
     *,
     share: Tensor | None = None,
     least: Tensor | None = None,
     mass: bool,
 ) -> Tensor:
-    """Return what `_in_a_bin` does, in six rounds.
+    """Return what `_in_a_bin` does, in six rounds, or with `ends` where the kept sets end.
 
     Args:
         limit: int64 [F] >= 1. A limit above the row's whole weight stands for the whole. None takes
@@ -301,7 +303,7 @@ def _by_digits(
     for shift, empty in zip(shifts, others, strict=True):
         search, own = rows.following_digits(search, bins, shift, share, empty, mass=mass)
         bins, share = ranks.sum_integers(own), None
-    return rows.next_digit(search, bins, share, keep_ties).prefix
+    return rows.last_digit(search, bins, keep_ties, ends)
 
 
 def find_kept_sets(

@@ -176,22 +176,21 @@ def _of_best(
     rows: ShardLogits, filters: RowFilters, ranks: Ranks, best: Tensor, *, may_read: bool
 ) -> Tensor:
     """Do what `_by_rejection` does from the best scores of all ranks, [F, …]. Collective."""
-    if filters.demand.ends:
-        rows = _with_top(rows, best)
+    if filters.demand.ends and rows.top is None:
+        rows = replace(rows, top=rows.top_of(best.unsqueeze(0))[1])
     thresholds = thresholds_of(rows, filters, ranks)
     judged = rows
     if filters.demand.weighed:
         sums = ranks.sum_integers(rows.before(best, thresholds, BEST_SCORES))
     else:  # whether a token is kept follows from its logit alone
         judged, sums = replace(rows, rough=None), best.new_zeros(best.shape)
-    words, decided = judged.first_kept(best, sums, thresholds, BEST_SCORES)
+    words, decided, top = judged.first_kept(best, sums, thresholds, BEST_SCORES)
+    rows = replace(rows, top=top)
     if filters.demand.searched:
-        rows = _with_top(rows, best)
-        decided &= ~filters.column(SEARCHED) | rows.largest.isnan()
+        decided &= ~filters.column(SEARCHED) | top.isnan()
 
     if not may_read:
-        left = _with_top(rows.without(decided), best)
-        found = _searched(left, filters, ranks, thresholds, may_read=False)
+        found = _searched(rows.without(decided), filters, ranks, thresholds, may_read=False)
         return torch.where(decided.unsqueeze(1), words, found)
     undecided = [row for row, done in enumerate(decided.tolist()) if not done]
     if not undecided:
@@ -204,7 +203,6 @@ def _of_best(
     else:
         ranks.counters.second_rounds += len(undecided)
         ends = its.thresholds(thresholds.least[places], thresholds.least_of_total[places])
-        left = _with_top(left, best[places])
         found = _searched(left, its, ranks, ends, may_read=True)
     return put(words, places, found)
 
@@ -235,17 +233,6 @@ def _searched(
         return words
     best = ranks.gather_integers(rows.best_kept(cut.words))
     return best[0] if len(best) == 1 else best.amax(dim=0)
-
-
-def _with_top(rows: ShardLogits, best: Tensor) -> ShardLogits:
-    """Return the rows with their largest logits, which they may know.
-
-    Args:
-        best: int64 [F, …], the best scores of all ranks, which begin with the largest.
-    """
-    if rows.top is not None:
-        return rows
-    return replace(rows, top=rows.top_of(best.unsqueeze(0))[1])
 
 
 def put(words: Tensor, index: Tensor | slice, found: Tensor) -> Tensor:

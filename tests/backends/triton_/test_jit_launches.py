@@ -21,12 +21,9 @@ MASKED = (
     "drafts",
 )
 LEAST, TOP = "least_word", "top"
-LEADING, FIRST_KEPT = (
-    ["largest", "best_scores"],
-    ["before", "first_kept", "write_tokens"],
-)
+FIRST_KEPT = ["before", "first_kept", "write_tokens"]
 FIRST_WORDS = ["largest", "group_words", "largest"]
-LISTED, DIGITS = ["words", "cut"], ["digit"] * 6 + ["next_digit"]
+LISTED, DIGITS = ["words", "cut"], ["digit"] * 6 + ["last_digit"]
 SEARCHES = ["bin", *LISTED, *DIGITS, "bin", *LISTED, *DIGITS]
 TOP_WORDS = [*FIRST_WORDS, "top_words", "write_tokens"]
 BEST_KEPT = ["last_cut", "best_kept", "write_tokens"]
@@ -56,9 +53,9 @@ FILTERED = [*FIRST_WORDS, TOP, *EVERY_END, "mass", *TOP_WORDS[3:]]
 ALL_TOGETHER = [*FILTERED, "group_first", *LOGPROBS]
 STORED = {
     "top_k": TOP_WORDS,
-    "top_p": [*LEADING, *FIRST_KEPT],
+    "top_p": ["best_scores", *FIRST_KEPT],
     **{rule.name: [TOP, *_asked_by(rule), *BEST_KEPT] for rule in ENDING},
-    "filters, samples": [*LEADING, *FIRST_KEPT],
+    "filters, samples": ["best_scores", *FIRST_KEPT],
     "top_p in top_k": [TOP, *SEARCHES, *BEST_KEPT],
     "top_k, top_p": TOP_WORDS,
     "many top_k, top_p": TOP_WORDS,
@@ -71,20 +68,20 @@ SCREEN = ["screening_rows", "screen", "list_groups"]
 PREFETCHES = "L2+launch_dependents"
 MERGED, MERGE_BEST = "merged", "merge_best"
 """The largest words, and the best scores, of all 8 ranks; one rank has nothing to merge."""
-SEARCH_OF_8 = ["digit", "exchange"] * 6 + ["next_digit"]
-REJECTION = [*LEADING, "exchange", MERGE_BEST, "before", "exchange", "first_kept"]
-KEPT = ["last_cut", "best_kept", "exchange", "write_tokens"]
+SEARCH_OF_8 = ["digit", "exchange"] * 6 + ["last_digit"]
+REJECTION = ["best_scores", "exchange", MERGE_BEST, "before", "exchange", "first_kept"]
+KEPT = ["best_kept", "exchange", "write_tokens"]
 FIXED = {
     # Launches and exchanges of one of 8 ranks; one rank launches the same, but for what is merged.
-    "top_p": [*REJECTION, TOP, *SEARCH_OF_8, *KEPT],
+    "top_p": [*REJECTION, *SEARCH_OF_8, *KEPT],
     "top_k 5": [*FIRST_WORDS, "exchange", MERGED, "top_words", "write_tokens"],
-    "min_p": ["exchange", TOP, LEAST, *KEPT],
-    "top_k 2000, top_p": [*REJECTION, TOP, *SEARCH_OF_8, *SEARCH_OF_8, *KEPT],
+    "min_p": ["exchange", TOP, LEAST, "last_cut", *KEPT],
+    "top_k 2000, top_p": [*REJECTION, *SEARCH_OF_8, *SEARCH_OF_8, *KEPT],
 }
 FIXED["top_k 300"] = FIXED["top_p"]
 FIXED["top_k 5, top_p"] = FIXED["top_k 300, top_p"] = FIXED["top_k 5"]
-BOTH_FIRST = [*FIRST_WORDS, *LEADING, "exchange", "exchange", MERGED, "top_words"]
-FIXED["mixture"] = [*BOTH_FIRST, MERGE_BEST, TOP, LEAST, *REJECTION[4:], *SEARCH_OF_8, *KEPT]
+BOTH_FIRST = [*FIRST_WORDS, "best_scores", "exchange", "exchange", MERGED, "top_words"]
+FIXED["mixture"] = [*BOTH_FIRST, MERGE_BEST, TOP, LEAST, *REJECTION[3:], *SEARCH_OF_8, *KEPT]
 BY_RATIO = ["law_tops", "law_rows", "law_sums", "accept", "residual", "emit"]
 VERIFICATIONS = ("coupled", "rejection", "block")
 STORED["coupled"] = ["coupled"]
@@ -105,7 +102,7 @@ OPERATORS = {
     "logprobs": 4,
     "fixed rounds, min_p": 2,
     "fixed rounds, top_p": 5,
-    "fixed rounds, top_k 2000, top_p": 15,
+    "fixed rounds, top_k 2000, top_p": 16,
     "fixed rounds, top_k 300, top_p": 0,
     "fixed rounds, top_k 5": 0,
     "rejection": 5,

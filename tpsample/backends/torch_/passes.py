@@ -97,6 +97,35 @@ class EmptyDigits(NamedTuple):
     search: Tensor
 
 
+class OtherEnds(NamedTuple):
+    """Where the kept sets of F rows end by all but one search.
+
+    Attributes:
+        least: int64 [F], the largest cut of the other rules.
+        share: float64 [F], those of a top_p that is searched for, which cuts nothing where it is 1;
+            None where a top_k is.
+        of_greedy: int64 [F], the cuts of greedy rows; None keeps what a mask leaves.
+    """
+
+    least: Tensor
+    share: Tensor | None
+    of_greedy: Tensor | None
+
+
+class Verdict(NamedTuple):
+    """The first of the best scores of F rows that are in their kept sets.
+
+    Attributes:
+        words: int64 [F, num_samples].
+        decided: bool [F], whether they decide the row.
+        top: fp32 [F], the largest logits.
+    """
+
+    words: Tensor
+    decided: Tensor
+    top: Tensor
+
+
 class SetOfFirst(NamedTuple):
     """The kept sets of F rows, and the tokens that are drawn from them, all among first tokens.
 
@@ -459,17 +488,12 @@ class ShardLogits:
             sums[:, -1] += (mass * (words >= least)).sum(dim=1)
         return self.of_undone(sums)
 
-    def first_kept(
-        self, best: Tensor, sums: Tensor, thresholds: Thresholds, count: int
-    ) -> tuple[Tensor, Tensor]:
+    def first_kept(self, best: Tensor, sums: Tensor, thresholds: Thresholds, count: int) -> Verdict:
         """Find the first of the best scores that is in the kept set.
 
         Args:
             best, thresholds, count: as in `before`.
             sums: what `before` returns, summed over the ranks.
-
-        Returns:
-            Words [F, num_samples], and bool [F], whether they decide the row.
         """
         top_word, marks = best[:, 0], self._orders(best, count)
         scores = best[:, 1 : 1 + marks.shape[1]].unflatten(1, (-1, count))
@@ -481,7 +505,8 @@ class ShardLogits:
         )
         key = word.key_of(top_word)
         is_number = (key > word.KEY_MINUS_INF) & (key != word.KEY_NAN)
-        return or_nan(words, top), ((words > 0) & (words == sure)).all(dim=1) | ~is_number
+        decided = ((words > 0) & (words == sure)).all(dim=1) | ~is_number
+        return Verdict(or_nan(words, top), decided, top)
 
     def kept(
         self, sums: Tensor, logits: Tensor, top: Tensor, thresholds: Thresholds
@@ -690,29 +715,33 @@ class ShardLogits:
         search = self.next_digit(search, bins, share)
         return search, self.digits(search.prefix, shift, empty, mass=mass)
 
-    def last_cut(
+    def last_digit(
         self,
-        least: Tensor,
-        *,
-        by_number: Tensor | None = None,
-        by_mass: Tensor | None = None,
-        share: Tensor | None = None,
-        of_greedy: Tensor | None = None,
+        search: Search,
+        bins: Tensor,
+        keep_ties: Tensor,
+        ends: OtherEnds | None = None,
     ) -> Tensor:
+        """Return the words, int64 [F], that searches end at with their last digits, or where kept
+        sets end that also end elsewhere. `next_digit` has the other arguments."""
+        cut = self.next_digit(search, bins, keep_ties=keep_ties).prefix
+        if ends is None:
+            return cut
+        least, share, of_greedy = ends
+        largest = least.maximum(cut)
+        largest = largest if share is None else torch.where(share < 1, largest, least)
+        return self.last_cut(largest, of_greedy=of_greedy)
+
+    def last_cut(self, least: Tensor, *, of_greedy: Tensor | None = None) -> Tensor:
         """Return where kept sets end, int64 [F]: above all words in a row without a number.
 
         Args:
-            least: int64 [F], the largest cut of all rules but those that follow.
-            by_number, by_mass: int64 [F], the cuts of top_k and of top_p.
-            share: float64 [F], those of top_p, which cuts nothing where it is 1.
+            least: int64 [F], the largest cut of all rules.
             of_greedy: int64 [F], the cuts of greedy rows; None keeps what a mask leaves.
         """
-        cut = least if by_number is None else least.maximum(by_number)
-        if by_mass is not None and share is not None:
-            cut = torch.where(share < 1, cut.maximum(by_mass), cut)
         # A row that was made greedy by its temperature alone has no filters.
         other = word.LOWEST_DRAWABLE if of_greedy is None else of_greedy
-        cut = torch.where(self.noise.random.squeeze(1), cut, other)
+        cut = torch.where(self.noise.random.squeeze(1), least, other)
         return torch.where(self.largest > -torch.inf, cut, ABOVE_ALL)
 
     def set_sizes(

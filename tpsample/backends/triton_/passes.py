@@ -21,9 +21,11 @@ from tpsample.backends.torch_.logprobs import ListedWords, log_totals
 from tpsample.backends.torch_.passes import (
     GROUP,
     EmptyDigits,
+    OtherEnds,
     SetOfFirst,
     SetSizes,
     ShardLogits,
+    Verdict,
 )
 from tpsample.backends.triton_ import logprobs
 from tpsample.backends.triton_.kernels.best_scores import (
@@ -37,9 +39,9 @@ from tpsample.backends.triton_.kernels.cuts import (
     cut_kernel,
     digit_kernel,
     last_cut_kernel,
+    last_digit_kernel,
     list_end_kernel,
     listed_sets_kernel,
-    next_digit_kernel,
     set_sizes_kernel,
     words_kernel,
 )
@@ -73,6 +75,8 @@ registers."""
 PROGRAMS_PER_SM, MOST_BLOCKS = 5, 8
 """A launch has about so many programs per SM, and a program takes at most so many blocks. Each
 program computes the numbers of its row and adds up its threads, so fewer programs do less."""
+MOST_GROUPS = 4096
+"""Groups among which the kernel of the best scores finds the best ones itself."""
 SET_BLOCK = 256
 """Listed tokens of a program."""
 
@@ -202,7 +206,7 @@ class TritonShardLogits(ShardLogits):
         first, best, size = self.tile_words
         first, best = self.of_undone(first), self.of_undone(best)
         rows, samples, groups = best.shape
-        if groups > count:
+        if groups > MOST_GROUPS:
             best = largest(best.view(rows * samples, groups), count, ordered=False)
             groups = count
         scores = best.new_empty(rows, 1 + 2 * samples * count)
@@ -218,7 +222,7 @@ class TritonShardLogits(ShardLogits):
             blocks=first.shape[1],
             COUNT=count,
             GROUP=size,
-            WORDS=triton.next_power_of_2(count) * size,
+            GROUPS=triton.next_power_of_2(groups),
             BLOCKS=triton.next_power_of_2(max(1, first.shape[1])),
             enable_fp_fusion=False,
         )
@@ -258,11 +262,10 @@ class TritonShardLogits(ShardLogits):
         )
         return sums
 
-    def first_kept(
-        self, best: Tensor, sums: Tensor, thresholds: Thresholds, count: int
-    ) -> tuple[Tensor, Tensor]:
+    def first_kept(self, best: Tensor, sums: Tensor, thresholds: Thresholds, count: int) -> Verdict:
         words = best.new_empty(best.shape[0], self.noise.num_samples)
         decided = best.new_empty(best.shape[0], dtype=torch.bool)
+        top = self.temperature.new_empty(best.shape[0])
         launch_kernel(
             first_kept_kernel,
             (best.shape[0],),
@@ -273,11 +276,12 @@ class TritonShardLogits(ShardLogits):
             sums_ptr=sums.contiguous(),
             words_ptr=words,
             decided_ptr=decided,
+            top_ptr=top,
             num_samples=self.noise.num_samples,
             COUNT=count,
             enable_fp_fusion=False,
         )
-        return words, decided
+        return Verdict(words, decided, top)
 
     def best_of_first(self, first: Tensor, thresholds: Thresholds) -> Tensor:
         words = first.new_empty(first.shape[0], self.noise.num_samples)
@@ -539,45 +543,45 @@ class TritonShardLogits(ShardLogits):
         )
         return words, top
 
-    def next_digit(
+    def last_digit(
         self,
         search: Search,
         bins: Tensor,
-        share: Tensor | None = None,
-        keep_ties: Tensor | None = None,
-    ) -> Search:
-        following = _search(bins.shape[0], search.limit)
+        keep_ties: Tensor,
+        ends: OtherEnds | None = None,
+    ) -> Tensor:
+        cut = torch.empty_like(search.prefix)
+        least, share, of_greedy = ends or (None, None, None)
+        # Where there is none, any other is not read, so that all of these are one kernel.
+        shares = search.limit.view(torch.float64) if share is None else share
         launch_kernel(
-            next_digit_kernel,
-            (bins.shape[0],),
+            last_digit_kernel,
+            (cut.shape[0],),
             bins_ptr=bins.contiguous(),
-            **_search_arguments(search, share, mass=bins.dtype == torch.int64),
+            prefix_ptr=search.prefix,
+            reached_ptr=search.reached,
+            limit_ptr=search.limit.contiguous(),
             keep_ties_ptr=keep_ties,
-            next_prefix_ptr=following.prefix,
-            next_reached_ptr=following.reached,
-            next_limit_ptr=following.limit,
+            least_ptr=search.limit if least is None else least.contiguous(),
+            share_ptr=shares,
+            of_greedy_ptr=search.limit if of_greedy is None else of_greedy.contiguous(),
+            temperature_ptr=self.noise.temperature,
+            top_ptr=self.largest,
+            is_last=int(ends is not None),
+            shares=int(share is not None),
+            keeps_greedy=int(of_greedy is None),
+            cut_ptr=cut,
             DIGIT_BITS=DIGIT_BITS,
         )
-        return following
+        return cut
 
-    def last_cut(
-        self,
-        least: Tensor,
-        *,
-        by_number: Tensor | None = None,
-        by_mass: Tensor | None = None,
-        share: Tensor | None = None,
-        of_greedy: Tensor | None = None,
-    ) -> Tensor:
+    def last_cut(self, least: Tensor, *, of_greedy: Tensor | None = None) -> Tensor:
         least = least.contiguous()
         cut = torch.empty_like(least)
         launch_kernel(
             last_cut_kernel,
             (cut.shape[0],),
             least_ptr=least,
-            by_number_ptr=least if by_number is None else by_number,
-            by_mass_ptr=least if by_mass is None else by_mass,
-            share_ptr=share,
             of_greedy_ptr=None if of_greedy is None else of_greedy.contiguous(),
             temperature_ptr=self.noise.temperature,
             top_ptr=self.top,

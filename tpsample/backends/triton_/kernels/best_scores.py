@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from tpsample.backends.triton_.kernels.head import KEY_NAN, TOKEN_BITS, TOKEN_MASK, pack
+from tpsample.backends.triton_.kernels.largest import words_at
 from tpsample.backends.triton_.kernels.masses import LOG2_E_32, TOP_MASS, add_about, error_of
 from tpsample.backends.triton_.kernels.noise import safe_temperature
 from tpsample.backends.triton_.kernels.order import (
@@ -43,7 +44,7 @@ def best_scores_kernel(
     seed_ptr,  # [F] int64
     position_ptr,  # [F] int64
     temperature_ptr,  # [F] fp32
-    group_ptr,  # [F, num_samples, num_groups] int64, score words of the best groups
+    group_ptr,  # [F, num_samples, num_groups] int64, best score words of groups
     first_ptr,  # [F, blocks] int64
     # outputs
     best_scores_ptr,  # [F, 1 + 2 · num_samples · COUNT] int64
@@ -56,10 +57,10 @@ def best_scores_kernel(
     width,
     COUNT: tl.constexpr,  # a power of two
     GROUP: tl.constexpr,
-    WORDS: tl.constexpr,  # >= num_groups · GROUP
+    GROUPS: tl.constexpr,  # >= num_groups
     BLOCKS: tl.constexpr,  # >= blocks
 ):
-    """The best scores of the best groups. Grid: (num_samples, F)."""
+    """The best scores of a row, which lie in the COUNT best groups. Grid: (num_samples, F)."""
     sample, row = tl.program_id(0), tl.program_id(1)
     out = best_scores_ptr + row * (1 + 2 * num_samples * COUNT)
     if sample == 0:
@@ -67,9 +68,12 @@ def best_scores_kernel(
         first = tl.load(first_ptr + row * blocks + offs_block, mask=offs_block < blocks, other=0)
         tl.store(out, tl.max(first, axis=0))
 
-    offs = tl.arange(0, WORDS)
-    groups = group_ptr + (row * num_samples + sample) * num_groups
-    group_word = tl.load(groups + offs // GROUP, mask=offs < num_groups * GROUP, other=0)
+    offs, group_word = tl.arange(0, COUNT * GROUP), tl.zeros((COUNT * GROUP,), tl.int64)
+    groups = words_at(group_ptr + (row * num_samples + sample) * num_groups, 0, num_groups, GROUPS)
+    for c in tl.static_range(COUNT):
+        best_group = tl.max(groups, axis=0)
+        groups = tl.where(groups == best_group, 0, groups)
+        group_word = tl.where(offs // GROUP == c, best_group, group_word)
     columns = group_columns(group_word, offs % GROUP, vocab_start, lead, GROUP)
     ids = vocab_start + columns
     mask = (group_word > 0) & (columns >= 0) & (columns < width)
@@ -207,6 +211,7 @@ def first_kept_kernel(
     # outputs
     words_ptr,  # [F, num_samples] int64, score words; 0 if none of COUNT can be kept
     decided_ptr,  # [F] bool, whether they are right
+    top_ptr,  # [F] fp32, the largest logits
     # sizes
     num_samples,
     COUNT: tl.constexpr,  # a power of two
@@ -237,3 +242,4 @@ def first_kept_kernel(
         decided = (decided & (best_word > 0) & (best_word == sure)) | ~is_number(first)
         tl.store(words_ptr + row * num_samples + sample, tl.where(is_nan, nan_word(), best_word))
     tl.store(decided_ptr + row, decided)
+    tl.store(top_ptr + row, value_of(first))

@@ -329,7 +329,7 @@ def digit_kernel(
     temperature_ptr,  # [F] fp32
     top_ptr,  # [F] fp32
     row_done_ptr,  # [F] bool, or None
-    # the search so far, and the histogram of the digit behind its prefix, see `next_digit_kernel`
+    # the search so far, and the histogram of the digit behind its prefix, see `with_digit`
     before_ptr,  # [F, 2^DIGIT_BITS], over all ranks
     prefix_ptr,
     reached_ptr,
@@ -408,59 +408,62 @@ def digit_kernel(
                 tl.atomic_add(bins + left, weights, mask=left < none, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["shares"], do_not_specialize_on_alignment=ROW_POINTERS)
-def next_digit_kernel(
+@triton.jit(
+    do_not_specialize=["is_last", "shares", "keeps_greedy"],
+    do_not_specialize_on_alignment=ROW_POINTERS,
+)
+def last_digit_kernel(
     # inputs
-    bins_ptr,  # [F, 2^DIGIT_BITS] int64 or int32, over all ranks
+    bins_ptr,  # [F, 2^DIGIT_BITS] int64 of masses or int32 of numbers, over all ranks
     prefix_ptr,  # [F] int64
     reached_ptr,  # [F] int64
-    limit_ptr,  # [F] int64, not read where there are shares
-    share_ptr,  # [F] fp64, or None where no weight is a mass
-    shares,  # whether limits are shares of the sum over bins
-    keep_ties_ptr,  # [F] int64, or None but for the last digit
+    limit_ptr,  # [F] int64
+    keep_ties_ptr,  # [F] int64
+    least_ptr,  # [F] int64, the largest cut of other rules, with is_last
+    share_ptr,  # [F] fp64, with shares
+    of_greedy_ptr,  # [F] int64, with is_last, but for keeps_greedy
+    temperature_ptr,  # [F] fp32
+    top_ptr,  # [F] fp32
+    is_last,  # whether the set ends at the largest of the cuts
+    shares,  # whether a share of 1 cuts nothing
+    keeps_greedy,  # whether greedy rows keep what a mask leaves
     # outputs
-    next_prefix_ptr,  # [F] int64
-    next_reached_ptr,  # [F] int64
-    next_limit_ptr,  # [F] int64
+    cut_ptr,  # [F] int64
     # sizes
     DIGIT_BITS: tl.constexpr,
 ):
-    """Each row's search with one digit more, `with_digit`. Grid: (F,)."""
+    """The word that each search ends at with its last digit, or where a kept set ends. Grid: (F,)."""
     row = tl.program_id(0)
-    prefix, reached, limit = with_digit(
-        bins_ptr, prefix_ptr, reached_ptr, limit_ptr, share_ptr, shares, DIGIT_BITS
-    )
-    if keep_ties_ptr is not None:
-        prefix = tl.where(tl.load(keep_ties_ptr + row) > 0, prefix & ~TOKEN_MASK, prefix)
-    tl.store(next_prefix_ptr + row, prefix)
-    tl.store(next_reached_ptr + row, reached)
-    tl.store(next_limit_ptr + row, limit)
+    cut, _, _ = with_digit(bins_ptr, prefix_ptr, reached_ptr, limit_ptr, None, 0, DIGIT_BITS)
+    cut = tl.where(tl.load(keep_ties_ptr + row) > 0, cut & ~TOKEN_MASK, cut)
+    if is_last != 0:
+        least = tl.load(least_ptr + row)
+        cut = tl.maximum(cut, least)
+        if shares != 0:
+            cut = tl.where(tl.load(share_ptr + row) < 1, cut, least)
+        of_greedy = tl.load(of_greedy_ptr + row)
+        of_greedy = tl.where(keeps_greedy != 0, LOWEST_DRAWABLE, of_greedy)
+        cut = cut_of_row(cut, of_greedy, temperature_ptr, tl.load(top_ptr + row))
+    tl.store(cut_ptr + row, cut)
 
 
 @triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
 def last_cut_kernel(
     # inputs
     least_ptr,  # [F] int64
-    by_number_ptr,  # [F] int64
-    by_mass_ptr,  # [F] int64
-    share_ptr,  # [F] fp64, or None without both
     of_greedy_ptr,  # [F] int64, or None
     temperature_ptr,  # [F] fp32
     top_ptr,  # [F] fp32
     # outputs
     cut_ptr,  # [F] int64
 ):
-    """Where kept sets end whose filters end at several words. Grid: (F,)."""
+    """Where kept sets end whose filters end at some words. Grid: (F,)."""
     row = tl.program_id(0)
-    cut = tl.load(least_ptr + row)
-    if share_ptr is not None:
-        cut = tl.maximum(cut, tl.load(by_number_ptr + row))
-        by_mass = tl.maximum(cut, tl.load(by_mass_ptr + row))
-        cut = tl.where(tl.load(share_ptr + row) < 1, by_mass, cut)
     of_greedy = tl.full((), LOWEST_DRAWABLE, tl.int64)
     if of_greedy_ptr is not None:
         of_greedy = tl.load(of_greedy_ptr + row)
-    tl.store(cut_ptr + row, cut_of_row(cut, of_greedy, temperature_ptr, tl.load(top_ptr + row)))
+    cut = cut_of_row(tl.load(least_ptr + row), of_greedy, temperature_ptr, tl.load(top_ptr + row))
+    tl.store(cut_ptr + row, cut)
 
 
 @triton.jit(

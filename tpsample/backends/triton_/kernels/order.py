@@ -53,7 +53,7 @@ ROW_POINTERS = [
     *("ids_ptr", "own_ptr", "processed_ptr", "shown_temperature_ptr", "sampled_ptr", "chosen_ptr"),
     *("log_total_ptr", "entropy_ptr", "as_logits_ptr", "top_of_ptr", "value_ptr", "rank_ptr"),
     # of kept sets
-    *("by_number_ptr", "by_mass_ptr", "of_greedy_ptr", "drawn_ptr", "size_ptr", "whole_ptr"),
+    *("of_greedy_ptr", "drawn_ptr", "size_ptr", "whole_ptr"),
     *("overflow_ptr", "offset_ptr", "mass_ptr", "listed_cut_ptr", "needed_ptr"),
     # of verifications
     *("draft_top_ptr", "drafts_ptr", "status_ptr", "place_ptr", "weights_ptr", "coefficient_ptr"),
