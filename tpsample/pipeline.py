@@ -57,8 +57,8 @@ class Pipeline:
         self.exchange = make_exchange(settings)
         self.local = room_of(settings.backend).launch(settings)
         self.caller = CallerTensors(given, settings, self.local.follow)
-        self.checks = StepChecks(settings, self.caller, self.local)
         self.agreement = StepAgreement(self.ranks, self.exchange, settings.seeds)
+        self.checks = StepChecks(settings, self.caller, self.local, self.agreement)
         self._rebuilt = Rebuilt()
         self.desync = DesyncDetector(self.ranks)
         # Captured graphs read these at replay, and a batch whose rows change makes new ones. All

@@ -386,6 +386,10 @@ tpsample/agreement/caller_tensors.py
     + if False:
     > agreement/test_dtensor.py::test_anything_else_is_refused_by_name_on_every_rank
 tpsample/agreement/step_checks.py
+    a batch that another thread is in is taken
+    - self._agreement.hold(batch._table.thread)
+    + pass
+    > test_a_batch_that_is_busy_on_one_rank_is_told_to_every_rank
     tokens and seeds are written to the same memory
     - if -first.nbytes < first.data_ptr() - second.data_ptr() < second.nbytes:
     + if False:

@@ -65,8 +65,13 @@ class StepBatch(Sealed, ABC):
     @ordinary_tensors  # steps write to them, wherever the copy was made
     def __deepcopy__(self, memo: dict[int, Any]) -> StepBatch:
         made = memo[id(self)] = object.__new__(type(self))
-        made.__setstate__(copy.deepcopy(vars(self), memo))
+        with self._table.thread:
+            made.__setstate__(copy.deepcopy(vars(self), memo))
         return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        with self._table.thread:
+            return vars(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -118,13 +123,15 @@ class StepBatch(Sealed, ABC):
             raise TypeError(f"shard: expected a VocabShard, got {describe(shard)}")
         if shard.stop > self.vocab_size:
             raise ValueError(f"shard: {shard} reaches past vocab_size={self.vocab_size}")
-        if self._table.controls is not None:
-            self._table.controls.state(shard)
+        with self._table.thread:
+            if self._table.controls is not None:
+                self._table.controls.state(shard)
 
     def _draw_seeds(self, source: SeedSource) -> None:
         """Give every row without a seed the next one of `source`."""
-        if self._table.unseeded:
-            self._table.draw_seeds(source)
+        with self._table.thread:
+            if self._table.unseeded:
+                self._table.draw_seeds(source)
 
     @abstractmethod
     def _read(self, times: int = 1) -> BatchView:
@@ -146,7 +153,8 @@ class StepBatch(Sealed, ABC):
             ValueError: the batch has other rows, or a grammar bitmask or forced ids are not of
                 the rows it has now.
         """
-        return self._for_rows(num_rows, num_rows)._read()
+        with self._table.thread:
+            return self._for_rows(num_rows, num_rows)._read()
 
     def _with_drafts(self, draft_token_ids: Tensor) -> BatchView:
         """Return what a verification reads: row b · (K + 1) + i is row b after i of its K drafts.

@@ -199,7 +199,7 @@ def _verify(
             hidden_states=None if inputs.are_logits else inputs.given[:, 0],
         )
 
-    with sampler.checks.thread_of(batch), sampler.agreement:
+    with sampler.agreement:
         call = sampler.agreement.settle(check, words_follow=True)
         settled, at, drafts = call.batch, call.positions, call.token_ids
         assert isinstance(settled, StepBatch) and at is not None and drafts is not None
