@@ -280,6 +280,11 @@ def check_out(out: SampleOutput, rows: int, num_samples: int | None, device: tor
                 f"got {describe(tensor)}"
             )
         require_memory(f"out.{name}", tensor)
+        if tensor.is_inference() and not torch.is_inference_mode_enabled():
+            raise ValueError(
+                f"out.{name}: expected a tensor that can be written to, got one made under "
+                "torch.inference_mode; pass the output of an earlier call"
+            )
     for one, other in combinations(("token_ids", "status", "seeds"), 2):
         first, second = getattr(out, one), getattr(out, other)
         if -first.nbytes < first.data_ptr() - second.data_ptr() < second.nbytes:

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from tpsample.core.checks import check_int
 from tpsample.core.sealed import Sealed
-from tpsample.core.tensors import readable
+from tpsample.core.tensors import KeepsTensors, ordinary_tensors, readable
 from tpsample.output import Logprobs, SampleOutput
 
 
-class TopKTrace(Sealed):
+class TopKTrace(KeepsTensors, Sealed):
     """Records the logprobs of a generation, step by step.
 
         trace = TopKTrace(rows=B, steps=200, k=20)          # requests with logprobs=20
@@ -45,6 +45,7 @@ class TopKTrace(Sealed):
     A place that was not recorded, or whose row had no token, has id -1 and value NaN.
     """
 
+    @ordinary_tensors
     def __init__(
         self, rows: int, steps: int, k: int, *, device: torch.device | str | None = None
     ) -> None:
