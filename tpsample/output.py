@@ -21,7 +21,8 @@ class Logprobs:
 
     N is the largest number that a row of the batch asks for, and C the largest number of chosen
     ids. A place that a row did not ask for, and every place of a row whose status is not OK, has
-    id -1, value NaN and rank 0.
+    id -1, value NaN and rank 0. So has a row in a raw mode with a NaN that a mask removes, because
+    its raw logits have no distribution.
 
     Attributes:
         token_ids: int64 [B, S + N + C], where S is 1, or num_samples if given.

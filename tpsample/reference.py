@@ -258,7 +258,8 @@ def logprobs(logits: Tensor, batch: StepBatch | BatchView, token_ids: Tensor) ->
     """Return the logprobs of the rows of `batch` that ask for them, by float64 log-softmax.
 
     The top N are the first N of the total order; those outside the kept set have -inf in the
-    processed modes.
+    processed modes. A row of the raw modes with a NaN has none, also where a mask removes the NaN.
+    Logits of +inf share all of the probability.
 
     Args:
         logits: [B, V], raw, of any floating dtype.
@@ -274,7 +275,9 @@ def logprobs(logits: Tensor, batch: StepBatch | BatchView, token_ids: Tensor) ->
     logits = torch.where(processed, final, logits.float()[asked.row_list])
     temperature, _ = safe_temperature(batch.temperature[asked.row_list].unsqueeze(1))
     shown = torch.where(processed, (logits.double() / temperature).where(kept, -torch.inf), logits)
-    log_softmax = shown.log_softmax(dim=1)
+    forced = shown == torch.inf
+    peaks = torch.where(forced, 0.0, -torch.inf)
+    log_softmax = torch.where(forced.any(dim=1, keepdim=True), peaks, shown).log_softmax(dim=1)
     values = torch.where(as_logits, shown, log_softmax)
     entropies = -(log_softmax.exp() * log_softmax).nan_to_num(0.0).sum(dim=1)
 
@@ -285,7 +288,8 @@ def logprobs(logits: Tensor, batch: StepBatch | BatchView, token_ids: Tensor) ->
     wanted = torch.arange(asked.top, device=logits.device) < asked.top_of.unsqueeze(1)
     listed = listed.where(wanted, word.NO_TOKEN)
     ids = torch.cat([drawn, listed, asked.chosen], dim=1)
-    ids = ids.where((drawn >= 0).all(dim=1, keepdim=True), word.NO_TOKEN)
+    has_values = (drawn >= 0).all(dim=1) & ~logits.isnan().any(dim=1)
+    ids = ids.where(has_values.unsqueeze(1), word.NO_TOKEN)
     safe = ids.clamp(min=0)
     ranks = torch.stack(
         [(shown >= shown.gather(1, one)).sum(dim=1) for one in safe.split(1, dim=1)], dim=1
@@ -294,7 +298,7 @@ def logprobs(logits: Tensor, batch: StepBatch | BatchView, token_ids: Tensor) ->
         token_ids=ids,
         values=values.gather(1, safe).where(ids >= 0, torch.nan),
         ranks=ranks.where(ids >= 0, 0),
-        entropies=entropies.where((drawn >= 0).all(dim=1), torch.nan),
+        entropies=entropies.where(has_values, torch.nan),
     )
     return Logprobs.none(batch.rows, ids.shape[1], ids.device).put(asked.row_index, found)
 

@@ -109,6 +109,10 @@ tpsample/backends/torch_/decode.py
     + out.seeds = seeds
     > test_outputs_do_not_change_when_the_batch_does
 tpsample/reference.py
+    a raw row has logprobs beside a NaN that a mask removes
+    - has_values = (drawn >= 0).all(dim=1) & ~logits.isnan().any(dim=1)
+    + has_values = (drawn >= 0).all(dim=1)
+    > test_a_logit_that_is_no_number_counts_where_no_mask_has_removed_it
     top_k keeps no ties
     - (keep_ties & (logits == kth))
     + (keep_ties & (logits > kth))
