@@ -69,7 +69,9 @@ class KeptSets:
     """The tokens that each row of a step could have drawn: what masks and filters left of it.
 
     Set i is ``token_ids[offsets[i] : offsets[i + 1]]``. It lists nothing if the row kept all V ids,
-    kept more than `kept_cap`, has no token, or was not drawn. A greedy row keeps its argmax.
+    kept more than `kept_cap`, has no token, or was not drawn. A greedy row keeps its argmax. A set
+    may have ids whose logits are below fp32 once they are divided by T, which are never drawn; a
+    row of such ids alone has no token.
 
     Attributes:
         offsets: int64 [R + 1], R = B, or B · (K + 1) for `verify`, whose row r · (K + 1) + i is

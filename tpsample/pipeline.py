@@ -128,7 +128,8 @@ class Pipeline:
         assert out is not None
         if cut is not None:
             with range_of("filters"):
-                out.kept = kept_sets_of(cut, step.batch, self.ranks)
+                drawn = out.token_ids.view(len(out.status), -1)[:, 0] >= 0
+                out.kept = kept_sets_of(cut, step.batch, self.ranks, drawn)
         return self.counted(out)
 
     def counted(self, out: Output) -> Output:

@@ -117,7 +117,8 @@ def kept_mask(logits: Tensor, batch: StepBatch | BatchView) -> Tensor:
     """Return which tokens the filters leave to be drawn, bool [B, V].
 
     The rules are in `tpsample.core.order`. A row without filters, and a greedy row, keeps every
-    token that is not masked (-inf); a row with a NaN keeps none.
+    token that is not masked (-inf); a row with a NaN keeps none, and neither does a row in which no
+    token `can_be_drawn`.
 
     Args:
         logits: [B, V], raw, of any floating dtype.
@@ -129,6 +130,7 @@ def kept_mask(logits: Tensor, batch: StepBatch | BatchView) -> Tensor:
     view = _checked(logits, batch)
     logits = processed_logits(logits, view)
     kept = (logits > -torch.inf) & ~logits.isnan().any(dim=1, keepdim=True)
+    kept &= can_be_drawn(logits, view).any(dim=1, keepdim=True)
     filters = view.plan.filters
     if filters is not None:
         index = filters.row_index
@@ -136,6 +138,14 @@ def kept_mask(logits: Tensor, batch: StepBatch | BatchView) -> Tensor:
         filtered = kept_rows(logits[index], temperature, filters)
         kept[index] &= filtered | ~random.unsqueeze(1)
     return kept
+
+
+def can_be_drawn(logits: Tensor, batch: BatchView) -> Tensor:
+    """Return which processed logits make a score above -inf, bool [B, V].
+
+    One that is below fp32 once it is multiplied by log2 e / T does not, as if it were masked.
+    """
+    return logits * RowNoise(batch.temperature, batch.seed, batch.seed, 1).scale > -torch.inf
 
 
 def kept_rows(logits: Tensor, temperature: Tensor, filters: RowFilters) -> Tensor:

@@ -260,7 +260,8 @@ def _verify_coupled(
     if out.logprobs is not None:
         verified.logprobs = _emitted(out.logprobs, emitted)
     if cut is not None:
-        verified.kept = kept_sets_of(cut, batch, sampler.ranks, emitted)
+        has_token = (verified.token_ids >= 0).flatten()
+        verified.kept = kept_sets_of(cut, batch, sampler.ranks, has_token)
     return verified
 
 
