@@ -31,12 +31,14 @@ class Logprobs:
             an untied best. In the processed modes they are counted in the kept set.
         entropies: float64 [B], in nats, of the softmax of the raw logits, or in the processed modes
             of what the filters left; NaN where there are no values.
+        num_chosen: C.
     """
 
     token_ids: Tensor
     values: Tensor
     ranks: Tensor
     entropies: Tensor
+    num_chosen: int = 0
 
     def top(self, count: int, *, num_samples: int = 1) -> tuple[Tensor, Tensor]:
         """Return ids and values of each row's `count` most likely tokens, [B, count] each.
@@ -45,7 +47,16 @@ class Logprobs:
 
         Args:
             num_samples: of the step.
+
+        Raises:
+            ValueError: more than N.
         """
+        likely = self.token_ids.shape[1] - num_samples - self.num_chosen
+        if count > likely:
+            raise ValueError(
+                f"count: expected at most the {likely} likely tokens that requests asked for, got "
+                f"{count}; ask for them with SamplingParams(logprobs={count})"
+            )
         columns = slice(num_samples, num_samples + count)
         return self.token_ids[:, columns], self.values[:, columns]
 
@@ -59,8 +70,8 @@ class Logprobs:
 
     def put(self, index: Tensor | slice, rows: Logprobs) -> Logprobs:
         """Replace some rows, int64 or a slice, by others of the same width; return the whole."""
-        for field in fields(self):
-            getattr(self, field.name)[index] = getattr(rows, field.name)
+        for name in ("token_ids", "values", "ranks", "entropies"):
+            getattr(self, name)[index] = getattr(rows, name)
         return self
 
 

@@ -310,7 +310,9 @@ def logprobs(logits: Tensor, batch: StepBatch | BatchView, token_ids: Tensor) ->
         ranks=ranks.where(ids >= 0, 0),
         entropies=entropies.where(has_values, torch.nan),
     )
-    return Logprobs.none(batch.rows, ids.shape[1], ids.device).put(asked.row_index, found)
+    whole = Logprobs.none(batch.rows, ids.shape[1], ids.device).put(asked.row_index, found)
+    whole.num_chosen = asked.chosen.shape[1]
+    return whole
 
 
 def _row_noise(

@@ -414,9 +414,18 @@ tpsample/request/selection.py
     + return super()._of_others(state)
     > test_what_is_copied_or_loaded_under_inference_mode_serves_outside[loaded]
 tpsample/record/trace.py
+    chosen tokens are recorded as likely ones
+    - if logprobs is None or found[0] != rows or found[1] - chosen <= k:
+    + if logprobs is None or found[0] != rows or found[1] <= k:
+    > test_chosen_tokens_are_not_taken_for_likely_ones
     a trace that is built under inference mode cannot record outside
     -     @ordinary_tensors
     -     def __init__(
     +     def __init__(
     > test_what_is_copied_or_loaded_under_inference_mode_serves_outside[loaded]
+tpsample/filters/finish.py
+    logprobs do not say how many tokens are chosen
+    - found.num_chosen = asked.chosen.shape[1]
+    + pass
+    > test_chosen_tokens_are_not_taken_for_likely_ones[step]
 """)

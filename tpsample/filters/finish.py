@@ -160,10 +160,11 @@ def logprobs_of(
         ends = None if cut is None or asked.filters is None else cut.words_of_logprobs
         its = shown, asked, sampled, ranks
         found = find_logprobs(*its, may_read=may_read(batch), ends=ends, gathered=gathered)
-    if all_rows:
-        return found
-    whole = Logprobs.none(batch.rows, found.token_ids.shape[1], token_ids.device)
-    return whole.put(asked.row_index, found)
+    if not all_rows:
+        none = Logprobs.none(batch.rows, found.token_ids.shape[1], token_ids.device)
+        found = none.put(asked.row_index, found)
+    found.num_chosen = asked.chosen.shape[1]
+    return found
 
 
 def _lie_among(cut: Cut, plan: BatchPlan) -> bool:

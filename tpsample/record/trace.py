@@ -72,7 +72,7 @@ class TopKTrace(KeepsTensors, Sealed):
                 k, or its logprobs.
 
         Raises:
-            ValueError: another number of rows, fewer than k logprobs, several samples, no step
+            ValueError: another number of rows, fewer than k likely tokens, several samples, no step
                 left, or rows of other requests than in the first step.
         """
         logprobs = step.logprobs if isinstance(step, SampleOutput) else step
@@ -82,11 +82,14 @@ class TopKTrace(KeepsTensors, Sealed):
                 "the step without num_samples"
             )
         rows, steps, k = self.top_token_ids.shape
-        if logprobs is None or len(logprobs.token_ids) != rows or logprobs.token_ids.shape[1] <= k:
-            got = None if logprobs is None else tuple(logprobs.token_ids.shape)
+        found = (0, 0) if logprobs is None else tuple(logprobs.token_ids.shape)
+        chosen = 0 if logprobs is None else logprobs.num_chosen
+        if logprobs is None or found[0] != rows or found[1] - chosen <= k:
+            got = None if logprobs is None else found
+            of_which = f", of which {chosen} are chosen by logprob_token_ids" if chosen else ""
             raise ValueError(
                 f"logprobs: expected {rows} rows with the token drawn and at least k = {k} more, "
-                f"got {got}; ask for them with SamplingParams(logprobs={k})"
+                f"got {got}{of_which}; ask for them with SamplingParams(logprobs={k})"
             )
         if self.step == steps:
             raise ValueError(f"logprobs: the trace has room for {steps} steps; all are recorded")

@@ -273,4 +273,5 @@ def _emitted(logprobs: Logprobs, emitted: Tensor) -> Logprobs:
         logprobs.values.where(emitted, torch.nan),
         logprobs.ranks.where(emitted, 0),
         logprobs.entropies.where(emitted.squeeze(1), torch.nan),
+        logprobs.num_chosen,
     )
