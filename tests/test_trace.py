@@ -9,7 +9,15 @@ import torch
 from tests.support.cases import own_sampler
 from tests.support.memory import Largest
 from tests.support.ranks import run_ranks
-from tpsample import LMHeadSampler, Logprobs, SamplingBatch, SamplingParams, TopKTrace, reference
+from tpsample import (
+    LMHeadSampler,
+    Logprobs,
+    SamplingBatch,
+    SamplingParams,
+    TopKTrace,
+    reference,
+    verify_logits,
+)
 
 V, D, ROWS, STEPS, K = 4099, 4, 3, 12, 6
 
@@ -99,6 +107,32 @@ def test_what_lies_behind_the_end_of_a_row_is_blank(tmp_path):
 def test_what_does_not_fit_is_refused(logprobs, message):
     with pytest.raises(ValueError, match=message):
         TopKTrace(2, 5, 3).record(logprobs)
+
+
+@pytest.mark.parametrize("method", ["definition", "step", "coupled", "rejection"])
+def test_chosen_tokens_are_not_taken_for_likely_ones(method):
+    """A batch has as many columns for them as for likely ones, in each row of it."""
+    chosen = {"logprobs": 1, "logprob_token_ids": [5, 6, 7]}
+    params = [SamplingParams(seed=1, **chosen), SamplingParams(seed=2, top_k=2, logprobs=2)]
+    sampler = LMHeadSampler(torch.empty(9, 0), backend="torch")
+    plain = SamplingParams(seed=3)  # so that not all rows ask
+    batch = SamplingBatch.from_params([*params, plain], vocab_size=9)
+    logits, drafts = torch.arange(27.0).view(3, 9), torch.empty(3, 0, dtype=torch.int64)
+    if method == "definition":
+        found = reference.sample(logits, batch, 0).logprobs
+    elif method == "step":
+        found = sampler.sample_logits(logits, batch, 0).logprobs
+    else:
+        out = verify_logits(sampler, logits.unsqueeze(1), drafts, batch, 0, method=method)
+        found = out.logprobs
+    assert found.token_ids.shape == (3, 6) and found.num_chosen == 3
+    with pytest.raises(ValueError, match=r"at least k = 3 .* got \(3, 6\), of which 3 are chosen"):
+        TopKTrace(3, 5, 3).record(found)
+    with pytest.raises(ValueError, match=r"^count: expected at most the 2 likely tokens .* got 3;"):
+        found.top(3)
+    TopKTrace(3, 5, 2).record(found)
+    ids, values = found.top(2)
+    assert ids.tolist() == [[8, -1], [8, 7], [-1, -1]] and values.shape == ids.shape
 
 
 def test_rows_that_moved_are_seen_by_their_seeds():

@@ -21,7 +21,8 @@ class Logprobs:
 
     N is the largest number that a row of the batch asks for, and C the largest number of chosen
     ids. A place that a row did not ask for, and every place of a row whose status is not OK, has
-    id -1, value NaN and rank 0.
+    id -1, value NaN and rank 0. So has a row in a raw mode with a NaN that a mask removes, because
+    its raw logits have no distribution.
 
     Attributes:
         token_ids: int64 [B, S + N + C], where S is 1, or num_samples if given.
@@ -30,12 +31,14 @@ class Logprobs:
             an untied best. In the processed modes they are counted in the kept set.
         entropies: float64 [B], in nats, of the softmax of the raw logits, or in the processed modes
             of what the filters left; NaN where there are no values.
+        num_chosen: C.
     """
 
     token_ids: Tensor
     values: Tensor
     ranks: Tensor
     entropies: Tensor
+    num_chosen: int = 0
 
     def top(self, count: int, *, num_samples: int = 1) -> tuple[Tensor, Tensor]:
         """Return ids and values of each row's `count` most likely tokens, [B, count] each.
@@ -44,7 +47,16 @@ class Logprobs:
 
         Args:
             num_samples: of the step.
+
+        Raises:
+            ValueError: more than N.
         """
+        likely = self.token_ids.shape[1] - num_samples - self.num_chosen
+        if count > likely:
+            raise ValueError(
+                f"count: expected at most the {likely} likely tokens that requests asked for, got "
+                f"{count}; ask for them with SamplingParams(logprobs={count})"
+            )
         columns = slice(num_samples, num_samples + count)
         return self.token_ids[:, columns], self.values[:, columns]
 
@@ -58,8 +70,8 @@ class Logprobs:
 
     def put(self, index: Tensor | slice, rows: Logprobs) -> Logprobs:
         """Replace some rows, int64 or a slice, by others of the same width; return the whole."""
-        for field in fields(self):
-            getattr(self, field.name)[index] = getattr(rows, field.name)
+        for name in ("token_ids", "values", "ranks", "entropies"):
+            getattr(self, name)[index] = getattr(rows, name)
         return self
 
 
@@ -68,7 +80,9 @@ class KeptSets:
     """The tokens that each row of a step could have drawn: what masks and filters left of it.
 
     Set i is ``token_ids[offsets[i] : offsets[i + 1]]``. It lists nothing if the row kept all V ids,
-    kept more than `kept_cap`, has no token, or was not drawn. A greedy row keeps its argmax.
+    kept more than `kept_cap`, has no token, or was not drawn. A greedy row keeps its argmax. A set
+    may have ids whose logits are below fp32 once they are divided by T, which are never drawn; a
+    row of such ids alone has no token.
 
     Attributes:
         offsets: int64 [R + 1], R = B, or B · (K + 1) for `verify`, whose row r · (K + 1) + i is

@@ -57,8 +57,8 @@ class Pipeline:
         self.exchange = make_exchange(settings)
         self.local = room_of(settings.backend).launch(settings)
         self.caller = CallerTensors(given, settings, self.local.rebind_weight)
-        self.checks = StepChecks(settings, self.caller, self.local)
         self.agreement = StepAgreement(self.ranks, self.exchange, settings.seeds)
+        self.checks = StepChecks(settings, self.caller, self.local, self.agreement)
         self._rebuilt = Rebuilt()
         self.desync = DesyncDetector(self.ranks)
         # Captured graphs read these at replay, and a batch whose rows change makes new ones. All
@@ -128,7 +128,8 @@ class Pipeline:
         assert out is not None
         if cut is not None:
             with range_of("filters"):
-                out.kept = kept_sets_of(cut, step.batch, self.ranks)
+                drawn = out.token_ids.view(len(out.status), -1)[:, 0] >= 0
+                out.kept = kept_sets_of(cut, step.batch, self.ranks, drawn)
         return self.counted(out)
 
     def counted(self, out: Output) -> Output:

@@ -117,7 +117,8 @@ def kept_mask(logits: Tensor, batch: StepBatch | BatchView) -> Tensor:
     """Return which tokens the filters leave to be drawn, bool [B, V].
 
     The rules are in `tpsample.core.order`. A row without filters, and a greedy row, keeps every
-    token that is not masked (-inf); a row with a NaN keeps none.
+    token that is not masked (-inf); a row with a NaN keeps none, and neither does a row in which no
+    token `can_be_drawn`.
 
     Args:
         logits: [B, V], raw, of any floating dtype.
@@ -129,6 +130,7 @@ def kept_mask(logits: Tensor, batch: StepBatch | BatchView) -> Tensor:
     view = _checked(logits, batch)
     logits = processed_logits(logits, view)
     kept = (logits > -torch.inf) & ~logits.isnan().any(dim=1, keepdim=True)
+    kept &= can_be_drawn(logits, view).any(dim=1, keepdim=True)
     filters = view.plan.filters
     if filters is not None:
         index = filters.row_index
@@ -136,6 +138,14 @@ def kept_mask(logits: Tensor, batch: StepBatch | BatchView) -> Tensor:
         filtered = kept_rows(logits[index], temperature, filters)
         kept[index] &= filtered | ~random.unsqueeze(1)
     return kept
+
+
+def can_be_drawn(logits: Tensor, batch: BatchView) -> Tensor:
+    """Return which processed logits make a score above -inf, bool [B, V].
+
+    One that is below fp32 once it is multiplied by log2 e / T does not, as if it were masked.
+    """
+    return logits * RowNoise(batch.temperature, batch.seed, batch.seed, 1).scale > -torch.inf
 
 
 def kept_rows(logits: Tensor, temperature: Tensor, filters: RowFilters) -> Tensor:
@@ -258,7 +268,8 @@ def logprobs(logits: Tensor, batch: StepBatch | BatchView, token_ids: Tensor) ->
     """Return the logprobs of the rows of `batch` that ask for them, by float64 log-softmax.
 
     The top N are the first N of the total order; those outside the kept set have -inf in the
-    processed modes.
+    processed modes. A row of the raw modes with a NaN has none, also where a mask removes the NaN.
+    Logits of +inf share all of the probability.
 
     Args:
         logits: [B, V], raw, of any floating dtype.
@@ -274,7 +285,9 @@ def logprobs(logits: Tensor, batch: StepBatch | BatchView, token_ids: Tensor) ->
     logits = torch.where(processed, final, logits.float()[rows.row_list])
     temperature, _ = safe_temperature(batch.temperature[rows.row_list].unsqueeze(1))
     shown = torch.where(processed, (logits.double() / temperature).where(kept, -torch.inf), logits)
-    log_softmax = shown.log_softmax(dim=1)
+    forced = shown == torch.inf
+    peaks = torch.where(forced, 0.0, -torch.inf)
+    log_softmax = torch.where(forced.any(dim=1, keepdim=True), peaks, shown).log_softmax(dim=1)
     values = torch.where(as_logits, shown, log_softmax)
     entropies = -(log_softmax.exp() * log_softmax).nan_to_num(0.0).sum(dim=1)
 
@@ -285,7 +298,8 @@ def logprobs(logits: Tensor, batch: StepBatch | BatchView, token_ids: Tensor) ->
     wanted = torch.arange(rows.top, device=logits.device) < rows.top_of.unsqueeze(1)
     listed = listed.where(wanted, word.NO_TOKEN)
     ids = torch.cat([drawn, listed, rows.chosen], dim=1)
-    ids = ids.where((drawn >= 0).all(dim=1, keepdim=True), word.NO_TOKEN)
+    has_values = (drawn >= 0).all(dim=1) & ~logits.isnan().any(dim=1)
+    ids = ids.where(has_values.unsqueeze(1), word.NO_TOKEN)
     safe = ids.clamp(min=0)
     ranks = torch.stack(
         [(shown >= shown.gather(1, one)).sum(dim=1) for one in safe.split(1, dim=1)], dim=1
@@ -294,9 +308,11 @@ def logprobs(logits: Tensor, batch: StepBatch | BatchView, token_ids: Tensor) ->
         token_ids=ids,
         values=values.gather(1, safe).where(ids >= 0, torch.nan),
         ranks=ranks.where(ids >= 0, 0),
-        entropies=entropies.where((drawn >= 0).all(dim=1), torch.nan),
+        entropies=entropies.where(has_values, torch.nan),
     )
-    return Logprobs.none(batch.rows, ids.shape[1], ids.device).put(rows.row_index, reported)
+    whole = Logprobs.none(batch.rows, ids.shape[1], ids.device).put(rows.row_index, reported)
+    whole.num_chosen = rows.chosen.shape[1]
+    return whole
 
 
 def _row_noise(

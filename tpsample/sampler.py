@@ -236,7 +236,7 @@ class LMHeadSampler(Sealed):
             self.agreement.refuse_unknown(LMHeadSampler.__call__, unknown)
         if torch.compiler.is_compiling():
             return compiled.call(self, hidden_states, batch, positions, num_samples, out)
-        with self.checks.thread_of(batch), self.agreement:  # both halves, for one thread
+        with self.agreement:  # both halves, for one thread
             inputs = Inputs(hidden_states)
             started = self.pipeline.start(inputs, batch, positions, num_samples, out)
             return self.pipeline.finish(started)
@@ -274,7 +274,7 @@ class LMHeadSampler(Sealed):
         if torch.compiler.is_compiling():
             how = {"num_samples": num_samples, "out": out, "head_applied": head_applied}
             return compiled.outside(self.sample_logits, local_logits, batch, positions, **how)
-        with self.checks.thread_of(batch), self.agreement:  # both halves, for one thread
+        with self.agreement:  # both halves, for one thread
             inputs = Inputs(local_logits, are_logits=True, head_applied=head_applied)
             started = self.pipeline.start(inputs, batch, positions, num_samples, out)
             return self.pipeline.finish(started)

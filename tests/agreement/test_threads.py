@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from tests.support import calls as collective
+from tests.support.calls import CALLS, V, batch_of, outcome, sampler_of
 from tests.support.cases import Case, own_sampler
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
-from tpsample import LMHeadSampler, RankMismatch, SampleOutput, SamplingBatch, SamplingParams
+from tpsample import (
+    LMHeadSampler,
+    RankMismatch,
+    SampleOutput,
+    SamplingBatch,
+    SamplingParams,
+    VocabShard,
+    reference,
+    sample_draft,
+)
 
 BUSY = "sampler: a call is running in another thread"
+BUSY_BATCH = "batch: a call is running in another thread; give each thread a batch of its own"
 
 
 def _while_in_a_step(sampler: LMHeadSampler, case: Case, call: Callable[[], object]) -> str:
@@ -59,8 +76,15 @@ def test_a_second_thread_in_a_batch_is_told():
     for slot, params in enumerate(case.params):
         slots.put(slot, params)
     rows, three = slots.select(torch.arange(3)), torch.zeros(3).long()
+    logits = torch.zeros(3, 40)
     calls: dict[str, Callable[[], object]] = {
         "step": lambda: other(case.hidden_states, rows, case.positions),
+        "sample_draft": lambda: sample_draft(other, logits, rows, 0, 0),
+        "definition": lambda: reference.sample(logits, rows, 0),
+        "draw_seeds": lambda: other.draw_seeds(rows),
+        "prepare": lambda: rows.prepare(VocabShard(0, 40)),
+        "copy": lambda: copy.copy(slots),
+        "pickle": lambda: pickle.dumps(rows),
         "append": lambda: rows.append(three),
         "select": lambda: slots.select(three),
         "put": lambda: slots.put(3, SamplingParams()),
@@ -78,10 +102,52 @@ def test_a_second_thread_in_a_batch_is_told():
         sampler.local.best_words = pause  # type: ignore[method-assign]
         out = sampler(case.hidden_states, rows, case.positions)
         assert torch.equal(out.token_ids, case.oracle().token_ids)
-        busy = "batch: a call is running in another thread; give each thread a batch of its own"
-        assert told == [busy], name
+        assert told == [BUSY_BATCH], name
     for call in calls.values():  # and afterwards, none is in the way
         call()
+
+
+@contextmanager
+def _busy(batch: SamplingBatch) -> Iterator[None]:
+    """Let another thread of this rank be in a step of the batch, by a sampler of its own."""
+    sampler = LMHeadSampler(torch.zeros(V, 1), backend="torch", group="alone")
+    inside, began, end = sampler.local.best_words, threading.Event(), threading.Event()
+
+    def pause(*args: object, **named: object) -> None:
+        began.set()
+        end.wait()
+        inside(*args, **named)  # type: ignore[arg-type]
+
+    sampler.local.best_words = pause  # type: ignore[method-assign]
+    with ThreadPoolExecutor(1) as pool:
+        step = pool.submit(sampler, torch.zeros(batch.rows, 1), batch, 0)
+        began.wait()
+        try:
+            yield
+        finally:
+            end.set()
+            step.result()
+
+
+WITH_A_BATCH = [name for name, arguments in CALLS.items() if "batch" in arguments]
+
+
+def _calls_while_rank_0_is_busy() -> list[str]:
+    """Return what every call is told whose batch is busy on rank 0 alone; the next one is right."""
+    sampler, told = sampler_of(), []
+    for name in WITH_A_BATCH:
+        made = partial(collective.call, sampler, name, batch=(batch := batch_of()))
+        with _busy(batch) if dist.get_rank() == 0 else nullcontext():
+            told.append(f"{name}: {outcome(made)}")
+        made()
+    return told
+
+
+def test_a_batch_that_is_busy_on_one_rank_is_told_to_every_rank():
+    assert len(WITH_A_BATCH) == 5
+    error = "RankMismatch", f"rank 0: {BUSY_BATCH}"
+    expected = [f"{name}: {error}" for name in WITH_A_BATCH]
+    assert run_ranks(2, _calls_while_rank_0_is_busy, group_timeout_s=10) == [expected, expected]
 
 
 @pytest.mark.parametrize("steps", [60, *long(2000)])

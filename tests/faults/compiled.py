@@ -60,8 +60,8 @@ tpsample/core/handles.py
     > test_a_graph_of_a_batch_that_has_changed_or_is_gone_says_so
 tpsample/request/batch.py
     graph: a copy of a batch has the number of the first
-    - vars(self).update(state, _handle=handle_of(self))
-    + vars(self).update(state)
+    - self._handle = handle_of(self)
+    + pass
     > test_a_graph_of_a_batch_that_has_changed_or_is_gone_says_so
 tpsample/request/graph_rows.py
     graph: temperatures are those before it

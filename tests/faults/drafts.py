@@ -31,7 +31,7 @@ tpsample/speculative/acceptance.py
     > test_every_rank_count_emits_the_oracles_tokens
     a draft that a ratio refused has a kept set
     - kept_sets_of(cut, batch, ranks, emitted)
-    + kept_sets_of(cut, batch, ranks)
+    + kept_sets_of(cut, batch, ranks, emitted | True)
     > test_sets_are_those_of_the_definition[rejection-1]
     an output without drafts has the seeds of the batch
     - seed=batch.seed[::width].clone(),
@@ -218,8 +218,8 @@ tpsample/speculative/verify.py
     + column <= lengths.unsqueeze(1)
     > test_lengths_end_the_drafts_of_each_row[coupled]
     a draft that was not emitted has a kept set
-    - kept_sets_of(cut, batch, sampler.ranks, emitted)
-    + kept_sets_of(cut, batch, sampler.ranks)
+    - kept_sets_of(cut, batch, sampler.ranks, has_token)
+    + kept_sets_of(cut, batch, sampler.ranks, has_token | True)
     > test_sets_are_those_of_the_definition[coupled-1]
     a draft equal to the token of failed rows is accepted
     - sampler.pipeline.end(step)

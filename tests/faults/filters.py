@@ -199,7 +199,16 @@ tpsample/backends/triton_/kernels/largest.py
     - number = tl.minimum(num_words, tl.load(number_ptr + row))
     + number = num_words
     > test_words_behind_a_number_do_not_count
+tpsample/backends/triton_/kernels/reorder.py
+    kernel: a reshape that takes no such argument is asked to reorder
+    - return "can_reorder" in inspect.signature(reshape).parameters
+    + return callable(reshape)
+    > test_a_reshape_is_asked_to_reorder_where_it_takes_that
 tpsample/backends/triton_/kernels/order.py
+    kernel: a sum by threads leaves numbers out where no reshape reorders
+    - (2, values.shape[0] // 8, 4)), axis=2), axis=0)
+    + (2, values.shape[0] // 8, 4)), axis=2), axis=0) & 1
+    > test_where_no_reshape_may_every_number_is_in_one_sum
     kernel: a sum is that of one of its warps
     - of_warps, sem="relaxed")
     + tl.where(tl.arange(0, of_warps.shape[0]) < 1, of_warps, 0), sem="relaxed")
@@ -451,7 +460,7 @@ tpsample/filters/sample.py
     + return words
     > test_decided_and_undecided_rows_of_one_step[torch-3-2]
     a rejection decides rows with a top_p in a large top_k
-    - decided &= ~filters.column(SEARCHED) | rows.largest.isnan()
+    - decided &= ~filters.column(SEARCHED) | top.isnan()
     + pass
     > test_tokens_and_logprobs_are_the_oracles_without_a_host_read[1-None]
     rows that begin with the search are not counted

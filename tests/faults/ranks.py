@@ -267,6 +267,10 @@ tpsample/agreement/step.py
     - self.thread.__enter__()
     + pass
     > test_threads_draw_their_own_tokens_or_are_told[torch-60]
+    a batch is not let go after a call
+    - batch.__exit__()
+    + str(batch)
+    > test_a_batch_that_is_busy_on_one_rank_is_told_to_every_rank
     samplers of two threads send at once
     - self._turn.acquire()
     + pass

@@ -90,7 +90,7 @@ tpsample/request/table.py
     - self.entries = list(map([*entries, *joining].__getitem__, order))
     + both = [*entries, *joining]
     +         self.entries = [both[i]._replace(flags=both[i].flags & ~8) for i in order]
-    > test_a_copy_of_a_batch_lives_by_itself[deepcopy]
+    > test_a_copy_of_a_batch_lives_by_itself[deepcopy-False]
     a seed that was written before the first step is lost
     - written.where(written != WAITING, seeds)
     + written.where(written != written, seeds)
@@ -386,6 +386,14 @@ tpsample/agreement/caller_tensors.py
     + if False:
     > agreement/test_dtensor.py::test_anything_else_is_refused_by_name_on_every_rank
 tpsample/agreement/step_checks.py
+    what was made under inference mode is written to outside of it
+    - if tensor.is_inference() and not torch.is_inference_mode_enabled():
+    + if False:
+    > test_a_step_wrong_on_one_rank_is_told_to_all_in_the_same_words
+    a batch that another thread is in is taken
+    - self._agreement.hold(batch._table.thread)
+    + pass
+    > test_a_batch_that_is_busy_on_one_rank_is_told_to_every_rank
     tokens and seeds are written to the same memory
     - if -first.nbytes < first.data_ptr() - second.data_ptr() < second.nbytes:
     + if False:
@@ -395,4 +403,29 @@ tpsample/core/checks.py
     - if tensor.is_neg():
     + if False:
     > test_numbers_that_are_still_to_be_negated_are_refused
+tpsample/core/tensors.py
+    what is loaded under inference mode keeps tensors of it
+    - state = copy.deepcopy(state, self._of_others(state))
+    + str(self._of_others(state))
+    > test_what_is_copied_or_loaded_under_inference_mode_serves_outside[loaded]
+tpsample/request/selection.py
+    a selection that is loaded under inference mode has tables of its own
+    - return super()._of_others(state) | its | {id(batch): batch}
+    + return super()._of_others(state)
+    > test_what_is_copied_or_loaded_under_inference_mode_serves_outside[loaded]
+tpsample/record/trace.py
+    chosen tokens are recorded as likely ones
+    - if logprobs is None or found[0] != rows or found[1] - chosen <= k:
+    + if logprobs is None or found[0] != rows or found[1] <= k:
+    > test_chosen_tokens_are_not_taken_for_likely_ones
+    a trace that is built under inference mode cannot record outside
+    -     @ordinary_tensors
+    -     def __init__(
+    +     def __init__(
+    > test_what_is_copied_or_loaded_under_inference_mode_serves_outside[loaded]
+tpsample/filters/finish.py
+    logprobs do not say how many tokens are chosen
+    - found.num_chosen = asked.chosen.shape[1]
+    + pass
+    > test_chosen_tokens_are_not_taken_for_likely_ones[step]
 """)

@@ -109,6 +109,14 @@ tpsample/backends/torch_/decode.py
     + out.seeds = seeds
     > test_outputs_do_not_change_when_the_batch_does
 tpsample/reference.py
+    a row whose scores all overflow keeps what its filters leave
+    - kept &= can_be_drawn(logits, view).any(dim=1, keepdim=True)
+    + can_be_drawn(logits, view)
+    > test_a_row_whose_scores_all_overflow_has_neither_a_token_nor_a_set[torch-None-fields0]
+    a raw row has logprobs beside a NaN that a mask removes
+    - has_values = (drawn >= 0).all(dim=1) & ~logits.isnan().any(dim=1)
+    + has_values = (drawn >= 0).all(dim=1)
+    > test_a_logit_that_is_no_number_counts_where_no_mask_has_removed_it
     top_k keeps no ties
     - (keep_ties & (logits == kth))
     + (keep_ties & (logits > kth))

@@ -29,6 +29,7 @@ from tpsample import (
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core.order import order_words
 from tpsample.filters import kept_sets
+from tpsample.speculative import reference as definition
 
 KINDS, CAP, K = kinds_of_logits(), 60, 2
 MODES = ("batch", "fixed rounds", "slots", "unknown slots", "coupled", "rejection", "block")
@@ -298,3 +299,29 @@ def test_a_position_without_a_token_has_no_set(backend, fields):
     out = verify_logits(sampler, logits, torch.tensor([[7]]), batch, 5, **how)
     assert out.status.tolist() == [Status.NAN]
     assert out.kept.sizes.tolist() == [0, 0] and not out.kept.whole.any()
+
+
+@pytest.mark.parametrize("fields", [{}, {"top_k": 3}, {"top_p": 0.9}])
+@pytest.mark.parametrize("method", [None, "coupled", "rejection", "block"])
+@pytest.mark.parametrize("backend", ["torch", "numba", "triton"])
+def test_a_row_whose_scores_all_overflow_has_neither_a_token_nor_a_set(backend, method, fields):
+    """The row beside it has one logit whose score is finite, and keeps as many ids as ever."""
+    logits = torch.full((2, 40), -3e38)
+    logits[0, 2], logits[1, 7] = -2.9e38, -1e36
+    params = [SamplingParams(seed=i, temperature=0.01, **fields) for i in range(2)]
+    batch = SamplingBatch.from_params(params, vocab_size=40, kept_cap=9)
+    sampler = LMHeadSampler(torch.empty(40, 0), backend=backend, group="alone")
+    kept = reference.kept_mask(logits, batch).sum(dim=1).tolist()
+    assert kept[0] == 0 < kept[1]
+    if method is None:
+        out = sampler.sample_logits(logits, batch, 3)
+        expected = reference.sample(logits, batch, 3)
+    else:
+        rows, drafts = logits.unsqueeze(1).expand(2, 2, 40), torch.tensor([[2], [7]])
+        out = verify_logits(sampler, rows, drafts, batch, 3, method=method)
+        expected = definition.verify(rows, drafts, batch, 3, method=method)
+        kept = [each for each in kept for _ in range(2)]
+    assert torch.equal(out.token_ids, expected.token_ids)
+    assert out.status.tolist() == expected.status.tolist() == [Status.EMPTY, Status.OK]
+    assert out.kept.sizes.tolist() == kept
+    assert not out.kept.whole[0] and not out.kept.overflow[0]

@@ -1,16 +1,18 @@
 """Logprobs that can be worked out by hand; `tests.sampler` compares those of random rows."""
 
 import math
-from typing import Any
+from typing import Any, get_args
 from unittest.mock import patch
 
 import pytest
 import torch
 
 from tests.support.filtered import Rows, assert_same, kinds_of_logits
-from tpsample import SamplingBatch, SamplingParams
+from tpsample import SamplingBatch, SamplingParams, Status
 from tpsample.core import tensors
+from tpsample.request.params import LogprobsMode
 
+INF, NAN = math.inf, math.nan
 KINDS = kinds_of_logits()
 
 
@@ -111,6 +113,28 @@ def test_a_slot_that_does_not_ask_reports_nothing_where_the_host_knows_no_slot()
         of_both = getattr(found.logprobs, name)[0], getattr(known.logprobs, name)[0]
         assert torch.equal(*of_both)
     assert (found.logprobs.token_ids[1] == -1).all() and (found.logprobs.ranks[1] == 0).all()
+
+
+@pytest.mark.parametrize("mode", get_args(LogprobsMode))
+@pytest.mark.parametrize("fields", [{}, {"top_k": 2}, {"top_p": 0.9}, {"temperature": 0.0}])
+@pytest.mark.parametrize("backend", ["torch", "numba", "triton"])
+def test_a_logit_that_is_no_number_counts_where_no_mask_has_removed_it(backend, fields, mode):
+    """A raw row with a NaN has no distribution, whatever was drawn, and +inf has all of another."""
+    kinds = [KINDS["normal"].clone() for _ in range(4)]
+    kinds[0][3], kinds[1][3], kinds[2][7], kinds[3][[3, 7, 8]] = NAN, INF, INF, INF
+    asked = {"logprobs": 2, "logprobs_mode": mode, "logprob_token_ids": [3, 7]}
+    params = [SamplingParams(seed=1, allowed_token_ids=[5, 7, 8], **asked, **fields)]
+    rows = Rows(kinds, params)
+    expected = rows.oracle(2)
+    out = rows.sampler(backend=backend).sample_logits(
+        rows.logits, rows.batch, rows.positions, num_samples=2
+    )
+    assert out.status.tolist() == [Status.OK] * 4
+    assert_same(out, expected)
+    has_none = mode.startswith("raw")
+    assert bool((expected.logprobs.token_ids[0] == -1).all()) == has_none
+    assert bool(expected.logprobs.entropies[0].isnan()) == has_none
+    assert not expected.logprobs.values[1:].isnan().any()
 
 
 def test_a_spike_over_a_long_tail_is_within_tolerance():

@@ -1,6 +1,8 @@
 """Masks, graphs and ranks under the modes of torch, which `test_fuzz` has around every call."""
 
+import copy
 import gc
+import pickle
 import warnings
 
 import pytest
@@ -10,7 +12,15 @@ import torch.distributed as dist
 from tests.support.mistakes import HIDDEN, WEIGHT, batch_of, half, tokens
 from tests.support.ranks import run_ranks
 from tests.support.small_heads import D, V, head, plain
-from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, reference, verify
+from tpsample import (
+    LMHeadSampler,
+    SamplingBatch,
+    SamplingParams,
+    TopKTrace,
+    reference,
+    verify,
+)
+from tpsample.request.selection import Selection
 from tpsample.speculative import reference as definition
 
 
@@ -28,6 +38,55 @@ def test_a_mask_may_be_assigned_under_inference_mode():
     )
     tokens = [sampler(hidden_states, each, 1).token_ids for each in (batch, fresh)]
     assert torch.equal(*tokens)
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda its: pickle.loads(pickle.dumps(its))], ids=["copied", "loaded"]
+)
+def test_what_is_copied_or_loaded_under_inference_mode_serves_outside(copied):
+    """Everything that later calls write to: rows with their tokens so far, slots and a trace."""
+    hidden_states, weight = head(3)
+    sampler = LMHeadSampler(weight, backend="torch")
+    params = [SamplingParams(seed=i, presence_penalty=1.0, logprobs=2) for i in range(3)]
+    batch = SamplingBatch.from_params(params, vocab_size=V, max_rows=4)
+    batch.forced_token_ids = torch.tensor([-1, 7, -1])
+    slots = SamplingBatch.of_slots(4, vocab_size=V)
+    slots.put([0, 1, 2], params)
+    rows = slots.select(torch.tensor([2, -1, 0]))
+    with torch.inference_mode():
+        trace = TopKTrace(3, 4, 2)
+    columns = {"temperature": torch.ones(3), "seed": torch.arange(3), "top_p": torch.ones(3) / 2}
+
+    def use(
+        batch: SamplingBatch, slots: SamplingBatch, rows: Selection, trace: TopKTrace
+    ) -> list[list[int]]:
+        """Step, append and record; then change rows, numbers and masks, and step again."""
+        tokens = []
+        for position in range(2):
+            out = sampler(hidden_states, batch, position)
+            trace.record(out)
+            batch.append(out)
+            its = sampler(hidden_states, rows, position)
+            rows.append(its)
+            tokens += [out.token_ids.tolist(), its.token_ids.tolist()]
+            rows = slots.select(torch.tensor([1, 2, 0]), out=rows)
+        batch.temperature[0], batch.seed[2] = 0.5, 9
+        batch.forced_token_ids = None
+        batch.add(SamplingParams(seed=8, top_p=0.5))
+        batch.permute([3, 1, 2, 0])
+        batch.drop(1)
+        slots.put(3, params[0])
+        again = slots.select(torch.arange(3), out=rows)
+        tokens += [sampler(hidden_states, each, 5).token_ids.tolist() for each in (batch, again)]
+        return [*tokens, *trace.tensors()["token_ids"].tolist()]
+
+    with torch.inference_mode():
+        others = copied((batch, slots, rows, trace))
+        built = SamplingBatch.from_tensors(vocab_size=V, **columns)
+    assert use(*others) == use(batch, slots, rows, trace)
+    built.temperature[:] = 0.0
+    built.update(1, SamplingParams(seed=1))
+    sampler(hidden_states, built, 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

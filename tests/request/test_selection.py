@@ -72,17 +72,23 @@ def test_a_selection_and_masks_of_rows_that_changed_are_refused(name, change):
     assert torch.equal(sampler(hidden_states, again, 2).token_ids, expected.token_ids)
 
 
-@pytest.mark.parametrize(
-    "copied", [copy.deepcopy, lambda b: pickle.loads(pickle.dumps(b)), copy.copy]
-)
-def test_a_copy_of_a_batch_lives_by_itself(copied):
-    """A copy knows what its batch knows by identity, or by memory that tensors share."""
+def _pickled(its: Any) -> Any:
+    return pickle.loads(pickle.dumps(its))
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("copied", [copy.deepcopy, _pickled, copy.copy])
+def test_a_copy_of_a_batch_lives_by_itself(copied, inference):
+    """A copy knows what its batch knows by identity, or by memory that tensors share. Later calls
+    write to its tensors, whatever the mode was in which it was made."""
     params = [SamplingParams(seed=i, frequency_penalty=-2.0, top_p=0.9) for i in range(4)]
     batch = SamplingBatch.of_slots(5, vocab_size=V)
     batch.put([0, 1, 2], params[:3])
     batch.prepare(VocabShard(0, V))
     rows = batch.select(torch.arange(5))
-    other, others = copied((batch, rows)) if copied is not copy.copy else (copy.copy(batch), None)
+    with torch.inference_mode(inference):
+        one = copied is copy.copy
+        other, others = (copy.copy(batch), None) if one else copied((batch, rows))
     logits = torch.randn(5, V, generator=torch.Generator().manual_seed(2))
 
     def tokens(of: SamplingBatch, used: Any = None) -> tuple[list[int], ...]:

@@ -23,6 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tpsample import (
     LMHeadSampler,
+    SampleOutput,
     SamplingBatch,
     SamplingParams,
     VocabShard,
@@ -546,6 +547,13 @@ SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
 
 # -- steps -------------------------------------------------------------------------------------
 
+
+@torch.inference_mode()
+def _of_inference_mode() -> SampleOutput:
+    ids = torch.zeros(B, dtype=torch.int64)
+    return SampleOutput(token_ids=ids, status=ids.int(), seeds=ids.clone())
+
+
 STEPS: dict[str, tuple[Callable[[LMHeadSampler], object], str]] = {
     **{
         f"{name} for {of.__qualname__}": (
@@ -558,6 +566,11 @@ STEPS: dict[str, tuple[Callable[[LMHeadSampler], object], str]] = {
     "a list for a batch": (
         lambda sampler: sampler(HIDDEN, [SamplingParams()] * B, 0),
         "batch: expected a SamplingBatch, got list; see SamplingBatch.from_params",
+    ),
+    "an output that was made under inference mode": (
+        lambda sampler: sampler(HIDDEN, batch_of(), 0, out=_of_inference_mode()),
+        "out.token_ids: expected a tensor that can be written to, got one made under "
+        "torch.inference_mode; pass the output of an earlier call",
     ),
     "a batch of another vocabulary": (
         lambda sampler: sampler(HIDDEN, SamplingBatch.from_params([], vocab_size=V + 1), 0),

@@ -101,7 +101,8 @@ class StepAgreement:
 
     In a `with` statement, which may be nested, it lets one thread in and, if the body raises, tells
     the peers why this rank cannot go on; they wait for it. Samplers over the same connections take
-    turns, because what two threads send would be mixed up.
+    turns, because what two threads send would be mixed up. A batch that a check has found to be
+    free stays so until the body ends.
 
     Args:
         ranks: of the sampler.
@@ -117,6 +118,7 @@ class StepAgreement:
         self._swap = exchange if isinstance(exchange, SwapExchange) else None
         self._refreshed = 0
         self.thread = OneThread("sampler", "build a sampler per thread, or queue the calls")
+        self._held: list[OneThread | None] = []  # of batches, each body's behind a None
         self._turn = ranks.shared.turn if ranks.world_size > 1 else None
         self.reset()
 
@@ -129,15 +131,27 @@ class StepAgreement:
         self.thread.__enter__()
         if self._turn is not None:
             self._turn.acquire()
+        self._held.append(None)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if error is not None:
                 self._tell(error)
         finally:
+            while (batch := self._held.pop()) is not None:
+                batch.__exit__()
             if self._turn is not None:
                 self._turn.release()
             self.thread.__exit__()
+
+    def hold(self, batch: OneThread) -> None:
+        """Keep other threads out of a batch until the body of the `with` statement ends.
+
+        Raises:
+            RuntimeError: another thread is in it.
+        """
+        batch.__enter__()
+        self._held.append(batch)
 
     def _tell(self, error: BaseException) -> None:
         """Tell the peers of an error that ends a call here, unless they know it."""

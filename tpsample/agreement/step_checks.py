@@ -7,7 +7,6 @@ out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from itertools import combinations
 from typing import Any, NoReturn
 
@@ -17,7 +16,7 @@ from torch import Tensor
 from tpsample.agreement.arguments import WEIGHT_DTYPES
 from tpsample.agreement.caller_tensors import CallerTensors
 from tpsample.agreement.ready_made import ReadyMadeLogits
-from tpsample.agreement.step import Call
+from tpsample.agreement.step import Call, StepAgreement
 from tpsample.backends.backend import Backend
 from tpsample.core.checks import (
     check_current,
@@ -44,9 +43,6 @@ MISSING: Any = None
 this rank's peers can learn of it."""
 
 
-_NOBODYS: AbstractContextManager[None] = nullcontext()
-
-
 class StepChecks:
     """Makes the `Call` of a sampler's arguments, or raises before anything is sent.
 
@@ -54,29 +50,38 @@ class StepChecks:
         settings: of the sampler.
         caller: the caller's weight and bias, which every call follows.
         local: the local step, which may have an 8-bit copy of the weight.
+        agreement: of the sampler, which keeps other threads out of a batch until a call ends.
 
     Attributes:
         closed: whether the sampler was closed.
         ready_made: checks what comes as logits.
     """
 
-    def __init__(self, settings: Settings, caller: CallerTensors, local: Backend) -> None:
+    def __init__(
+        self, settings: Settings, caller: CallerTensors, local: Backend, agreement: StepAgreement
+    ) -> None:
         self._settings, self._caller, self._local = settings, caller, local
+        self._agreement = agreement
         self.closed = False
         self.ready_made = ReadyMadeLogits(settings)
         # One position given for all rows is spread out here, so that a step allocates nothing.
         size, device = settings.max_rows, settings.device
         self._positions = torch.zeros(size, dtype=torch.int64, device=device)
 
-    def thread_of(self, batch: object) -> AbstractContextManager[None]:
-        """Return the lock of a batch; one that holds nobody up if the argument is no batch.
+    def batch(self, batch: object) -> None:
+        """Check that a batch fits, and that no other thread is in it until the call ends.
 
+        Every check of a call with a batch begins with it, so that all ranks hear of a busy one.
         Ranks in one process share a batch, because their threads take turns anyway.
+
+        Raises:
+            TypeError, ValueError: the batch does not fit.
+            RuntimeError: another thread is in it.
         """
+        check_batch(batch, self._settings)
         ranks = self._settings.ranks
-        if not isinstance(batch, StepBatch) or (ranks.world_size > 1 and ranks.roll is None):
-            return _NOBODYS
-        return batch._table.thread
+        if isinstance(batch, StepBatch) and (ranks.world_size == 1 or ranks.roll is not None):
+            self._agreement.hold(batch._table.thread)
 
     def ready(self) -> None:
         """Raise if the sampler was closed, or its device is not the current one."""
@@ -159,7 +164,7 @@ class StepChecks:
         settings, name = self._settings, "step from logits" if inputs.are_logits else "step"
         samples = check_num_samples(num_samples)
         self.inputs(inputs, samples=samples)
-        check_batch(batch, settings)
+        self.batch(batch)
         rows = inputs.given.shape[0]
         if out is not None:
             check_out(out, rows, num_samples, settings.device)
@@ -275,6 +280,11 @@ def check_out(out: SampleOutput, rows: int, num_samples: int | None, device: tor
                 f"got {describe(tensor)}"
             )
         require_memory(f"out.{name}", tensor)
+        if tensor.is_inference() and not torch.is_inference_mode_enabled():
+            raise ValueError(
+                f"out.{name}: expected a tensor that can be written to, got one made under "
+                "torch.inference_mode; pass the output of an earlier call"
+            )
     for one, other in combinations(("token_ids", "status", "seeds"), 2):
         first, second = getattr(out, one), getattr(out, other)
         if -first.nbytes < first.data_ptr() - second.data_ptr() < second.nbytes:

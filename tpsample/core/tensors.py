@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import math
 from abc import ABC, abstractmethod
@@ -81,6 +82,39 @@ def bytes_of(tensor: Tensor) -> bytes:
 
 READ_ON = ("cpu",)
 """The types of devices whose memory the host reads without waiting."""
+
+
+class KeepsTensors:
+    """Base of classes whose tensors later calls write to.
+
+    Under inference mode `deepcopy` and `pickle` make tensors that no call outside of it may write
+    to, so a copy that is made or loaded there is given others.
+    """
+
+    def __copy__(self: _Kept) -> _Kept:
+        """Return a copy with tensors of its own: two objects over the same ones would differ from
+        them after the first change."""
+        return copy.deepcopy(self)
+
+    @ordinary_tensors
+    def __deepcopy__(self: _Kept, memo: dict[int, Any]) -> _Kept:
+        made = memo[id(self)] = object.__new__(type(self))
+        made.__setstate__(copy.deepcopy(vars(self), memo))
+        return made
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                state = copy.deepcopy(state, self._of_others(state))
+        vars(self).update(state)
+
+    def _of_others(self, state: dict[str, Any]) -> dict[int, Any]:
+        """Return by `id` the parts of a loaded state that others have, too, which stay as they are,
+        or the others' in their place."""
+        return {}
+
+
+_Kept = TypeVar("_Kept", bound=KeepsTensors)
 
 
 class HasViews(ABC):

@@ -110,18 +110,16 @@ def may_read(batch: BatchView) -> bool:
     return not (batch.plan.fixed_rounds or capturing(batch.device))
 
 
-def kept_sets_of(cut: Cut, batch: BatchView, ranks: Ranks, drawn: Tensor | None = None) -> KeptSets:
+def kept_sets_of(cut: Cut, batch: BatchView, ranks: Ranks, drawn: Tensor) -> KeptSets:
     """Return the kept sets of all rows of a batch that has a `kept_cap`. Collective.
 
     Args:
         cut: where they end.
-        drawn: bool [R], the rows that drew a token; None for all. Padding never does.
+        drawn: bool [R], the rows that drew a token. Padding never does, and a row may have none
+            whose masks and filters left some (`KeptSets`).
     """
     cap = batch.plan.kept_cap
     assert cap is not None
-    if batch.undrawn is not None:
-        there = ~batch.undrawn.rows
-        drawn = there if drawn is None else drawn & there
     return find_kept_sets(cut, cap, ranks, drawn=drawn, may_read=may_read(batch))
 
 
@@ -162,10 +160,11 @@ def logprobs_of(
         ends = None if cut is None or asked.filters is None else cut.words_of_logprobs
         its = shown, asked, sampled, ranks
         found = find_logprobs(*its, may_read=may_read(batch), ends=ends, gathered=gathered)
-    if all_rows:
-        return found
-    whole = Logprobs.none(batch.rows, found.token_ids.shape[1], token_ids.device)
-    return whole.put(asked.row_index, found)
+    if not all_rows:
+        none = Logprobs.none(batch.rows, found.token_ids.shape[1], token_ids.device)
+        found = none.put(asked.row_index, found)
+    found.num_chosen = asked.chosen.shape[1]
+    return found
 
 
 def _lie_among(cut: Cut, plan: BatchPlan) -> bool:

@@ -83,6 +83,7 @@ def find_logprobs(
         asked: what they ask for.
         sampled: int64 [R, S], the tokens drawn, or those that came; -1 for none. A row without a
             token, with a NaN, or with nothing but masked tokens has ids -1, values NaN and ranks 0.
+            In the raw modes that is asked of the raw logits, too.
         may_read: as `find_cut` takes it.
         ends: int64, where the logprobs of the batch's filtered rows end, if that is known.
         gathered: the `own_words` of all ranks, or of them together; None to gather them.

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from tpsample.core.checks import check_int
 from tpsample.core.sealed import Sealed
-from tpsample.core.tensors import readable
+from tpsample.core.tensors import KeepsTensors, ordinary_tensors, readable
 from tpsample.output import Logprobs, SampleOutput
 
 
-class TopKTrace(Sealed):
+class TopKTrace(KeepsTensors, Sealed):
     """Records the logprobs of a generation, step by step.
 
         trace = TopKTrace(rows=B, steps=200, k=20)          # requests with logprobs=20
@@ -45,6 +45,7 @@ class TopKTrace(Sealed):
     A place that was not recorded, or whose row had no token, has id -1 and value NaN.
     """
 
+    @ordinary_tensors
     def __init__(
         self, rows: int, steps: int, k: int, *, device: torch.device | str | None = None
     ) -> None:
@@ -71,7 +72,7 @@ class TopKTrace(Sealed):
                 k, or its logprobs.
 
         Raises:
-            ValueError: another number of rows, fewer than k logprobs, several samples, no step
+            ValueError: another number of rows, fewer than k likely tokens, several samples, no step
                 left, or rows of other requests than in the first step.
         """
         logprobs = step.logprobs if isinstance(step, SampleOutput) else step
@@ -81,11 +82,14 @@ class TopKTrace(Sealed):
                 "the step without num_samples"
             )
         rows, steps, k = self.top_token_ids.shape
-        if logprobs is None or len(logprobs.token_ids) != rows or logprobs.token_ids.shape[1] <= k:
-            got = None if logprobs is None else tuple(logprobs.token_ids.shape)
+        found = (0, 0) if logprobs is None else tuple(logprobs.token_ids.shape)
+        chosen = 0 if logprobs is None else logprobs.num_chosen
+        if logprobs is None or found[0] != rows or found[1] - chosen <= k:
+            got = None if logprobs is None else found
+            of_which = f", of which {chosen} are chosen by logprob_token_ids" if chosen else ""
             raise ValueError(
                 f"logprobs: expected {rows} rows with the token drawn and at least k = {k} more, "
-                f"got {got}; ask for them with SamplingParams(logprobs={k})"
+                f"got {got}{of_which}; ask for them with SamplingParams(logprobs={k})"
             )
         if self.step == steps:
             raise ValueError(f"logprobs: the trace has room for {steps} steps; all are recorded")

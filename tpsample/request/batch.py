@@ -490,7 +490,8 @@ class SamplingBatch(StepBatch):
         return BatchView(temperature, seed, self._plans[times], self._controls())
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _handle=handle_of(self))
+        super().__setstate__(state)
+        self._handle = handle_of(self)
 
     @ordinary_tensors
     def _ready_to_select(self) -> None:

@@ -86,6 +86,16 @@ class Selection(HasViews, StepBatch):
         self._undrawn_rows = Undrawn(none, none.clone())
         self._view()
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        StepBatch.__setstate__(self, state)
+        self._view()
+
+    def _of_others(self, state: dict[str, Any]) -> dict[int, Any]:
+        batch = state["_batch"]  # which has been loaded, with tables of its own
+        its = {id(state["_table"]): batch._table, id(state["_moving"]): batch._moving}
+        return super()._of_others(state) | its | {id(batch): batch}
+
+    @ordinary_tensors
     def _view(self) -> None:
         self._index = self._padded[: self.rows]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,7 @@ from torch import Tensor
 from tpsample.core.checks import check_tensor, describe
 from tpsample.core.row_noise import SeedSource
 from tpsample.core.sealed import Sealed
-from tpsample.core.tensors import bytes_of, ordinary_tensors
+from tpsample.core.tensors import KeepsTensors, bytes_of
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.output import SampleOutput, VerifyOutput
 from tpsample.request.controls.apply import ControlRows
@@ -24,7 +23,7 @@ from tpsample.request.plan import BatchPlan, BatchView, Undrawn
 from tpsample.request.table import RequestTable
 
 
-class StepBatch(Sealed, ABC):
+class StepBatch(KeepsTensors, Sealed, ABC):
     """The rows of a call, as the checks of the call and its step ask for them.
 
     Attributes:
@@ -57,19 +56,16 @@ class StepBatch(Sealed, ABC):
         self._assigned: dict[str, Mask] = {}
         self._moving = MovingOn() if moving is None else moving
 
-    def __copy__(self) -> StepBatch:
-        """Return a copy with tensors of its own: two batches over the same ones would differ from
-        them after the first change."""
-        return copy.deepcopy(self)
-
-    @ordinary_tensors  # steps write to them, wherever the copy was made
     def __deepcopy__(self, memo: dict[int, Any]) -> StepBatch:
-        made = memo[id(self)] = object.__new__(type(self))
-        made.__setstate__(copy.deepcopy(vars(self), memo))
-        return made
+        with self._table.thread:
+            return super().__deepcopy__(memo)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
+    def __getstate__(self) -> dict[str, Any]:
+        with self._table.thread:
+            return vars(self)
+
+    def _of_others(self, state: dict[str, Any]) -> dict[int, Any]:
+        return {id(mask.tensor): mask.tensor for mask in state["_assigned"].values()}
 
     @property
     @abstractmethod
@@ -118,13 +114,15 @@ class StepBatch(Sealed, ABC):
             raise TypeError(f"shard: expected a VocabShard, got {describe(shard)}")
         if shard.stop > self.vocab_size:
             raise ValueError(f"shard: {shard} reaches past vocab_size={self.vocab_size}")
-        if self._table.controls is not None:
-            self._table.controls.state(shard)
+        with self._table.thread:
+            if self._table.controls is not None:
+                self._table.controls.state(shard)
 
     def _draw_seeds(self, source: SeedSource) -> None:
         """Give every row without a seed the next one of `source`."""
-        if self._table.unseeded:
-            self._table.draw_seeds(source)
+        with self._table.thread:
+            if self._table.unseeded:
+                self._table.draw_seeds(source)
 
     @abstractmethod
     def _read(self, times: int = 1) -> BatchView:
@@ -146,7 +144,8 @@ class StepBatch(Sealed, ABC):
             ValueError: the batch has other rows, or a grammar bitmask or forced ids are not of
                 the rows it has now.
         """
-        return self._for_rows(num_rows, num_rows)._read()
+        with self._table.thread:
+            return self._for_rows(num_rows, num_rows)._read()
 
     def _with_drafts(self, draft_token_ids: Tensor) -> BatchView:
         """Return what a verification reads: row b · (K + 1) + i is row b after i of its K drafts.

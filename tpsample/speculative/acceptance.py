@@ -122,6 +122,8 @@ def verify_by_ratio(
     if cut is not None and batch.plan.kept_cap is not None:
         # A row that failed emits nothing where it stops.
         emitted = (verified.token_ids >= 0).flatten()
+        if batch.undrawn is not None:
+            emitted &= ~batch.undrawn.rows
         verified.kept = kept_sets_of(cut, batch, ranks, emitted)
     return verified
 

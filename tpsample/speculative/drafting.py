@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from tpsample.agreement.step import Call
-from tpsample.agreement.step_checks import check_batch
 from tpsample.backends import room_of
 from tpsample.compiled import outside
 from tpsample.core import word
@@ -188,7 +187,7 @@ def check_request(sampler: LMHeadSampler, method: str, batch: object) -> None:
     check_choice("method", method, get_args(Method))
     if not isinstance(batch, StepBatch):
         raise TypeError(f"batch: expected a SamplingBatch, got {type(batch).__name__}")
-    check_batch(batch, sampler.settings)
+    sampler.checks.batch(batch)
 
 
 def check_draft_logits(

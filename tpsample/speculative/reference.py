@@ -70,7 +70,7 @@ def verify(
 
     processed = reference.processed_logits(flat, expanded)
     logits = processed.view(logits.shape)
-    empty = (logits == -torch.inf).all(dim=2)
+    empty = ~reference.can_be_drawn(processed, expanded).view(logits.shape).any(dim=2)
     status = empty.int() * int(Status.EMPTY)
     status = status.masked_fill(logits.isnan().any(dim=2), int(Status.NAN))
     if draft_logits is not None:

@@ -203,7 +203,7 @@ def _verify(
             hidden_states=None if inputs.are_logits else inputs.given[:, 0],
         )
 
-    with sampler.checks.thread_of(batch), sampler.agreement:
+    with sampler.agreement:
         call = sampler.agreement.check_on_all_ranks(check, words_follow=True)
         agreed, at, drafts = call.batch, call.positions, call.token_ids
         assert isinstance(agreed, StepBatch) and at is not None and drafts is not None
@@ -264,7 +264,8 @@ def _verify_coupled(
     if out.logprobs is not None:
         verified.logprobs = _emitted(out.logprobs, emitted)
     if cut is not None:
-        verified.kept = kept_sets_of(cut, batch, sampler.ranks, emitted)
+        has_token = (verified.token_ids >= 0).flatten()
+        verified.kept = kept_sets_of(cut, batch, sampler.ranks, has_token)
     return verified
 
 
@@ -276,4 +277,5 @@ def _emitted(logprobs: Logprobs, emitted: Tensor) -> Logprobs:
         logprobs.values.where(emitted, torch.nan),
         logprobs.ranks.where(emitted, 0),
         logprobs.entropies.where(emitted.squeeze(1), torch.nan),
+        logprobs.num_chosen,
     )

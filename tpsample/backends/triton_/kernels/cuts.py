@@ -210,10 +210,13 @@ def list_end_kernel(
 
 
 @triton.jit
-def cut_of_row(cut, of_greedy, temperature_ptr, top):
+def cut_of_row(cut, of_greedy_ptr, keeps_greedy, temperature_ptr, top):
     """Where a row's kept set ends: at a cut of its own if it is greedy, above all words if none of
     its logits is a number."""
-    cut = tl.where(tl.load(temperature_ptr + tl.program_id(0)) >= GREEDY_BELOW, cut, of_greedy)
+    row = tl.program_id(0)
+    of_greedy = tl.load(of_greedy_ptr + row)
+    of_greedy = tl.where(keeps_greedy != 0, LOWEST_DRAWABLE, of_greedy)
+    cut = tl.where(tl.load(temperature_ptr + row) >= GREEDY_BELOW, cut, of_greedy)
     return tl.where(top > float("-inf"), cut, ABOVE_ALL)
 
 
@@ -269,10 +272,8 @@ def cut_kernel(
     ties = tl.load(keep_ties_ptr + row) > 0
     cut = tl.where(ties, cut & ~TOKEN_MASK, cut)
     if is_last != 0:
-        of_greedy = tl.load(of_greedy_ptr + row)
-        of_greedy = tl.where(keeps_greedy != 0, LOWEST_DRAWABLE, of_greedy)
         cut = tl.maximum(cut, tl.load(least_ptr + row))
-        cut = cut_of_row(cut, of_greedy, temperature_ptr, top)
+        cut = cut_of_row(cut, of_greedy_ptr, keeps_greedy, temperature_ptr, top)
     tl.store(cut_ptr + row, cut)
     counts = listed_ptr + (source * num_rows + row) * (room + 1)
     most = tl.max(tl.load(counts, mask=source < num_sources, other=0), axis=0)
@@ -432,7 +433,7 @@ def last_digit_kernel(
     # sizes
     DIGIT_BITS: tl.constexpr,
 ):
-    """The word that each search ends at with its last digit, or where a kept set ends. Grid: (F,)."""
+    """The word at which each search ends, or where a kept set ends. Grid: (F,)."""
     row = tl.program_id(0)
     cut, _, _ = with_digit(bins_ptr, prefix_ptr, reached_ptr, limit_ptr, None, 0, DIGIT_BITS)
     cut = tl.where(tl.load(keep_ties_ptr + row) > 0, cut & ~TOKEN_MASK, cut)
@@ -441,17 +442,17 @@ def last_digit_kernel(
         cut = tl.maximum(cut, least)
         if shares != 0:
             cut = tl.where(tl.load(share_ptr + row) < 1, cut, least)
-        of_greedy = tl.load(of_greedy_ptr + row)
-        of_greedy = tl.where(keeps_greedy != 0, LOWEST_DRAWABLE, of_greedy)
-        cut = cut_of_row(cut, of_greedy, temperature_ptr, tl.load(top_ptr + row))
+        top = tl.load(top_ptr + row)
+        cut = cut_of_row(cut, of_greedy_ptr, keeps_greedy, temperature_ptr, top)
     tl.store(cut_ptr + row, cut)
 
 
-@triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
+@triton.jit(do_not_specialize=["keeps_greedy"], do_not_specialize_on_alignment=ROW_POINTERS)
 def last_cut_kernel(
     # inputs
     least_ptr,  # [F] int64
-    of_greedy_ptr,  # [F] int64, or None
+    of_greedy_ptr,  # [F] int64, but for keeps_greedy
+    keeps_greedy,  # whether greedy rows keep what a mask leaves
     temperature_ptr,  # [F] fp32
     top_ptr,  # [F] fp32
     # outputs
@@ -459,11 +460,8 @@ def last_cut_kernel(
 ):
     """Where kept sets end whose filters end at some words. Grid: (F,)."""
     row = tl.program_id(0)
-    of_greedy = tl.full((), LOWEST_DRAWABLE, tl.int64)
-    if of_greedy_ptr is not None:
-        of_greedy = tl.load(of_greedy_ptr + row)
-    cut = cut_of_row(tl.load(least_ptr + row), of_greedy, temperature_ptr, tl.load(top_ptr + row))
-    tl.store(cut_ptr + row, cut)
+    least, top = tl.load(least_ptr + row), tl.load(top_ptr + row)
+    tl.store(cut_ptr + row, cut_of_row(least, of_greedy_ptr, keeps_greedy, temperature_ptr, top))
 
 
 @triton.jit(

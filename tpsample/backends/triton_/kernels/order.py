@@ -23,6 +23,7 @@ from tpsample.backends.triton_.kernels.noise import (
     row_scale,
     row_stream,
 )
+from tpsample.backends.triton_.kernels.reorder import REORDERS, columns_of_threads
 from tpsample.core import order, word
 
 MASKED = Constant(float("-inf"))
@@ -81,8 +82,12 @@ def by_thread(values):
 
     The compiler decides which numbers these are, because a reshape that may reorder moves none to
     another thread, and the first axis lies in one. So only the total of the sums has a meaning.
+    Where no reshape may, those are taken that a thread has after an aligned load of fp32.
     """
-    return tl.sum(values.reshape((8, values.shape[0] // 8), can_reorder=True), axis=0)
+    if REORDERS:
+        return tl.sum(columns_of_threads(values, 8), axis=0)
+    else:
+        return tl.sum(tl.sum(values.reshape((2, values.shape[0] // 8, 4)), axis=2), axis=0)
 
 
 @triton.jit
