@@ -70,8 +70,8 @@ benchmarks/gpu/features.py
     > test_a_graph_that_forgets_controls_is_seen
 benchmarks/lab/launches.py
     a list of launches leaves out the search of undecided rows
-    - return words, torch.zeros_like(decided)
-    + return words, torch.ones_like(decided)
+    - return verdict._replace(decided=torch.zeros_like(verdict.decided))
+    + return verdict._replace(decided=torch.ones_like(verdict.decided))
     > test_steps_that_do_not_run_search_their_filtered_rows
 benchmarks/gpu/precompile.py
     a benchmark is rehearsed without its own steps
