@@ -69,7 +69,7 @@ class RowFilters:
 
     def column(self, name: str) -> Tensor:
         """Return a column [F] by name: float64 of a rule, int64 of top_k and LOWEST, else bool."""
-        column = column_of(self.columns, name)[: len(self)]
+        column = column_of(self.columns, name)[: len(self.row_list)]
         # It is not kept, because memory of a step inside torch.compile belongs to the compiler.
         return column != 0 if name in BITS else column
 
@@ -90,8 +90,9 @@ class RowFilters:
 
     def thresholds(self, least: Tensor, least_of_total: Tensor) -> Thresholds:
         """Return the thresholds of the rows whose `ENDING` rules end at these order words."""
-        names = TOP_K.name, TOP_P.name, KEEP_TIES
-        top_k, top_p, ties = (column_of(self.columns, name)[: len(self)] for name in names)
+        columns = self.columns[:, : len(self.row_list)]
+        top_k, top_p = column_of(columns, TOP_K.name), column_of(columns, TOP_P.name)
+        ties = column_of(columns, KEEP_TIES)
         return Thresholds(top_k, top_p, least, least_of_total, ties, self.demand.counts)
 
     def select(self, index: list[int], selected: Tensor | slice) -> RowFilters:

@@ -101,14 +101,11 @@ class TritonShardLogits(ShardLogits):
         blocks = rows * self.count_of(BLOCK)
         return max(1, min(MOST_BLOCKS, blocks // programs_at_once(self.logits.device)))
 
-    def programs(self) -> int:
-        """Return how many programs each row of `launch_programs` has."""
-        return -(-self.count_of(BLOCK) // self.blocks_each(self.logits.shape[0]))
-
     def launch_programs(self, kernel: Any, **arguments: Any) -> None:
         """Launch some programs per row, which take several blocks each."""
         blocks_each = self.blocks_each(self.logits.shape[0])
-        self.launch(kernel, self.programs(), blocks_each=blocks_each, **arguments)
+        programs = -(-self.count_of(BLOCK) // blocks_each)
+        self.launch(kernel, programs, blocks_each=blocks_each, **arguments)
 
     def launch(self, kernel: Any, programs: int | None = None, **arguments: Any) -> None:
         """Launch one program per row and block, or so many per row; none of an empty shard."""
