@@ -602,12 +602,12 @@ tpsample/backends/triton_/kernels/order.py
     + return first, tl.minimum(first + blocks_each, (lead + width) // BLOCK)
 tpsample/backends/numba_/kernels/cuts.py
     native bins count masked tokens
-    - bins[j] = found if logits[j] > F32(-np.inf) else I32(-1)
-    + bins[j] = found
+    - bins[j] = index if logits[j] > F32(-np.inf) else I32(-1)
+    + bins[j] = index
     > test_bins_and_their_words
     a native list ends one word late
-    - while place < count - 1 and (place < 0 or upto < limit[row]):
-    + while place < count - 1 and (place < 0 or upto <= limit[row]):
+    - while column < count - 1 and (column < 0 or upto < limit[row]):
+    + while column < count - 1 and (column < 0 or upto <= limit[row]):
     > test_the_first_word_at_which_a_sum_reaches_its_limit
     native log masses are of the top alone
     - log_masses[first + j] = below - log_totals[row]
@@ -661,8 +661,8 @@ tpsample/backends/numba_/launch.py
     + known = least > np.inf
     > test_a_min_p_that_is_open_stores_what_it_keeps
     native: one first word of a rough row is found
-    - listed = np.array([max(1, its.first) for its in demands])
-    + listed = np.array([1 for its in demands])
+    - listed = np.array([max(1, demand.first) for demand in demands])
+    + listed = np.array([1 for demand in demands])
     > test_draws_of_rough_rows
 tpsample/backends/numba_/kernels/draw.py
     native: a min_p leaves out what it keeps
