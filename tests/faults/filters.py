@@ -108,8 +108,8 @@ tpsample/filters/kept_sets.py
     > test_sets_are_those_of_the_definition[fixed rounds-1]
 tpsample/backends/torch_/passes.py
     first words: a greedy row keeps what its top_k left
-    - .last_cut(found[:, 0], of_greedy=first[:, 0])
-    + .last_cut(found[:, 0])
+    - .last_cut(kept[:, 0], of_greedy=first[:, 0])
+    + .last_cut(kept[:, 0])
     > test_first_words_of_rows_without_a_token_and_of_greedy_ones[torch-step]
     masses of kept sets are of one rank
     - mass, sizes = masses.sum(dim=0)
@@ -142,8 +142,8 @@ tpsample/backends/numba_/kernels/passes.py
     > test_first_words_of_rows_without_a_token_and_of_greedy_ones[numba-step]
 tpsample/backends/triton_/passes.py
     many logprobs are told by what a caller wrote
-    - plain.listed_words(safe_temperature(self.temperature)[0], asked
-    + plain.listed_words(self.temperature, asked
+    - plain.listed_words(safe_temperature(self.temperature)[0], logprob_rows
+    + plain.listed_words(self.temperature, logprob_rows
     > test_written_temperatures_are_made_safe_however_many_words_are_listed
     only 256 of many first words are read
     - BLOCK=MAX_TOP_WORDS if count <= MAX_TOP_WORDS else MAX_WEIGHED_WORDS,
@@ -509,7 +509,7 @@ tpsample/backends/torch_/logprobs.py
     - log_total + LN2 * (moment.double() / total.double())
     + log_total - LN2 * (moment.double() / total.double())
     raw logprobs are divided by the temperature
-    - temperature = torch.where(asked.processed, temperature, 1.0)
+    - temperature = torch.where(logprob_rows.processed, temperature, 1.0)
     + temperature = 1.0 * temperature
     > test_random_steps_of_one_rank_are_the_oracles[mixed]
 tpsample/sampler.py
@@ -546,8 +546,8 @@ tpsample/backends/torch_/passes.py
     + left = (listed[:, :, 0] >= 2**40)
     > test_sampling_by_an_explicit_threshold_is_the_same[all-equal-True]
     a limit above all weights is looked for in a bin
-    - place = (BINS - 1 - found.prefix).where(reached, BINS)
-    + place = BINS - 1 - found.prefix
+    - prefix = (BINS - 1 - search.prefix).where(reached, BINS)
+    + prefix = BINS - 1 - search.prefix
     > test_the_cut_in_a_bin
 tpsample/backends/triton_/kernels/cuts.py
     a kernel takes the bin of the top for the last one
