@@ -425,7 +425,7 @@ tpsample/record/trace.py
     > test_what_is_copied_or_loaded_under_inference_mode_serves_outside[loaded]
 tpsample/filters/finish.py
     logprobs do not say how many tokens are chosen
-    - found.num_chosen = asked.chosen.shape[1]
+    - logprobs.num_chosen = logprob_rows.chosen.shape[1]
     + pass
     > test_chosen_tokens_are_not_taken_for_likely_ones[step]
 """)
