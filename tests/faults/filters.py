@@ -75,8 +75,8 @@ tpsample/request/filters.py
     > test_rows_that_are_all_stored_in_another_order_keep_their_own_tokens_and_logprobs
 tpsample/filters/kept_sets.py
     a verification reports the tokens that a step would have drawn
-    - return found._replace(words=ends, drawn=None, one_of_greedy=one)
-    + return found._replace(words=ends, one_of_greedy=one)
+    - return of_first._replace(words=ends, drawn=None, one_of_greedy=one)
+    + return of_first._replace(words=ends, one_of_greedy=one)
     > test_logprobs_of_rows_that_first_words_decide_are_of_the_emitted_tokens
     the threshold renormalises joint rows
     - before_top_p = cut.masked_fill(filters.column(behind(TOP_K.name)), 0)
@@ -87,16 +87,16 @@ tpsample/filters/kept_sets.py
     + before_top_p = by_number
     > test_sampling_by_an_explicit_threshold_is_the_same[zipf-False]
     masses are summed from the top and not from the cut of top_k
-    - found = ranks.sum_integers(rows.masses_of_bins(total_cut))
-    + found = ranks.sum_integers(rows.masses_of_bins(total_cut * 0))
+    - masses = ranks.sum_integers(rows.masses_of_bins(total_cut))
+    + masses = ranks.sum_integers(rows.masses_of_bins(total_cut * 0))
     > test_sampling_by_an_explicit_threshold_is_the_same[zipf-True]
     a greedy row keeps what its top_k left
-    - found.rows.last_cut(found.words, of_greedy=of_greedy)
-    + found.rows.last_cut(found.words, of_greedy=None)
+    - of_first.rows.last_cut(of_first.words, of_greedy=of_greedy)
+    + of_first.rows.last_cut(of_first.words, of_greedy=None)
     > test_first_words_of_rows_without_a_token_and_of_greedy_ones[torch-rejection]
     a row that its bin leaves open forgets its other rules
-    - found = some.last_cut(least[places].maximum(found), of_greedy=kept)
-    + found = some.last_cut(found, of_greedy=kept)
+    - words = some.last_cut(least[index].maximum(words), of_greedy=kept)
+    + words = some.last_cut(words, of_greedy=kept)
     > filters/test_kept_set.py
     every round of a search takes a share of what is left
     - bins, share = ranks.sum_integers(own), None
@@ -108,8 +108,8 @@ tpsample/filters/kept_sets.py
     > test_sets_are_those_of_the_definition[fixed rounds-1]
 tpsample/backends/torch_/passes.py
     first words: a greedy row keeps what its top_k left
-    - .last_cut(found[:, 0], of_greedy=first[:, 0])
-    + .last_cut(found[:, 0])
+    - .last_cut(kept[:, 0], of_greedy=first[:, 0])
+    + .last_cut(kept[:, 0])
     > test_first_words_of_rows_without_a_token_and_of_greedy_ones[torch-step]
     masses of kept sets are of one rank
     - mass, sizes = masses.sum(dim=0)
@@ -142,8 +142,8 @@ tpsample/backends/numba_/kernels/passes.py
     > test_first_words_of_rows_without_a_token_and_of_greedy_ones[numba-step]
 tpsample/backends/triton_/passes.py
     many logprobs are told by what a caller wrote
-    - plain.listed_words(safe_temperature(self.temperature)[0], asked
-    + plain.listed_words(self.temperature, asked
+    - plain.listed_words(safe_temperature(self.temperature)[0], logprob_rows
+    + plain.listed_words(self.temperature, logprob_rows
     > test_written_temperatures_are_made_safe_however_many_words_are_listed
     only 256 of many first words are read
     - BLOCK=MAX_TOP_WORDS if count <= MAX_TOP_WORDS else MAX_WEIGHED_WORDS,
@@ -367,20 +367,20 @@ tpsample/filters/finish.py
     + elif among is not None:
     > test_words_that_decided_the_rows_serve_their_logprobs
     logprobs of some rows are of others' words
-    - return asked.row_list == filters.row_list and asked.top <= first.shape[1]
-    + return asked.top <= first.shape[1]
+    - return logprob_rows.row_list == filters.row_list and logprob_rows.top <= first.shape[1]
+    + return logprob_rows.top <= first.shape[1]
     > test_a_row_without_filters_has_logprobs_of_its_own
     chosen ids are not looked up where first words decide
-    - if first is None or cut.drawn is None or asked.chosen.shape[1]:
+    - if first is None or cut.drawn is None or logprob_rows.chosen.shape[1]:
     + if first is None or cut.drawn is None:
     > test_words_that_decided_the_rows_serve_their_logprobs
     fewer of the most likely tokens are reported than were asked for
-    - return asked.row_list == filters.row_list and asked.top <= first.shape[1]
-    + return asked.row_list == filters.row_list
+    - return logprob_rows.row_list == filters.row_list and logprob_rows.top <= first.shape[1]
+    + return logprob_rows.row_list == filters.row_list
     > test_words_that_decided_the_rows_serve_their_logprobs
     raw logprobs are those of the kept set
-    - of_sets = asked.asks is None and all(asked.processed_list)
-    + of_sets = asked.asks is None
+    - of_sets = logprob_rows.asks is None and all(logprob_rows.processed_list)
+    + of_sets = logprob_rows.asks is None
     > test_a_list_says_what_a_search_does[50-1-raw]
     rows that the first words decide are taken for random ones
     - if among is not None and among.none_greedy and of_sets:
@@ -388,8 +388,8 @@ tpsample/filters/finish.py
     > test_processed_logprobs_of_rows_made_greedy_are_of_all_ids
 tpsample/filters/kept_sets.py
     a list takes its total for that of its own words
-    - words, found = _of_first(rows, first, its._replace(total=masses.total))
-    + words, found = _of_first(rows, first, its)
+    - words, of_first = _of_first(rows, first, thresholds._replace(total=masses.total))
+    + words, of_first = _of_first(rows, first, thresholds)
     > test_a_list_says_what_a_search_does[None-1-top_p]
     > test_a_list_says_what_a_search_does[50-1-top_p]
     rows with ties at the end go by lists
@@ -397,8 +397,8 @@ tpsample/filters/kept_sets.py
     + ties = False
     > test_a_list_says_what_a_search_does[50-1-ties]
     a list has no more words than the top_p keeps
-    - cut, room = rows.list_end(masses.bins, masses.total, its.share, number)
-    + cut, room = rows.list_end(masses.bins, masses.total, its.share, 1)
+    - cut, room = rows.list_end(masses.bins, masses.total, thresholds.share, number)
+    + cut, room = rows.list_end(masses.bins, masses.total, thresholds.share, 1)
     > test_a_list_says_what_a_search_does[None-1-with min_p]
 tpsample/backends/torch_/passes.py
     a list ends one bin too early
@@ -456,7 +456,7 @@ tpsample/request/plan.py
     > test_each_kind_of_call_is_as_dear_as_its_page_says
 tpsample/filters/sample.py
     in fixed rounds undecided rows keep what the rejection found
-    - return torch.where(decided.unsqueeze(1), words, found)
+    - return torch.where(decided.unsqueeze(1), words, undecided_words)
     + return words
     > test_decided_and_undecided_rows_of_one_step[torch-3-2]
     a rejection decides rows with a top_p in a large top_k
@@ -509,7 +509,7 @@ tpsample/backends/torch_/logprobs.py
     - log_total + LN2 * (moment.double() / total.double())
     + log_total - LN2 * (moment.double() / total.double())
     raw logprobs are divided by the temperature
-    - temperature = torch.where(asked.processed, temperature, 1.0)
+    - temperature = torch.where(logprob_rows.processed, temperature, 1.0)
     + temperature = 1.0 * temperature
     > test_random_steps_of_one_rank_are_the_oracles[mixed]
 tpsample/sampler.py
@@ -546,8 +546,8 @@ tpsample/backends/torch_/passes.py
     + left = (listed[:, :, 0] >= 2**40)
     > test_sampling_by_an_explicit_threshold_is_the_same[all-equal-True]
     a limit above all weights is looked for in a bin
-    - place = (BINS - 1 - found.prefix).where(reached, BINS)
-    + place = BINS - 1 - found.prefix
+    - prefix = (BINS - 1 - search.prefix).where(reached, BINS)
+    + prefix = BINS - 1 - search.prefix
     > test_the_cut_in_a_bin
 tpsample/backends/triton_/kernels/cuts.py
     a kernel takes the bin of the top for the last one
@@ -602,12 +602,12 @@ tpsample/backends/triton_/kernels/order.py
     + return first, tl.minimum(first + blocks_each, (lead + width) // BLOCK)
 tpsample/backends/numba_/kernels/cuts.py
     native bins count masked tokens
-    - bins[j] = found if logits[j] > F32(-np.inf) else I32(-1)
-    + bins[j] = found
+    - bins[j] = index if logits[j] > F32(-np.inf) else I32(-1)
+    + bins[j] = index
     > test_bins_and_their_words
     a native list ends one word late
-    - while place < count - 1 and (place < 0 or upto < limit[row]):
-    + while place < count - 1 and (place < 0 or upto <= limit[row]):
+    - while column < count - 1 and (column < 0 or upto < limit[row]):
+    + while column < count - 1 and (column < 0 or upto <= limit[row]):
     > test_the_first_word_at_which_a_sum_reaches_its_limit
     native log masses are of the top alone
     - log_masses[first + j] = below - log_totals[row]
@@ -661,8 +661,8 @@ tpsample/backends/numba_/launch.py
     + known = least > np.inf
     > test_a_min_p_that_is_open_stores_what_it_keeps
     native: one first word of a rough row is found
-    - listed = np.array([max(1, its.first) for its in demands])
-    + listed = np.array([1 for its in demands])
+    - listed = np.array([max(1, demand.first) for demand in demands])
+    + listed = np.array([1 for demand in demands])
     > test_draws_of_rough_rows
 tpsample/backends/numba_/kernels/draw.py
     native: a min_p leaves out what it keeps

@@ -237,7 +237,7 @@ tpsample/agreement/step.py
     + refuse_unknown(call, unknown)
     > test_a_step_wrong_on_one_rank_is_told_to_all_in_the_same_words
     ranks do not compare how often they refreshed
-    - found["refreshes"] = self._refreshed
+    - parts["refreshes"] = self._refreshed
     + pass
     > test_a_sampler_refreshed_on_one_rank_alone_is_told
     ranks do not compare positions
@@ -245,7 +245,7 @@ tpsample/agreement/step.py
     + "positions": None,
     > test_calls_that_differ_raise_the_same_naming_what_does
     ranks do not compare requests
-    - found["batch"] = batch.plan
+    - parts["batch"] = batch.plan
     + pass
     ranks do not compare which call it is
     - "call": self.name,
@@ -284,7 +284,7 @@ tpsample/agreement/step.py
     + self._left
     > test_a_step_left_half_done_holds_up_the_other_samplers_of_its_group
     ranks do not compare masks and tokens so far
-    - found |= batch._state()
+    - parts |= batch._state()
     + pass
     > test_a_change_refused_or_forgotten_on_one_rank_is_told_by_the_next_step[append]
     ranks do not compare written temperatures

@@ -58,7 +58,7 @@ tpsample/request/batch.py
     > test_rows_that_move_while_others_are_dropped_are_told_of_once
 tpsample/request/batch.py
     filters that a greedy request has not are not told of
-    - if its.greedy and its.filtered and
+    - if params.greedy and params.filtered and
     + if False and
     > test_filters_of_greedy_requests_are_off_at_a_written_temperature
     a batch that is built by its name has no way out
@@ -410,13 +410,13 @@ tpsample/core/tensors.py
     > test_what_is_copied_or_loaded_under_inference_mode_serves_outside[loaded]
 tpsample/request/selection.py
     a selection that is loaded under inference mode has tables of its own
-    - return super()._of_others(state) | its | {id(batch): batch}
+    - return super()._of_others(state) | tables | {id(batch): batch}
     + return super()._of_others(state)
     > test_what_is_copied_or_loaded_under_inference_mode_serves_outside[loaded]
 tpsample/record/trace.py
     chosen tokens are recorded as likely ones
-    - if logprobs is None or found[0] != rows or found[1] - chosen <= k:
-    + if logprobs is None or found[0] != rows or found[1] <= k:
+    - if logprobs is None or shape[0] != rows or shape[1] - chosen <= k:
+    + if logprobs is None or shape[0] != rows or shape[1] <= k:
     > test_chosen_tokens_are_not_taken_for_likely_ones
     a trace that is built under inference mode cannot record outside
     -     @ordinary_tensors
@@ -425,7 +425,7 @@ tpsample/record/trace.py
     > test_what_is_copied_or_loaded_under_inference_mode_serves_outside[loaded]
 tpsample/filters/finish.py
     logprobs do not say how many tokens are chosen
-    - found.num_chosen = asked.chosen.shape[1]
+    - logprobs.num_chosen = logprob_rows.chosen.shape[1]
     + pass
     > test_chosen_tokens_are_not_taken_for_likely_ones[step]
 """)

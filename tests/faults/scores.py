@@ -191,7 +191,7 @@ tpsample/backends/numba_/kernels/head.py
 tpsample/backends/numba_/kernels/store.py
     native: a plain row beside others stores no processed logits
     -             if len(memory.processed):
-    -                 memory.processed[place, v] = logit
+    -                 memory.processed[stored_row, v] = logit
     -             push(first
     +             push(first
     > test_a_plain_row_stores_its_logits_before_and_after_controls
@@ -245,12 +245,12 @@ tpsample/backends/numba_/kernels/kernel_cache.py
     - status.st_uid not in (0, os.geteuid()):
     + status.st_uid < 0:
     cache: a folder that went away stays away
-    -         each.mkdir(mode=0o700, exist_ok=True)
-    +         str(each)
+    -         path.mkdir(mode=0o700, exist_ok=True)
+    +         str(path)
     > test_a_folder_that_goes_away_is_made_again
     cache: everybody may read the folder
-    - each.mkdir(mode=0o700, exist_ok=True)
-    + each.mkdir(exist_ok=True)
+    - path.mkdir(mode=0o700, exist_ok=True)
+    + path.mkdir(exist_ok=True)
     > test_the_folder_is_its_owners
     cache: code that was seen is forgotten
     -                 self._loaded[name] = code
@@ -341,12 +341,12 @@ tpsample/backends/numba_/kernels/first_logits.py
     + near_largest(ends, larger(top_k[i] - 1, 1), bins)
     > test_no_more_is_listed_than_top_k_asks_for
     native: fewer ends than asked for reach the number near the largest
-    - bins[place] < left
-    + bins[place] <= left
+    - bins[digit] < left
+    + bins[digit] <= left
     > test_a_number_that_the_largest_reach
 tpsample/backends/numba_/launch.py
     native: a row made greedy by its temperature has logprobs of few ids
-    - whole |= is_greedy & np.isin(index, asked.row_list)
+    - whole |= is_greedy & np.isin(index, logprob_rows.row_list)
     + whole |= is_greedy & False
     > test_logprobs_of_a_row_made_greedy_by_its_temperature_are_of_all_ids
 tpsample/backends/numba_/kernels/store.py
@@ -363,7 +363,7 @@ tpsample/backends/numba_/kernels/store.py
     + least = upper[i, j]
     > test_logits_nearer_to_the_last_kept_than_their_bounds
     native: ids that waited when there is no more room are forgotten
-    - settle(its, waiting, i, threshold, top_k[i], first, computed)
+    - store_waiting(shared, waiting, i, threshold, top_k[i], first, computed)
     -                     ids[i
     + count[i] = 0
     +                     ids[i
@@ -373,7 +373,7 @@ tpsample/backends/numba_/kernels/store.py
     + push(bounds[i], max(top_k[i] - 1, 1), least)
     > test_filters_that_keep_all_that_is_listed
     native: listed words are those of another row
-    - push(first[place], top_k, pack(
+    - push(first[stored_row], top_k, pack(
     + push(first[i], top_k, pack(
     > sampler/test_golden.py::test_one_rank_draws_the_committed_tokens
 tpsample/backends/numba_/passes.py
@@ -404,8 +404,8 @@ tpsample/backends/numba_/kernels/head.py
     > test_drafts_count_as_output
 tpsample/backends/numba_/kernels/draw.py
     native: upper ends have no error_bound
-    - error_bound[place] = larger(error_bound[place], slack_of(logits, lower, block))
-    + error_bound[place] = larger(error_bound[place], F32(0))
+    - error_bound[stored_row], slack_of(logits, lower, block)
+    + error_bound[stored_row], F32(0)
     > backends/screening/test_words.py::test_rows_that_store_their_logits
     native: the stored logit of a best word stays an upper end
     -                     stored[local] = logit

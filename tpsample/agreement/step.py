@@ -75,7 +75,7 @@ class Call(NamedTuple):
             step: the number of the sampler's step before this call.
             seeds_drawn: how many seeds this rank has drawn for rows without one.
         """
-        found: dict[str, Any] = {
+        parts: dict[str, Any] = {
             "call": self.name,
             "sampler": sampler,
             "step": step,
@@ -84,16 +84,16 @@ class Call(NamedTuple):
         }
         batch = self.batch
         if batch is not None:
-            found["batch"] = batch.plan
+            parts["batch"] = batch.plan
         if isinstance(batch, StepBatch):
-            found["rows without a seed"] = f"{batch.unseeded} after {seeds_drawn} drawn seeds"
-            found["slots"] = None  # of a selection, told before what follows from them
+            parts["rows without a seed"] = f"{batch.unseeded} after {seeds_drawn} drawn seeds"
+            parts["slots"] = None  # of a selection, told before what follows from them
         if batch is not None:
-            found |= {"seeds": batch.seed, "temperatures": batch.temperature}
-        found |= {"positions": self.positions, "token_ids": self.token_ids}
+            parts |= {"seeds": batch.seed, "temperatures": batch.temperature}
+        parts |= {"positions": self.positions, "token_ids": self.token_ids}
         if isinstance(batch, StepBatch):
-            found |= batch._state()
-        return found
+            parts |= batch._state()
+        return parts
 
 
 class StepAgreement:
@@ -273,12 +273,12 @@ class StepAgreement:
     def _parts(self, call: Call, step: int | None) -> dict[str, Any]:
         """Return what decides the result of a call that follows a step."""
         assert self._swap is not None and step is not None
-        found = call.parts(self._swap.ranks.roll.number, step, self._seeds.drawn)
+        parts = call.parts(self._swap.ranks.roll.number, step, self._seeds.drawn)
         states = call.drawn_states() if self.unseen else None
         if states is not None:
-            found["refreshes"] = self._refreshed
-            found["hidden_states"] = f"{digest_bits(states) & (2**64 - 1):016x}"
-        return found
+            parts["refreshes"] = self._refreshed
+            parts["hidden_states"] = f"{digest_bits(states) & (2**64 - 1):016x}"
+        return parts
 
     def leave(self, text: str, *, refused: bool) -> None:
         """Tell the peers, who may wait, that this rank is not in the step with them."""
@@ -321,17 +321,19 @@ def _text(part: Any) -> Any:
     """Return a part as JSON values by name: of rows, and of fields or of many columns."""
     if isinstance(part, BatchPlan):
         names = [field.name for field in fields(SamplingParams) if field.name != "seed"]
-        texts = [{name: repr(getattr(each, name)) for name in names} for each in part.requests]
+        texts = [
+            {name: repr(getattr(request, name)) for name in names} for request in part.requests
+        ]
         options = {"kept_cap": part.kept_cap, "fixed_rounds": part.fixed_rounds}
         return _named("row", texts) | options | {"stored rows": str(part.stored_list)}
     if not isinstance(part, Tensor):
         return part if isinstance(part, int) else str(part)
     if part.is_floating_point():  # nine digits tell any two numbers of fp32 apart
         digits = 9 if part.itemsize <= 4 else 17
-        return _named("row", [f"{each:.{digits}g}" for each in part.tolist()])
+        return _named("row", [f"{number:.{digits}g}" for number in part.tolist()])
     wide = part.ndim > 1 and part.shape[1] > _WIDE
     return _named("row", [_named("column", row) if wide else row for row in part.tolist()])
 
 
 def _named(of: str, values: list[Any]) -> dict[str, Any]:
-    return {f"{of} {place}": value for place, value in enumerate(values)}
+    return {f"{of} {index}": value for index, value in enumerate(values)}

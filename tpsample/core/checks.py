@@ -51,7 +51,7 @@ def require_plain(name: str, value: object) -> None:
         by = "torch.jit.trace"
     elif torch._C._len_torch_dispatch_stack():
         modes = {type(mode).__name__ for mode in _get_current_dispatch_mode_stack()}
-        by = next((told for mode, told in _RECORDERS.items() if mode in modes), by)
+        by = next((recorder for mode, recorder in _RECORDERS.items() if mode in modes), by)
     if by is not None:
         raise RuntimeError(
             f"{name}: has no numbers of its own inside {by}, and a token is drawn of numbers; call "
@@ -204,13 +204,13 @@ def read_positions(positions: Tensor, *, padded: bool = False) -> bytes:
     """
     if not readable(positions.device):
         return b""
-    found = bytes_of(positions)
-    if not padded and not found[7::8].isascii():  # a sign is a high bit
+    position_bytes = bytes_of(positions)
+    if not padded and not position_bytes[7::8].isascii():  # a sign is a high bit
         raise ValueError(
             f"positions: expected 0 <= position < 2^63, got {int(positions.min())}; pass the index "
             "of the token being generated, the number of tokens before it"
         )
-    return found
+    return position_bytes
 
 
 def positions_tensor(

@@ -69,6 +69,6 @@ def own_first_words(rows: ShardLogits, filters: RowFilters) -> Tensor:
 
 def _best_and_held(rows: ShardLogits, cut: Cut, ranks: Ranks) -> tuple[Tensor, Tensor]:
     """Return of each rank the best score words down to a cut, and mass and number of the kept."""
-    found = ranks.gather_integers(rows.best_and_mass(cut.words))
-    best, held = found.split([rows.noise.num_samples, 2], dim=2)
+    gathered = ranks.gather_integers(rows.best_and_mass(cut.words))
+    best, held = gathered.split([rows.noise.num_samples, 2], dim=2)
     return best, held

@@ -56,17 +56,19 @@ def candidates_of(rows: ShardLogits, step: Step, words: Tensor) -> list[Tensor]:
     Args:
         words: int64 [num_samples · B], the rank's best words.
     """
-    plan, found = step.batch.plan, []
+    plan, candidates = step.batch.plan, []
     if plan.filters is not None:
         filtered = rows.select(plan.filtered_places)
         if plan.by_cuts:
-            found.append(own_first_words(filtered, plan.filters))
+            candidates.append(own_first_words(filtered, plan.filters))
         else:
-            found += own_candidates(filtered, plan.filters, may_read=may_read(step.batch))
+            candidates += own_candidates(filtered, plan.filters, may_read=may_read(step.batch))
     if plan.logprobs is not None and plan.logprobs.unfiltered:
         best = words.view(-1, step.batch.rows).T[plan.logprobs.row_index]
-        found.append(own_words(_shown(rows, plan.logprobs), plan.logprobs, word.decode(best)[0]))
-    return found
+        candidates.append(
+            own_words(_shown(rows, plan.logprobs), plan.logprobs, word.decode(best)[0])
+        )
+    return candidates
 
 
 def finish_logits(
@@ -84,23 +86,23 @@ def finish_logits(
     """
     batch, out, cut, of_logprobs = step.batch, step.out, None, None
     assert out is not None
-    filters, asked = batch.plan.filters, batch.plan.logprobs
-    if gathered is not None and asked is not None and asked.unfiltered:
+    filters, logprob_rows = batch.plan.filters, batch.plan.logprobs
+    if gathered is not None and logprob_rows is not None and logprob_rows.unfiltered:
         *gathered, of_logprobs = gathered
     if filters is not None:
         filtered = rows.select(batch.plan.filtered_places)
-        its = filtered, filters, ranks
+        arguments = filtered, filters, ranks
         reads, sets = may_read(batch), batch.plan.kept_cap is not None
         if batch.plan.by_cuts:
             own = None if gathered is None else gathered[0]
-            number = 1 if asked is None else max(1, asked.top)
+            number = 1 if logprob_rows is None else max(1, logprob_rows.top)
             words, cut = sample_by_cuts(
-                *its, sets=sets, number=number, may_read=reads, gathered=own
+                *arguments, sets=sets, number=number, may_read=reads, gathered=own
             )
         else:
-            words = sample_filtered(*its, may_read=reads, gathered=gathered)
+            words = sample_filtered(*arguments, may_read=reads, gathered=gathered)
         filtered.write_tokens(words, filters.row_index, out)
-    if asked is not None:
+    if logprob_rows is not None:
         out.logprobs = logprobs_of(rows, batch, ranks, out.token_ids, cut, of_logprobs)
     return None if batch.plan.kept_cap is None else cut
 
@@ -140,46 +142,47 @@ def logprobs_of(
         gathered: the `own_words` of all ranks, if they came with the words of the step, each with
             its own best tokens in place of the drawn ones.
     """
-    asked = batch.plan.logprobs
-    assert asked is not None
-    all_rows = lists_all(asked.row_list, batch.rows)
-    drawn = token_ids if all_rows else token_ids[asked.row_index]
-    sampled = drawn.view(len(asked.row_list), -1)
-    if asked.asks is not None:  # a row that asks for nothing is reported as one without a token
-        sampled = sampled.where(asked.asks.unsqueeze(1), word.NO_TOKEN)
-    shown = _shown(rows, asked)
+    logprob_rows = batch.plan.logprobs
+    assert logprob_rows is not None
+    all_rows = lists_all(logprob_rows.row_list, batch.rows)
+    drawn = token_ids if all_rows else token_ids[logprob_rows.row_index]
+    sampled = drawn.view(len(logprob_rows.row_list), -1)
+    # A row that asks for nothing is reported as one without a token.
+    if logprob_rows.asks is not None:
+        sampled = sampled.where(logprob_rows.asks.unsqueeze(1), word.NO_TOKEN)
+    shown = _shown(rows, logprob_rows)
     among = cut if cut is not None and _lie_among(cut, batch.plan) else None
-    of_sets = asked.asks is None and all(asked.processed_list)
+    of_sets = logprob_rows.asks is None and all(logprob_rows.processed_list)
     if among is not None and among.none_greedy and of_sets:
-        found = logprobs_of_sets(shown, asked, sampled, among)
+        logprobs = logprobs_of_sets(shown, logprob_rows, sampled, among)
     else:
         if gathered is not None:
-            gathered = words_of_drawn(gathered, asked, sampled)
+            gathered = words_of_drawn(gathered, logprob_rows, sampled)
         elif among is not None and rows.logits is rows.raw:
-            gathered = words_of_first(among, asked)
-        ends = None if cut is None or asked.filters is None else cut.words_of_logprobs
-        its = shown, asked, sampled, ranks
-        found = find_logprobs(*its, may_read=may_read(batch), ends=ends, gathered=gathered)
+            gathered = words_of_first(among, logprob_rows)
+        ends = None if cut is None or logprob_rows.filters is None else cut.words_of_logprobs
+        arguments = shown, logprob_rows, sampled, ranks
+        logprobs = find_logprobs(*arguments, may_read=may_read(batch), ends=ends, gathered=gathered)
     if not all_rows:
-        none = Logprobs.none(batch.rows, found.token_ids.shape[1], token_ids.device)
-        found = none.put(asked.row_index, found)
-    found.num_chosen = asked.chosen.shape[1]
-    return found
+        none = Logprobs.none(batch.rows, logprobs.token_ids.shape[1], token_ids.device)
+        logprobs = none.put(logprob_rows.row_index, logprobs)
+    logprobs.num_chosen = logprob_rows.chosen.shape[1]
+    return logprobs
 
 
 def _lie_among(cut: Cut, plan: BatchPlan) -> bool:
     """Return whether logprobs ask for no words but first ones of filtered rows, and no other row
     asks."""
-    asked, filters, first = plan.logprobs, plan.filters, cut.first
-    assert asked is not None and filters is not None
-    if first is None or cut.drawn is None or asked.chosen.shape[1]:
+    logprob_rows, filters, first = plan.logprobs, plan.filters, cut.first
+    assert logprob_rows is not None and filters is not None
+    if first is None or cut.drawn is None or logprob_rows.chosen.shape[1]:
         return False
-    return asked.row_list == filters.row_list and asked.top <= first.shape[1]
+    return logprob_rows.row_list == filters.row_list and logprob_rows.top <= first.shape[1]
 
 
-def _shown(rows: ShardLogits, asked: LogprobRows) -> ShardLogits:
+def _shown(rows: ShardLogits, logprob_rows: LogprobRows) -> ShardLogits:
     """Return the asking rows, with the logits that their modes are of, which are none of bounds."""
-    return replace(rows.select(asked.places).shown(asked.processed), rough=None)
+    return replace(rows.select(logprob_rows.places).shown(logprob_rows.processed), rough=None)
 
 
 @lru_cache(16)
@@ -213,7 +216,7 @@ def prompt_logprobs(
         [L, 1 + N], equal on every rank.
     """
     chunk, no_words = settings.max_rows, token_ids.new_empty(0)
-    found = Logprobs.none(len(token_ids), 1 + top, token_ids.device)
+    logprobs = Logprobs.none(len(token_ids), 1 + top, token_ids.device)
     for start in range(0, len(token_ids), chunk):
         part = slice(start, start + chunk)
         came = token_ids[part]
@@ -223,6 +226,6 @@ def prompt_logprobs(
         local.best_words(step, no_words)
         rows = shard_logits(step, settings.shard, settings.backend)
         sampled = came.unsqueeze(1)
-        its = rows, batch.plan.logprobs, sampled, settings.ranks
-        found.put(part, find_logprobs(*its, may_read=False))  # these rows have no filters
-    return found
+        arguments = rows, batch.plan.logprobs, sampled, settings.ranks
+        logprobs.put(part, find_logprobs(*arguments, may_read=False))  # these rows have no filters
+    return logprobs

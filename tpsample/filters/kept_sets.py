@@ -107,18 +107,22 @@ def find_cut(
     one = of_greedy is not None
     if filters.by_first_words == {True}:
         gathered = ranks.gather_integers(rows.first_words(filters.demand.first))
-        _, found = cut_of_first(rows, filters, ranks, gathered)
-        ends = found.rows.last_cut(found.words, of_greedy=of_greedy)
-        return found._replace(words=ends, drawn=None, one_of_greedy=one)  # nothing is drawn here
+        _, of_first = cut_of_first(rows, filters, ranks, gathered)
+        ends = of_first.rows.last_cut(of_first.words, of_greedy=of_greedy)
+        return of_first._replace(words=ends, drawn=None, one_of_greedy=one)  # nothing is drawn here
     assert rows.top is not None
-    its = thresholds_of(rows, filters, ranks) if thresholds is None else thresholds
+    row_thresholds = thresholds_of(rows, filters, ranks) if thresholds is None else thresholds
     if not may_read:
-        return Cut(rows, _by_rounds(rows, filters, its, ranks, of_greedy), one_of_greedy=one)
-    least, total_cut = its.least, its.least_of_total
+        return Cut(
+            rows, _by_rounds(rows, filters, row_thresholds, ranks, of_greedy), one_of_greedy=one
+        )
+    least, total_cut = row_thresholds.least, row_thresholds.least_of_total
     if filters.demand.counts:
         bins = ranks.sum_integers(rows.numbers_of_bins())
         last = (None, None) if filters.demand.masses else (least, of_greedy)
-        cut = _in_a_bin(rows, bins, its.most, its.keep_ties, ranks, *last, mass=False)
+        cut = _in_a_bin(
+            rows, bins, row_thresholds.most, row_thresholds.keep_ties, ranks, *last, mass=False
+        )
         if not filters.demand.masses:
             return Cut(rows, cut, one_of_greedy=one)
         before_top_p = cut.masked_fill(filters.column(behind(TOP_K.name)), 0)
@@ -129,7 +133,16 @@ def find_cut(
         masses = _masses_of(rows, ranks, total_cut)
     total, bins = masses
     last = least, of_greedy
-    cut = _in_a_bin(rows, bins, total, its.keep_ties, ranks, *last, share=its.share, mass=True)
+    cut = _in_a_bin(
+        rows,
+        bins,
+        total,
+        row_thresholds.keep_ties,
+        ranks,
+        *last,
+        share=row_thresholds.share,
+        mass=True,
+    )
     return Cut(rows, cut, one_of_greedy=one)
 
 
@@ -143,8 +156,8 @@ def cut_of_first(
         gathered: int64 [W, F, k], the first words of each rank.
     """
     first = rows.first_of(gathered, gathered.shape[2])
-    (its,) = thresholds_of_first(rows, first, filters, ranks)
-    return _of_first(rows, first, its)
+    (thresholds,) = thresholds_of_first(rows, first, filters, ranks)
+    return _of_first(rows, first, thresholds)
 
 
 def search(
@@ -190,53 +203,54 @@ def _may_list(filters: RowFilters) -> bool:
 
 
 def _cut_of_list(
-    rows: ShardLogits, its: Thresholds, masses: Masses, ranks: Ranks, number: int
+    rows: ShardLogits, thresholds: Thresholds, masses: Masses, ranks: Ranks, number: int
 ) -> tuple[Tensor, Cut] | None:
     """Return what `cut_of_first` does, from a list of all that the rows keep; None if one of them
     may keep more than a list has. The host reads from the device which it is. Collective."""
-    cut, room = rows.list_end(masses.bins, masses.total, its.share, number)
+    cut, room = rows.list_end(masses.bins, masses.total, thresholds.share, number)
     longest = max(room.tolist())
     if longest > MAX_WEIGHED_WORDS:
         return None
     gathered = ranks.gather_integers(rows.words_from(cut, longest))
     first = rows.first_of(gathered, longest)
-    words, found = _of_first(rows, first, its._replace(total=masses.total))
-    return words, found._replace(none_greedy=True)
+    words, of_first = _of_first(rows, first, thresholds._replace(total=masses.total))
+    return words, of_first._replace(none_greedy=True)
 
 
-def _of_first(rows: ShardLogits, first: Tensor, its: Thresholds) -> tuple[Tensor, Cut]:
+def _of_first(rows: ShardLogits, first: Tensor, thresholds: Thresholds) -> tuple[Tensor, Cut]:
     """Return the tokens and the cuts of rows whose first words, [F, k], hold their kept sets."""
-    found = rows.set_of_first(first, its)
-    rows = replace(rows, top=found.top)
-    return found.words, Cut(rows, found.cut, first, found.held[None], drawn=found.drawn)
+    kept_set = rows.set_of_first(first, thresholds)
+    rows = replace(rows, top=kept_set.top)
+    return kept_set.words, Cut(rows, kept_set.cut, first, kept_set.held[None], drawn=kept_set.drawn)
 
 
 def _by_rounds(
     rows: ShardLogits,
     filters: RowFilters,
-    its: Thresholds,
+    thresholds: Thresholds,
     ranks: Ranks,
     of_greedy: Tensor | None,
 ) -> Tensor:
     """Return where kept sets end, int64 [F], by rounds alone."""
-    least, total_cut, demand = its.least, its.least_of_total, filters.demand
+    least, total_cut, demand = thresholds.least, thresholds.least_of_total, filters.demand
     if demand.counts:
         ends = None if demand.masses else OtherEnds(least, None, of_greedy)
-        by_number = _by_digits(rows, its.most, its.keep_ties, ranks, ends, mass=False)
+        by_number = _by_digits(rows, thresholds.most, thresholds.keep_ties, ranks, ends, mass=False)
         if ends is not None:
             return by_number
         before_top_p = by_number.masked_fill(filters.column(behind(TOP_K.name)), 0)
         least, total_cut = least.maximum(by_number), total_cut.maximum(before_top_p)
     if not demand.masses:
         return rows.last_cut(least, of_greedy=of_greedy)
-    ends, shares = OtherEnds(least, its.share, of_greedy), {"share": its.share, "least": total_cut}
-    return _by_digits(rows, None, its.keep_ties, ranks, ends, **shares, mass=True)
+    ends = OtherEnds(least, thresholds.share, of_greedy)
+    shares = {"share": thresholds.share, "least": total_cut}
+    return _by_digits(rows, None, thresholds.keep_ties, ranks, ends, **shares, mass=True)
 
 
 def _masses_of(rows: ShardLogits, ranks: Ranks, total_cut: Tensor) -> Masses:
     """Return the masses of rows, whose total is that down to words int64 [F]. Collective."""
-    found = ranks.sum_integers(rows.masses_of_bins(total_cut))
-    return Masses(found[:, BINS], found[:, :BINS])
+    masses = ranks.sum_integers(rows.masses_of_bins(total_cut))
+    return Masses(masses[:, BINS], masses[:, :BINS])
 
 
 def _in_a_bin(
@@ -268,13 +282,13 @@ def _in_a_bin(
     cut, left = rows.cut_of(search, listed, keep_ties, mass=mass, least=least, of_greedy=of_greedy)
     undecided = [row for row, open_ in enumerate(left.tolist()) if open_]
     if undecided:
-        places = index_of(undecided, cut.device)
-        some = replace(rows, tile_words=None).select(places)
-        found = _by_digits(some, search.limit[places], keep_ties[places], ranks, mass=mass)
+        index = index_of(undecided, cut.device)
+        some = replace(rows, tile_words=None).select(index)
+        words = _by_digits(some, search.limit[index], keep_ties[index], ranks, mass=mass)
         if least is not None:
-            kept = None if of_greedy is None else of_greedy[places]
-            found = some.last_cut(least[places].maximum(found), of_greedy=kept)
-        cut[places] = found
+            kept = None if of_greedy is None else of_greedy[index]
+            words = some.last_cut(least[index].maximum(words), of_greedy=kept)
+        cut[index] = words
     return cut
 
 

@@ -30,45 +30,51 @@ from tpsample.ranks.ranks import Ranks
 from tpsample.request.filters import LogprobRows
 
 
-def own_words(rows: ShardLogits, asked: LogprobRows, sampled: Tensor) -> Tensor:
+def own_words(rows: ShardLogits, logprob_rows: LogprobRows, sampled: Tensor) -> Tensor:
     """Return what a rank sends for logprobs, int64 [R, n + S + C]: words of its first n tokens, and
     of the sampled and chosen ids that it owns.
 
     Args:
         sampled: int64 [R, S]; -1 for none.
     """
-    ids = torch.cat([sampled, asked.chosen], dim=1) if asked.chosen.shape[1] else sampled
-    return rows.own_words(max(1, asked.top), ids)
+    ids = (
+        torch.cat([sampled, logprob_rows.chosen], dim=1)
+        if logprob_rows.chosen.shape[1]
+        else sampled
+    )
+    return rows.own_words(max(1, logprob_rows.top), ids)
 
 
-def words_of_drawn(gathered: Tensor, asked: LogprobRows, sampled: Tensor) -> Tensor:
+def words_of_drawn(gathered: Tensor, logprob_rows: LogprobRows, sampled: Tensor) -> Tensor:
     """Return the `own_words` of all ranks, where each sent its best tokens for the drawn ones."""
-    best = gathered[:, :, max(1, asked.top) :][..., : sampled.shape[1]]
+    best = gathered[:, :, max(1, logprob_rows.top) :][..., : sampled.shape[1]]
     best *= word.token_of(best) == sampled  # the rank of the drawn token has its word
     return gathered
 
 
-def words_of_first(cut: Cut, asked: LogprobRows) -> Tensor:
+def words_of_first(cut: Cut, logprob_rows: LogprobRows) -> Tensor:
     """Return the `own_words` of all ranks together, where first words hold all of them."""
     assert cut.first is not None and cut.drawn is not None
-    return torch.cat([cut.first[:, : max(1, asked.top)], cut.drawn], dim=1)[None]
+    return torch.cat([cut.first[:, : max(1, logprob_rows.top)], cut.drawn], dim=1)[None]
 
 
-def logprobs_of_sets(rows: ShardLogits, asked: LogprobRows, sampled: Tensor, cut: Cut) -> Logprobs:
+def logprobs_of_sets(
+    rows: ShardLogits, logprob_rows: LogprobRows, sampled: Tensor, cut: Cut
+) -> Logprobs:
     """Return processed logprobs of rows whose first words hold their kept sets. Nothing is sent.
 
     Args:
-        rows, asked, sampled: as in `find_logprobs`. No row is greedy or asks for chosen ids.
+        rows, logprob_rows, sampled: as in `find_logprobs`. No row is greedy or asks for chosen ids.
         cut: of all asking rows, in the same order.
     """
     assert cut.first is not None and cut.drawn is not None
-    words, sums = rows.weighed_words(asked, cut.first, cut.drawn, cut.words)
-    return rows.logprobs_of_words(asked, sampled, words, cut.words, sums)
+    words, sums = rows.weighed_words(logprob_rows, cut.first, cut.drawn, cut.words)
+    return rows.logprobs_of_words(logprob_rows, sampled, words, cut.words, sums)
 
 
 def find_logprobs(
     rows: ShardLogits,
-    asked: LogprobRows,
+    logprob_rows: LogprobRows,
     sampled: Tensor,
     ranks: Ranks,
     *,
@@ -80,7 +86,7 @@ def find_logprobs(
 
     Args:
         rows: the R asking rows.
-        asked: what they ask for.
+        logprob_rows: what they ask for.
         sampled: int64 [R, S], the tokens drawn, or those that came; -1 for none. A row without a
             token, with a NaN, or with nothing but masked tokens has ids -1, values NaN and ranks 0.
             In the raw modes that is asked of the raw logits, too.
@@ -89,26 +95,26 @@ def find_logprobs(
         gathered: the `own_words` of all ranks, or of them together; None to gather them.
     """
     if gathered is None:
-        gathered = ranks.gather_integers(own_words(rows, asked, sampled))
-    words = rows.listed_words(asked, gathered)
+        gathered = ranks.gather_integers(own_words(rows, logprob_rows, sampled))
+    words = rows.listed_words(logprob_rows, gathered)
     rows = replace(rows, top=words.top)
 
     cut: Tensor | None = None
     marks = words.marks
-    if asked.filters is not None and asked.filtered is not None:
-        its, filtered = rows.select(asked.filtered), asked.filtered
+    if logprob_rows.filters is not None and logprob_rows.filtered is not None:
+        filtered_rows, filtered = rows.select(logprob_rows.filtered), logprob_rows.filtered
         if ends is None:
-            cut = find_cut(its, asked.filters, ranks, may_read=may_read).words
+            cut = find_cut(filtered_rows, logprob_rows.filters, ranks, may_read=may_read).words
         else:
-            cut = ends[asked.of_filters]
+            cut = ends[logprob_rows.of_filters]
         if not has_all(filtered, len(marks)):
             of_all = torch.zeros_like(marks[:, 0])
             of_all[filtered] = cut
             cut = of_all
-        if asked.asks is not None or not all(asked.processed_list):
-            cut = torch.where(asked.processed, cut, 0)
+        if logprob_rows.asks is not None or not all(logprob_rows.processed_list):
+            cut = torch.where(logprob_rows.processed, cut, 0)
         marks = marks.maximum(cut.unsqueeze(1))
 
     rows = replace(rows, temperature=words.temperature)
     sums = ranks.sum_integers(rows.weigh(cut, marks))
-    return rows.logprobs_of_words(asked, sampled, words, cut, sums)
+    return rows.logprobs_of_words(logprob_rows, sampled, words, cut, sums)

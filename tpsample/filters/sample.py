@@ -78,17 +78,17 @@ def sample_filtered(
     words = rows.logits.new_empty(len(filters), rows.noise.num_samples, dtype=torch.int64)
     methods = list(_methods(rows, filters, may_read))  # once, because rows of some are copies
     if gathered is None:
-        own = [_candidates(method, its, part) for method, _, its, part in methods]
-        gathered = [ranks.gather_integers(each) for each in own]
-    for (method, index, its, part), candidates in zip(methods, gathered, strict=True):
+        own = [_candidates(method, part_filters, part) for method, _, part_filters, part in methods]
+        gathered = [ranks.gather_integers(candidates) for candidates in own]
+    for (method, index, part_filters, part), candidates in zip(methods, gathered, strict=True):
         match method:
             case Method.FIRST_WORDS:
-                found = _by_first_words(part, its, ranks, candidates)
+                part_words = _by_first_words(part, part_filters, ranks, candidates)
             case Method.SEARCH:
-                found = _by_search(part, its, ranks, candidates, may_read=may_read)
+                part_words = _by_search(part, part_filters, ranks, candidates, may_read=may_read)
             case Method.REJECTION:
-                found = _by_rejection(part, its, ranks, candidates, may_read=may_read)
-        words = put(words, index, found)
+                part_words = _by_rejection(part, part_filters, ranks, candidates, may_read=may_read)
+        words = put(words, index, part_words)
     return words
 
 
@@ -97,7 +97,7 @@ def own_candidates(
 ) -> list[Tensor]:
     """Return what this rank sends in the first exchange of each method that rows begin with."""
     methods = _methods(rows, filters, may_read)
-    return [_candidates(method, its, part) for method, _, its, part in methods]
+    return [_candidates(method, part_filters, part) for method, _, part_filters, part in methods]
 
 
 def _candidates(method: Method, filters: RowFilters, rows: ShardLogits) -> Tensor:
@@ -117,19 +117,19 @@ def _methods(
     """Yield each method with the rows that begin with it, as an index or as bool [F], their
     filters, and their logits."""
     if may_read and filters.known:
-        for method, places, its in filters.methods:
-            yield _first_method(method, its, rows), places, its, rows.select(places)
+        for method, index, part_filters in filters.methods:
+            yield _first_method(method, part_filters, rows), index, part_filters, rows.select(index)
         return
     for method in (Method.FIRST_WORDS, Method.REJECTION):
         by_first = method is Method.FIRST_WORDS
         if filters.by_first_words == {by_first}:
             yield _first_method(method, filters, rows), slice(0, len(filters)), filters, rows
         elif by_first in filters.by_first_words:
-            kinds = [each for each in filters.kinds if bool(each.demand.first) is by_first]
+            kinds = [kind for kind in filters.kinds if bool(kind.demand.first) is by_first]
             column = filters.column(BY_FIRST_WORDS)
             mask = column if by_first else ~column
-            its = replace(filters, kinds=kinds)
-            yield _first_method(method, its, rows), mask, its, rows.without(~mask)
+            part_filters = replace(filters, kinds=kinds)
+            yield _first_method(method, part_filters, rows), mask, part_filters, rows.without(~mask)
 
 
 def _first_method(method: Method, filters: RowFilters, rows: ShardLogits) -> Method:
@@ -147,8 +147,8 @@ def _by_first_words(
     """Return words [F, num_samples], from the first k tokens of each rank, [W, F, k]. Collective
     as `thresholds_of_first` is."""
     first = rows.first_of(gathered, gathered.shape[2])
-    its = thresholds_of_first(rows, first, filters, ranks)
-    words, *others = (rows.best_of_first(first, each) for each in its)
+    bounds = thresholds_of_first(rows, first, filters, ranks)
+    words, *others = (rows.best_of_first(first, bound) for bound in bounds)
     if not others:
         return words
     # The greater the total, the larger the set: a token of both bounds is that of the total.
@@ -156,9 +156,9 @@ def _by_first_words(
     undecided = [row for row, differs in enumerate(differ) if differs]
     if not undecided:
         return words
-    places = index_of(undecided, words.device)
-    left, of_left = rows.select(places).exact(), filters.select(undecided, places)
-    return put(words, places, _by_first_words(left, of_left, ranks, gathered[:, places]))
+    index = index_of(undecided, words.device)
+    left, of_left = rows.select(index).exact(), filters.select(undecided, index)
+    return put(words, index, _by_first_words(left, of_left, ranks, gathered[:, index]))
 
 
 def _by_rejection(
@@ -190,21 +190,24 @@ def _of_best(
         decided &= ~filters.column(SEARCHED) | top.isnan()
 
     if not may_read:
-        found = _searched(rows.without(decided), filters, ranks, thresholds, may_read=False)
-        return torch.where(decided.unsqueeze(1), words, found)
+        undecided_words = _searched(
+            rows.without(decided), filters, ranks, thresholds, may_read=False
+        )
+        return torch.where(decided.unsqueeze(1), words, undecided_words)
     undecided = [row for row, done in enumerate(decided.tolist()) if not done]
     if not undecided:
         return words
-    places = index_of(undecided, words.device)
+    index = index_of(undecided, words.device)
     # A search looks for nothing in tiles.
-    left, its = replace(rows, tile_words=None).select(places), filters.select(undecided, places)
+    left = replace(rows, tile_words=None).select(index)
+    left_filters = filters.select(undecided, index)
     if rows.rough is not None:
-        found = _of_best(left.exact(), its, ranks, best[places], may_read=True)
+        undecided_words = _of_best(left.exact(), left_filters, ranks, best[index], may_read=True)
     else:
         ranks.counters.second_rounds += len(undecided)
-        ends = its.thresholds(thresholds.least[places], thresholds.least_of_total[places])
-        found = _searched(left, its, ranks, ends, may_read=True)
-    return put(words, places, found)
+        ends = left_filters.thresholds(thresholds.least[index], thresholds.least_of_total[index])
+        undecided_words = _searched(left, left_filters, ranks, ends, may_read=True)
+    return put(words, index, undecided_words)
 
 
 def _by_search(
@@ -235,13 +238,13 @@ def _searched(
     return best[0] if len(best) == 1 else best.amax(dim=0)
 
 
-def put(words: Tensor, index: Tensor | slice, found: Tensor) -> Tensor:
+def put(words: Tensor, index: Tensor | slice, values: Tensor) -> Tensor:
     """Put words of some rows in place. Nothing is copied if a slice has all rows."""
     if has_all(index, len(words)):
-        return found
+        return values
     if isinstance(index, slice):
-        words[index] = found
+        words[index] = values
         return words
     if index.dtype == torch.bool:
-        return torch.where(index.unsqueeze(1), found, words)
-    return words.index_copy(0, index, found)
+        return torch.where(index.unsqueeze(1), values, words)
+    return words.index_copy(0, index, values)

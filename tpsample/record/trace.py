@@ -82,10 +82,10 @@ class TopKTrace(KeepsTensors, Sealed):
                 "the step without num_samples"
             )
         rows, steps, k = self.top_token_ids.shape
-        found = (0, 0) if logprobs is None else tuple(logprobs.token_ids.shape)
+        shape = (0, 0) if logprobs is None else tuple(logprobs.token_ids.shape)
         chosen = 0 if logprobs is None else logprobs.num_chosen
-        if logprobs is None or found[0] != rows or found[1] - chosen <= k:
-            got = None if logprobs is None else found
+        if logprobs is None or shape[0] != rows or shape[1] - chosen <= k:
+            got = None if logprobs is None else shape
             of_which = f", of which {chosen} are chosen by logprob_token_ids" if chosen else ""
             raise ValueError(
                 f"logprobs: expected {rows} rows with the token drawn and at least k = {k} more, "

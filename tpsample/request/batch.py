@@ -368,8 +368,8 @@ class SamplingBatch(StepBatch):
             TypeError, ValueError: as `from_params`; a slot named twice, or one that is not there.
         """
         rows, tokens = check_rows("put", slots, self.rows), (prompt_token_ids, output_token_ids)
-        its = [params] if isinstance(params, SamplingParams) else params
-        checked = check_requests(0, its, *tokens, self.vocab_size)
+        requests = [params] if isinstance(params, SamplingParams) else params
+        checked = check_requests(0, requests, *tokens, self.vocab_size)
         if len(rows) != len(checked) or len(set(rows)) < len(rows):
             raise ValueError(
                 f"put: expected as many requests as slots, each slot once, got {len(checked)} "
@@ -455,8 +455,8 @@ class SamplingBatch(StepBatch):
         yield from super()._misread()
         rows = zip(self._table.entries, self.temperature.tolist(), strict=True)
         for row, (entry, temperature) in enumerate(rows):
-            its = entry.params
-            if its.greedy and its.filtered and temperature >= GREEDY_BELOW:
+            params = entry.params
+            if params.greedy and params.filtered and temperature >= GREEDY_BELOW:
                 yield (
                     "filters",
                     f"batch.temperature: row {row} is random by what was written, and its request "
@@ -524,7 +524,7 @@ class SamplingBatch(StepBatch):
     def _changed(self) -> None:
         needy = self._table.flagged(NEEDS_APPEND) if readable(self.device) else []
         self._moving.needy = tensors_of(needy, device=None)[0] if needy else None
-        self._lacks_output = bool(needy) and not any(each.output for each in self._table.entries)
+        self._lacks_output = bool(needy) and not any(entry.output for entry in self._table.entries)
         self._plans, self._handle = {}, handle_of(self, self._handle)
         if not self._selects:
             _ = self.plan  # now, because a step that is captured can send nothing to the device

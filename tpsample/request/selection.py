@@ -92,8 +92,8 @@ class Selection(HasViews, StepBatch):
 
     def _of_others(self, state: dict[str, Any]) -> dict[int, Any]:
         batch = state["_batch"]  # which has been loaded, with tables of its own
-        its = {id(state["_table"]): batch._table, id(state["_moving"]): batch._moving}
-        return super()._of_others(state) | its | {id(batch): batch}
+        tables = {id(state["_table"]): batch._table, id(state["_moving"]): batch._moving}
+        return super()._of_others(state) | tables | {id(batch): batch}
 
     @ordinary_tensors
     def _view(self) -> None:

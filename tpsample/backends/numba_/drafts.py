@@ -14,8 +14,8 @@ def draft_words(logits: Tensor, first_id: int, noise: RowNoise, sample: int, dom
     """Return the best score words, int64 [1, B]. Twin: `tpsample.backends.torch_.drafts`."""
     words = noise.seed.new_zeros(1, len(logits))
     tensors = noise.temperature, noise.seed, noise.positions
-    rows = tuple(array_of(each.contiguous()) for each in tensors)
-    its = array_of(logits.float().contiguous()), first_id, rows, sample, domain, array_of(words[0])
+    rows = tuple(array_of(tensor.contiguous()) for tensor in tensors)
+    args = array_of(logits.float().contiguous()), first_id, rows, sample, domain, array_of(words[0])
     parts = max(1, min(len(logits), threads_for(16 * logits.numel())))
-    in_ranges(kernels.draft_words, 0, len(logits), parts, *its)
+    in_ranges(kernels.draft_words, 0, len(logits), parts, *args)
     return words

@@ -117,19 +117,19 @@ class NativeBackend(Backend):
         self._draw(step, stored, *drawn, native.NativeHead(), best)
 
     def _store_logits(
-        self, step: Step, rows: Tensor, places: Tensor, raw: Tensor, processed: Tensor
+        self, step: Step, rows: Tensor, stored_rows: Tensor, raw: Tensor, processed: Tensor
     ) -> None:
         """Store logits in place of upper ends; see `Found.store`."""
         plan, index, source = step.batch.plan, array_of(rows), self._source(0, self._num_ids)
         head = self._head_of(step.controls, given=False)
-        at, numbers = array_of(places), (array_of(raw), array_of(processed))
+        at, numbers = array_of(stored_rows), (array_of(raw), array_of(processed))
         least = np.array([plan.rough[plan.stored_list.index(row)].least for row in index.tolist()])
         known = least > -np.inf
         self._store(step, source, index[~known], head, Memory(at[~known], *numbers))
-        some, its = index[known], Memory(at[known], *numbers)
+        some, memory = index[known], Memory(at[known], *numbers)
         most, least = np.zeros(len(some), np.int64), self._heated(step, some, least[known])
         no_words = np.zeros((self._threads(source, len(some)), len(raw), 1), np.int64)
-        self._list_kept(step, source, some, head, its, most, least, no_words)
+        self._list_kept(step, source, some, head, memory, most, least, no_words)
 
     def _source(self, start: int, stop: int) -> Weight:
         """Return a range of the weight, wherever that lies now."""
@@ -160,7 +160,7 @@ class NativeBackend(Backend):
             return
         # The word of a range whose ids are all masked is that of its first id.
         empty = KEY_MINUS_INF << TOKEN_BITS | TOKEN_MASK - (source.first_id + source.start)
-        found = np.full((threads, num_rows, samples, 1), empty)
+        words_of_threads = np.full((threads, num_rows, samples, 1), empty)
         if sources is None:
             nothing = np.empty((threads, 0, 1), np.int64), np.empty((threads, 0), np.float32)
             copy = None
@@ -168,11 +168,13 @@ class NativeBackend(Backend):
                 copy = copy_of(self.copy, self._shard.start)
             memory = Memory(np.arange(num_rows))
             every = NONE, NONE.astype(np.bool_), NONE.astype(np.float64)
-            self._run_draw(step, source, index, head, memory, every, (found, *nothing), copy)
+            self._run_draw(
+                step, source, index, head, memory, every, (words_of_threads, *nothing), copy
+            )
         else:
             rows = index, sources, draws_of(step.noise), head, NONE
-            self._run(draw_given, source, num_rows, *rows, outputs=(found,))
-        words = found[0] if threads == 1 else found.max(axis=0)
+            self._run(draw_given, source, num_rows, *rows, outputs=(words_of_threads,))
+        words = words_of_threads[0] if threads == 1 else words_of_threads.max(axis=0)
         best[:, index] = np.maximum(best[:, index], words[:, :, 0].T)
 
     def _draw_roughly(
@@ -181,13 +183,13 @@ class NativeBackend(Backend):
         """Store upper ends of the logits of rough rows, and find their best words."""
         assert step.found is not None
         threads = self._threads(source, len(index))
-        first, best, error_bound = (array_of(each)[:threads] for each in step.found[:3])
+        first, best, error_bound = (array_of(tensor)[:threads] for tensor in step.found[:3])
         counted, demands = step.batch.plan.kept_cap is not None, step.batch.plan.rough.values()
-        listed = np.array([max(1, its.first) for its in demands])
-        weighed = np.array([counted or its.weighed for its in demands])
-        least = self._heated(step, index, np.array([its.least for its in demands]))
-        its = listed, weighed, least
-        self._run_draw(step, source, index, head, memory, its, (best, first, error_bound))
+        listed = np.array([max(1, demand.first) for demand in demands])
+        weighed = np.array([counted or demand.weighed for demand in demands])
+        least = self._heated(step, index, np.array([demand.least for demand in demands]))
+        of_rows = listed, weighed, least
+        self._run_draw(step, source, index, head, memory, of_rows, (best, first, error_bound))
 
     def _run_draw(
         self,
@@ -215,17 +217,17 @@ class NativeBackend(Backend):
         most, least = array_of(kinds.most), self._heated(step, index, array_of(kinds.least))
         many = most > HEAPED
         whole = many & (PAIR * threads * most > source.stop - source.start)
-        asked = step.batch.plan.logprobs
-        if asked is not None:
+        logprob_rows = step.batch.plan.logprobs
+        if logprob_rows is not None:
             is_greedy = ~array_of(step.noise.random)[index, 0]
-            whole |= is_greedy & np.isin(index, asked.row_list)
+            whole |= is_greedy & np.isin(index, logprob_rows.row_list)
         assert step.found is not None
         first = array_of(step.found.first)[:threads]
-        for rows, found in ((~whole & ~many, first), (~whole & many, None)):
-            its = memory._replace(places=memory.places[rows])
-            self._list_kept(step, source, index[rows], head, its, most[rows], least[rows], found)
-        its = memory._replace(places=memory.places[whole])
-        self._store(step, source, index[whole], head, its)
+        for rows, words in ((~whole & ~many, first), (~whole & many, None)):
+            part = memory._replace(stored_rows=memory.stored_rows[rows])
+            self._list_kept(step, source, index[rows], head, part, most[rows], least[rows], words)
+        part = memory._replace(stored_rows=memory.stored_rows[whole])
+        self._store(step, source, index[whole], head, part)
 
     def _list_kept(
         self,
@@ -247,18 +249,18 @@ class NativeBackend(Backend):
                 where the upper ends of all logits are stored before any is listed.
         """
         threads = self._threads(source, len(index)) if first is None else len(first)
-        found = () if first is None else (first,)
-        found = *found, np.zeros((threads, 2, len(index)), np.int64)
-        its = hidden_of(step), index, head, memory, most, least
+        outputs = () if first is None else (first,)
+        outputs = *outputs, np.zeros((threads, 2, len(index)), np.int64)
+        given = hidden_of(step), index, head, memory, most, least
         self._run(
-            store_first if first is None else list_kept, source, len(index), *its, outputs=found
+            store_first if first is None else list_kept, source, len(index), *given, outputs=outputs
         )
 
     @staticmethod
     def _heated(step: Step, index: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Return T · y of some rows, float64 [R]."""
-        heat = safe_temperature(step.batch.temperature[torch.from_numpy(index)])[0]
-        return array_of(heat.double()) * y
+        temperature = safe_temperature(step.batch.temperature[torch.from_numpy(index)])[0]
+        return array_of(temperature.double()) * y
 
     def _store(
         self, step: Step, source: Weight, index: np.ndarray, head: native.NativeHead, memory: Memory

@@ -113,8 +113,8 @@ class NativeShardLogits(ShardLogits):
 
     def best_of_first(self, first: Tensor, thresholds: Thresholds) -> Tensor:
         out = first.new_zeros(len(first), self.noise.num_samples)
-        its = draws_of(self.noise), array_of(out)
-        self._run_on_first(passes.best_of_first, first, thresholds, *its)
+        arguments = draws_of(self.noise), array_of(out)
+        self._run_on_first(passes.best_of_first, first, thresholds, *arguments)
         return out
 
     def kept_of_first(self, first: Tensor, thresholds: Thresholds) -> Tensor:
@@ -128,7 +128,7 @@ class NativeShardLogits(ShardLogits):
         """Call a pass over the first words of all rows."""
         total = thresholds.total
         given = torch.full_like(thresholds.most, -1) if total is None else total
-        limits = tuple(array_of(each.contiguous()) for each in (*thresholds[:4], given))
+        limits = tuple(array_of(tensor.contiguous()) for tensor in (*thresholds[:4], given))
         rows = array_of(first.contiguous()), array_of(self.temperature.contiguous())
         in_ranges(kernel, 0, len(first), 1, *rows, limits, *arguments)
 
@@ -148,24 +148,24 @@ class NativeShardLogits(ShardLogits):
         return bins if mass else bins.to(torch.int32)
 
     def numbers_of_bins(self) -> Tensor:
-        found = torch.zeros(len(self.logits), BINS, dtype=torch.int64, device="cpu")
-        self.run(cuts.numbers_of_bins, array_of(self.largest.contiguous()), array_of(found))
-        return found.to(torch.int32)
+        numbers = torch.zeros(len(self.logits), BINS, dtype=torch.int64, device="cpu")
+        self.run(cuts.numbers_of_bins, array_of(self.largest.contiguous()), array_of(numbers))
+        return numbers.to(torch.int32)
 
     def masses_of_bins(self, cut: Tensor) -> Tensor:
-        found = cut.new_zeros(len(cut), BINS + 1)
-        tensors = self.largest.contiguous(), cut.contiguous(), found
+        masses = cut.new_zeros(len(cut), BINS + 1)
+        tensors = self.largest.contiguous(), cut.contiguous(), masses
         self.run(cuts.masses_of_bins, *map(array_of, tensors))
-        return found
+        return masses
 
     def last_bins(
         self, bins: Tensor, total: Tensor, share: Tensor, number: int
     ) -> tuple[Tensor, Tensor]:
-        found, limit = bins.new_zeros(2, len(bins)), mass_limit(total, share)
-        given = bins, limit, tokens_per_mass(bins.device), found
-        its = (array_of(tensor.contiguous()) for tensor in given)
-        in_ranges(cuts.last_bins, 0, len(bins), 1, *its, number)
-        return found[0], found[1]
+        out, limit = bins.new_zeros(2, len(bins)), mass_limit(total, share)
+        given = bins, limit, tokens_per_mass(bins.device), out
+        arrays = (array_of(tensor.contiguous()) for tensor in given)
+        in_ranges(cuts.last_bins, 0, len(bins), 1, *arrays, number)
+        return out[0], out[1]
 
     def words_of_bin(self, bins: Tensor, count: int) -> Tensor:
         words = bins.new_zeros(len(bins), 1 + count)
@@ -175,8 +175,8 @@ class NativeShardLogits(ShardLogits):
     def reached_at(self, search: Search, words: Tensor, *, mass: bool) -> Tensor:
         cut = torch.empty_like(search.limit)
         given = words, self.temperature, self.largest, search.reached, search.limit
-        its = *(array_of(tensor.contiguous()) for tensor in given), mass, array_of(cut)
-        in_ranges(cuts.reached_at, 0, len(words), 1, *its)
+        arguments = *(array_of(tensor.contiguous()) for tensor in given), mass, array_of(cut)
+        in_ranges(cuts.reached_at, 0, len(words), 1, *arguments)
         return cut
 
     def best_kept(self, cut: Tensor) -> Tensor:
@@ -215,8 +215,8 @@ class NativeShardLogits(ShardLogits):
         log_masses = torch.full_like(ids, torch.nan, dtype=torch.float64)
         numbers = self.temperature, self.largest, log_totals(sets.mass)
         given = words, sets.cut, *numbers, sets.offsets, ids, log_masses
-        its = (array_of(tensor.contiguous()) for tensor in given)
-        in_ranges(cuts.listed_sets, 0, len(words), 1, *its)
+        arrays = (array_of(tensor.contiguous()) for tensor in given)
+        in_ranges(cuts.listed_sets, 0, len(words), 1, *arrays)
         return ids, log_masses
 
     def count_from(self, marks: Tensor) -> Tensor:
@@ -230,17 +230,17 @@ class NativeShardLogits(ShardLogits):
         Those of rows that store upper ends are known, and are of all tokens.
         """
         rows, samples = self._rows, self.noise.num_samples
-        found = np.zeros((len(self.logits), samples, count), np.int64)
+        words = np.zeros((len(self.logits), samples, count), np.int64)
         if self.rough is not None:
             known = array_of(self.rough.error_bound) > 0
-            found[known] = _descending(array_of(self.rough.best)[known])[..., :count]
+            words[known] = _descending(array_of(self.rough.best)[known])[..., :count]
             rows = rows[~known[rows]]
         source = weight_of(self.logits.contiguous(), self.first_id, 0, self.logits.shape[1])
-        draws, cuts, best = draws_of(self.noise), cut[rows] if len(cut) else cut, found[rows]
-        its = source, rows, draws, NativeHead(), cuts, best
-        in_ranges(draw_stored, 0, len(rows), self._threads, *its)
-        found[rows] = best
-        return _descending(found)
+        draws, cuts, best = draws_of(self.noise), cut[rows] if len(cut) else cut, words[rows]
+        arguments = source, rows, draws, NativeHead(), cuts, best
+        in_ranges(draw_stored, 0, len(rows), self._threads, *arguments)
+        words[rows] = best
+        return _descending(words)
 
     @cached_property
     def _rows(self) -> np.ndarray:

@@ -39,10 +39,10 @@ class NativeVerification(Verification):
 
     def residuals(self, laws: Laws, places: Places) -> Tensor:
         index = places.index
-        found = index.new_zeros(2, *index.shape)
-        tensors = index, places.weights, self.seed, self.positions.contiguous(), found
+        out = index.new_zeros(2, *index.shape)
+        tensors = index, places.weights, self.seed, self.positions.contiguous(), out
         self._run(kernels.residuals, laws, index.numel(), *tensors)
-        return found if self.block else found[:1]
+        return out if self.block else out[:1]
 
     def _run(self, kernel: object, laws: Laws, count: int, *tensors: Tensor) -> None:
         """Call a kernel for ranges of `count` positions, one per thread."""
@@ -54,7 +54,7 @@ class NativeVerification(Verification):
             self.draft is None,
             self.rows.first_id,
             self.drafts.shape[1],
-            *(array_of(each.flatten()) for each in numbers),
+            *(array_of(tensor.flatten()) for tensor in numbers),
         )
         parts = max(1, min(count, threads_for(32 * count * logits.shape[1])))
         in_ranges(kernel, 0, count, parts, rows, *map(array_of, tensors))

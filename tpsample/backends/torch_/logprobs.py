@@ -43,18 +43,18 @@ def first_of(gathered: Tensor, count: int) -> Tensor:
     return gathered[:, :, :count].transpose(0, 1).flatten(1).topk(count, dim=1).values
 
 
-def listed_words(temperature: Tensor, asked: LogprobRows, gathered: Tensor) -> ListedWords:
+def listed_words(temperature: Tensor, logprob_rows: LogprobRows, gathered: Tensor) -> ListedWords:
     """Return the words of all ranks.
 
     Args:
         temperature: fp32 [R], 1 for greedy rows.
         gathered: int64 [W, R, n + S + C], each rank's first words and those of the given ids.
     """
-    count = max(1, asked.top)
+    count = max(1, logprob_rows.top)
     first, own = first_of(gathered, count), gathered[:, :, count:].amax(dim=0)
     # Of the N best, what ties with the last of them is counted.
     marks = torch.cat([own, first[:, -1:]], dim=1) & ~word.TOKEN_MASK
-    temperature = torch.where(asked.processed, temperature, 1.0)
+    temperature = torch.where(logprob_rows.processed, temperature, 1.0)
     return ListedWords(first, own, word.value_of(first[:, 0]), temperature, marks)
 
 
@@ -65,7 +65,7 @@ def log_totals(total: Tensor) -> Tensor:
 
 def logprobs_of_words(
     vocab_size: int,
-    asked: LogprobRows,
+    logprob_rows: LogprobRows,
     sampled: Tensor,
     words: ListedWords,
     cut: Tensor | None,
@@ -92,22 +92,22 @@ def logprobs_of_words(
     rank_in_first = torch.where(keys == keys[:, -1:], counts[:, -1:], rank_in_first)
 
     drawn = sampled.shape[1]
-    parts = own[:, :drawn], first[:, : asked.top], own[:, drawn:]
+    parts = own[:, :drawn], first[:, : logprob_rows.top], own[:, drawn:]
     shown = torch.cat(parts, dim=1)
-    parts = counts[:, :drawn], rank_in_first[:, : asked.top], counts[:, drawn:-1]
+    parts = counts[:, :drawn], rank_in_first[:, : logprob_rows.top], counts[:, drawn:-1]
     token_ranks = torch.cat(parts, dim=1)
     logits = word.value_of(shown)
     below = below_top(logits, top.unsqueeze(1), temperature.unsqueeze(1))
     values = torch.where(
-        asked.as_logits.unsqueeze(1),
+        logprob_rows.as_logits.unsqueeze(1),
         logits.double() / temperature.unsqueeze(1),
         below - log_total.unsqueeze(1),
     )
     kept = shown >= cut
     token_ranks = torch.where(kept, token_ranks, vocab_size)
 
-    wanted = torch.arange(asked.top, device=shown.device) < asked.top_of.unsqueeze(1)
-    asked_for = torch.cat([sampled >= 0, wanted, asked.chosen >= 0], dim=1)
+    wanted = torch.arange(logprob_rows.top, device=shown.device) < logprob_rows.top_of.unsqueeze(1)
+    asked_for = torch.cat([sampled >= 0, wanted, logprob_rows.chosen >= 0], dim=1)
     has_values = word.decode(first[:, :1])[1] == word.Status.OK
     has_values &= (sampled >= 0).all(dim=1, keepdim=True)
     asked_for &= has_values

@@ -279,20 +279,20 @@ class ShardLogits:
         """Store the logits of all rows in place of upper ends, and return the rows."""
         if self.rough is None:
             return self
-        places = self.rough.error_bound.nonzero().squeeze(1)
+        index = self.rough.error_bound.nonzero().squeeze(1)
         processed = self.logits[:0] if self.raw is self.logits else self.logits
-        self.rough.store(self.rough.index[places], places, self.raw, processed)
+        self.rough.store(self.rough.index[index], index, self.raw, processed)
         return replace(self, rough=None)
 
     def without(self, done: Tensor) -> Self:
         """Return the rows with more of them done, bool [F]. Nothing is copied."""
         return replace(self, done=done if self.done is None else self.done | done)
 
-    def of_undone(self, found: Tensor) -> Tensor:
+    def of_undone(self, values: Tensor) -> Tensor:
         """Return what a pass has found, [F, …], with 0 in rows that are done."""
         if self.done is None:
-            return found
-        return found.masked_fill(self.done.view(-1, *[1] * (found.dim() - 1)), 0)
+            return values
+        return values.masked_fill(self.done.view(-1, *[1] * (values.dim() - 1)), 0)
 
     @property
     def largest(self) -> Tensor:
@@ -446,8 +446,8 @@ class ShardLogits:
                 torch.cat([orders, tile_orders.gather(2, best)], dim=2),
                 count,
             )
-        found = torch.cat([self.first_words(1), scores.flatten(1), orders.flatten(1)], dim=1)
-        return self.of_undone(found)
+        sent = torch.cat([self.first_words(1), scores.flatten(1), orders.flatten(1)], dim=1)
+        return self.of_undone(sent)
 
     def merged(self, gathered: Tensor, count: int) -> Tensor:
         """Return the best scores of all ranks as if one rank had them all, int64 [F, …].
@@ -539,7 +539,7 @@ class ShardLogits:
         logits, ids = word.value_of(first), word.token_of(first)
         kept, samples = self._kept_of_first(first, thresholds)[0], range(self.noise.num_samples)
         scores = [word.pack(score_tokens(logits, ids, self.noise, s), ids) for s in samples]
-        best = torch.stack([(each * kept).amax(dim=1) for each in scores], dim=1)
+        best = torch.stack([(score_words * kept).amax(dim=1) for score_words in scores], dim=1)
         return or_nan(best, word.value_of(first[:, 0]))
 
     def kept_of_first(self, first: Tensor, thresholds: Thresholds) -> Tensor:
@@ -554,12 +554,12 @@ class ShardLogits:
 
     def set_of_first(self, first: Tensor, thresholds: Thresholds) -> SetOfFirst:
         """Return `best_of_first`, and the kept sets of these rows among their first tokens."""
-        found, top = self.kept_of_first(first, thresholds), word.value_of(first[:, 0])
-        cut = replace(self, top=top).last_cut(found[:, 0], of_greedy=first[:, 0])
+        kept, top = self.kept_of_first(first, thresholds), word.value_of(first[:, 0])
+        cut = replace(self, top=top).last_cut(kept[:, 0], of_greedy=first[:, 0])
         words = self.best_of_first(first, thresholds)
         ids, drawn = word.token_of(first).unsqueeze(1), word.decode(words)[0].unsqueeze(2)
         orders = (first.unsqueeze(1) * (ids == drawn)).amax(dim=2)
-        return SetOfFirst(words, cut, found[:, 1:], top, orders)
+        return SetOfFirst(words, cut, kept[:, 1:], top, orders)
 
     def _kept_of_first(self, first: Tensor, thresholds: Thresholds) -> tuple[Tensor, Tensor]:
         """Return which first tokens are kept, bool [F, n], and their masses, int64."""
@@ -637,21 +637,21 @@ class ShardLogits:
 
         Masked tokens are in none. In a row with a NaN it means nothing.
         """
-        found = self.logits.new_zeros(len(self.logits), BINS, dtype=torch.int32)
+        numbers = self.logits.new_zeros(len(self.logits), BINS, dtype=torch.int32)
         for _, logits in self.tiles():
             bins, counts = bins_of(logits, self.largest, self.temperature), logits > -torch.inf
-            found.scatter_add_(1, bins, counts.to(torch.int32))
-        return found
+            numbers.scatter_add_(1, bins, counts.to(torch.int32))
+        return numbers
 
     def masses_of_bins(self, cut: Tensor) -> Tensor:
         """Return the masses of the rows' bins, and then that of the tokens down to a cut, int64
         [F, BINS + 1]. The other words are those of `numbers_of_bins`."""
-        found = cut.new_zeros(len(cut), BINS + 1)
+        bin_masses = cut.new_zeros(len(cut), BINS + 1)
         for _, logits in self.tiles():
             weight = self.masses(logits) * (logits > -torch.inf)
-            found.scatter_add_(1, bins_of(logits, self.largest, self.temperature), weight)
-        found[:, BINS] = self.mass_from(cut)
-        return found
+            bin_masses.scatter_add_(1, bins_of(logits, self.largest, self.temperature), weight)
+        bin_masses[:, BINS] = self.mass_from(cut)
+        return bin_masses
 
     def words_of_bin(self, bins: Tensor, count: int) -> Tensor:
         """Return the order words of this rank that lie in a bin of each row.
@@ -664,14 +664,14 @@ class ShardLogits:
             int64 [F, 1 + count]: how many there are, then the words in any order, 0 where there are
             no more. If there are more than `count`, any of them are listed.
         """
-        found = self.logits.new_zeros(len(self.logits), 1 + count, dtype=torch.int64)
+        listed = self.logits.new_zeros(len(self.logits), 1 + count, dtype=torch.int64)
         for first_id, logits in self.tiles():
             inside = bins_of(logits, self.largest, self.temperature) == bins.unsqueeze(1)
             inside &= logits > -torch.inf
-            words = torch.cat([found[:, 1:], order_words(logits, first_id) * inside], dim=1)
-            found[:, 0] += inside.sum(dim=1)
-            found[:, 1:] = words.topk(count, dim=1).values
-        return found
+            words = torch.cat([listed[:, 1:], order_words(logits, first_id) * inside], dim=1)
+            listed[:, 0] += inside.sum(dim=1)
+            listed[:, 1:] = words.topk(count, dim=1).values
+        return listed
 
     def next_digit(
         self,
@@ -692,11 +692,11 @@ class ShardLogits:
         upto = search.reached.unsqueeze(1) + bins.cumsum(dim=1)
         limit = search.limit if share is None else mass_limit(upto[:, -1], share)
         limit = limit.minimum(upto[:, -1])
-        found = (upto < limit.unsqueeze(1)).sum(dim=1, keepdim=True)
-        prefix = search.prefix * digits + (digits - 1 - found.squeeze(1))
+        index = (upto < limit.unsqueeze(1)).sum(dim=1, keepdim=True)
+        prefix = search.prefix * digits + (digits - 1 - index.squeeze(1))
         return Search(
             prefix=prefix if keep_ties is None else last_tied(prefix, keep_ties),
-            reached=(upto - bins).gather(1, found).squeeze(1),
+            reached=(upto - bins).gather(1, index).squeeze(1),
             limit=limit,
         )
 
@@ -788,11 +788,11 @@ class ShardLogits:
         """
         limit = limit if share is None else mass_limit(limit, share)
         nothing = torch.zeros_like(limit)
-        found = self.next_digit(Search(nothing, nothing, limit), bins)
+        search = self.next_digit(Search(nothing, nothing, limit), bins)
         whole = bins.sum(dim=1)
         reached = limit < whole if share is None else limit.clamp(min=1) <= whole
-        place = (BINS - 1 - found.prefix).where(reached, BINS)
-        return replace(found, prefix=place)
+        prefix = (BINS - 1 - search.prefix).where(reached, BINS)
+        return replace(search, prefix=prefix)
 
     def search_bins(
         self, bins: Tensor, limit: Tensor, count: int, share: Tensor | None = None
@@ -844,8 +844,8 @@ class ShardLogits:
         there = words > 0
         weight = self.masses(word.value_of(words)) * there if mass else there
         upto = search.reached.unsqueeze(1) + weight.cumsum(dim=1)
-        place = (upto < search.limit.unsqueeze(1)).sum(dim=1, keepdim=True)
-        return words.gather(1, place.clamp_(max=words.shape[1] - 1)).squeeze(1)
+        column = (upto < search.limit.unsqueeze(1)).sum(dim=1, keepdim=True)
+        return words.gather(1, column.clamp_(max=words.shape[1] - 1)).squeeze(1)
 
     def best_kept(self, cut: Tensor) -> Tensor:
         """Return the best score words, int64 [F, num_samples], of tokens down to a cut.
@@ -888,12 +888,12 @@ class ShardLogits:
     def moment_from(self, cut: Tensor) -> Tensor:
         """Return Σ q and Σ m of the tokens down to a cut, int64 [F, 2]: the entropy follows from
         them."""
-        its = self.largest.unsqueeze(1), self.temperature.unsqueeze(1)
+        arguments = self.largest.unsqueeze(1), self.temperature.unsqueeze(1)
         sums = cut.new_zeros(len(cut), 2)
         for first_id, logits in self.tiles():
             kept = order_words(logits, first_id) >= cut.unsqueeze(1)
-            found = masses_and_moments(logits, *its)
-            sums += torch.stack([(each * kept).sum(dim=1) for each in found], dim=1)
+            pair = masses_and_moments(logits, *arguments)
+            sums += torch.stack([(weights * kept).sum(dim=1) for weights in pair], dim=1)
         return sums
 
     def totals(self, cut: Tensor) -> Tensor:
@@ -930,15 +930,15 @@ class ShardLogits:
         Returns:
             int64 [total], and float64 [total], (x - max x) / T - ln(Σ q / 2^40).
         """
-        its = word.value_of(words), self.largest.unsqueeze(1), self.temperature.unsqueeze(1)
-        log_masses = below_top(*its) - log_totals(sets.mass).unsqueeze(1)
-        place = sets.offsets[:-1, None] + torch.arange(words.shape[1], device=words.device)
+        arguments = word.value_of(words), self.largest.unsqueeze(1), self.temperature.unsqueeze(1)
+        log_masses = below_top(*arguments) - log_totals(sets.mass).unsqueeze(1)
+        index = sets.offsets[:-1, None] + torch.arange(words.shape[1], device=words.device)
         kept = (words > 0) & (words >= sets.cut.unsqueeze(1))
-        place = place.where(kept, total).flatten()  # behind the last set where there is none
+        index = index.where(kept, total).flatten()  # behind the last set where there is none
         ids = words.new_full((total + 1,), word.NO_TOKEN)
-        found = log_masses.new_full((total + 1,), torch.nan)
-        ids.scatter_(0, place, word.token_of(words).flatten())
-        return ids[:-1], found.scatter_(0, place, log_masses.flatten())[:-1]
+        padded = log_masses.new_full((total + 1,), torch.nan)
+        ids.scatter_(0, index, word.token_of(words).flatten())
+        return ids[:-1], padded.scatter_(0, index, log_masses.flatten())[:-1]
 
     def weigh(self, cut: Tensor | None, marks: Tensor) -> Tensor:
         """Return int64 [F, 2 + C], `moment_from` of a cut and `count_from` of marks [F, C].
@@ -958,12 +958,12 @@ class ShardLogits:
                 counts[:, c] += (words >= marks[:, c, None]).sum(dim=1)
         return counts
 
-    def listed_words(self, asked: LogprobRows, gathered: Tensor) -> ListedWords:
+    def listed_words(self, logprob_rows: LogprobRows, gathered: Tensor) -> ListedWords:
         """Return the words of all ranks that logprobs are told of."""
-        return listed_words(self.temperature, asked, gathered)
+        return listed_words(self.temperature, logprob_rows, gathered)
 
     def weighed_words(
-        self, asked: LogprobRows, first: Tensor, drawn: Tensor, cut: Tensor
+        self, logprob_rows: LogprobRows, first: Tensor, drawn: Tensor, cut: Tensor
     ) -> tuple[ListedWords, Tensor]:
         """Return `listed_words` and the sums of `logprobs_of_words` of rows whose first words hold
         their kept sets. All of them ask for processed logprobs, and none for chosen ids.
@@ -973,7 +973,9 @@ class ShardLogits:
             drawn: int64 [R, S], the order words of the drawn tokens; 0 for none.
             cut: int64 [R], where the sets end.
         """
-        words = self.listed_words(asked, torch.cat([first[:, : max(1, asked.top)], drawn], 1)[None])
+        words = self.listed_words(
+            logprob_rows, torch.cat([first[:, : max(1, logprob_rows.top)], drawn], 1)[None]
+        )
         kept = first >= cut.unsqueeze(1)
         rows = replace(
             self,
@@ -989,14 +991,14 @@ class ShardLogits:
 
     def logprobs_of_words(
         self,
-        asked: LogprobRows,
+        logprob_rows: LogprobRows,
         sampled: Tensor,
         words: ListedWords,
         cut: Tensor | None,
         sums: Tensor,
     ) -> Logprobs:
         """Return the logprobs of all rows; see `tpsample.backends.torch_.logprobs`."""
-        return logprobs_of_words(self.vocab_size, asked, sampled, words, cut, sums)
+        return logprobs_of_words(self.vocab_size, logprob_rows, sampled, words, cut, sums)
 
     def _marks(self, best: Tensor, thresholds: Thresholds, count: int) -> Tensor:
         """Return int64 [F, C]: a token comes before a mark if its order word is greater.

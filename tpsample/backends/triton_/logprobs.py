@@ -53,9 +53,9 @@ def own_words(shard: dict[str, Any], first: Tensor, token_ids: Tensor) -> Tensor
     return words
 
 
-def listed_words(temperature: Tensor, asked: LogprobRows, gathered: Tensor) -> ListedWords:
+def listed_words(temperature: Tensor, logprob_rows: LogprobRows, gathered: Tensor) -> ListedWords:
     """Return the words of all ranks."""
-    count, (_, num_rows, width) = max(1, asked.top), gathered.shape
+    count, (_, num_rows, width) = max(1, logprob_rows.top), gathered.shape
     gathered, num_own = gathered.contiguous(), width - count
     first = first_of(gathered, count)
     top, shown_temperature = temperature.new_empty(2, num_rows).unbind()
@@ -67,7 +67,7 @@ def listed_words(temperature: Tensor, asked: LogprobRows, gathered: Tensor) -> L
         first_ptr=first,
         stride_first=first.stride(0),
         temperature_ptr=temperature,
-        processed_ptr=asked.processed.contiguous(),
+        processed_ptr=logprob_rows.processed.contiguous(),
         own_ptr=own,
         top_ptr=top,
         shown_temperature_ptr=shown_temperature,
@@ -82,10 +82,10 @@ def listed_words(temperature: Tensor, asked: LogprobRows, gathered: Tensor) -> L
 
 
 def weighed_words(
-    temperature: Tensor, asked: LogprobRows, first: Tensor, drawn: Tensor, cut: Tensor
+    temperature: Tensor, logprob_rows: LogprobRows, first: Tensor, drawn: Tensor, cut: Tensor
 ) -> tuple[ListedWords, Tensor]:
     """Return `listed_words` and the sums of rows whose first words hold their kept sets."""
-    count, (num_rows, num_words), num_drawn = max(1, asked.top), first.shape, drawn.shape[1]
+    count, (num_rows, num_words), num_drawn = max(1, logprob_rows.top), first.shape, drawn.shape[1]
     top, shown_temperature = temperature.new_empty(2, num_rows).unbind()
     sums = first.new_empty(num_rows, 3 + num_drawn)
     launch_kernel(
@@ -109,16 +109,16 @@ def weighed_words(
 
 def logprobs_of_words(
     vocab_size: int,
-    asked: LogprobRows,
+    logprob_rows: LogprobRows,
     sampled: Tensor,
     words: ListedWords,
     cut: Tensor | None,
     sums: Tensor,
 ) -> Logprobs:
     """Return the logprobs of rows. Logarithms are torch's, so that they are the definition's."""
-    first, (num_rows, drawn), chosen = words.first, sampled.shape, asked.chosen.shape[1]
+    first, (num_rows, drawn), chosen = words.first, sampled.shape, logprob_rows.chosen.shape[1]
     log_total = log_totals(sums[:, 0])
-    width = drawn + asked.top + chosen
+    width = drawn + logprob_rows.top + chosen
     token_ids, ranks = first.new_empty(2, num_rows, width).unbind()
     values, entropies = log_total.new_empty(num_rows, width), torch.empty_like(log_total)
     launch_kernel(
@@ -130,19 +130,19 @@ def logprobs_of_words(
         top_ptr=words.top,
         temperature_ptr=words.temperature,
         sampled_ptr=sampled.contiguous(),
-        chosen_ptr=asked.chosen.contiguous(),
+        chosen_ptr=logprob_rows.chosen.contiguous(),
         cut_ptr=cut,
         sums_ptr=sums.contiguous(),
         log_total_ptr=log_total,
-        as_logits_ptr=asked.as_logits.contiguous(),
-        top_of_ptr=asked.top_of.contiguous(),
+        as_logits_ptr=logprob_rows.as_logits.contiguous(),
+        top_of_ptr=logprob_rows.top_of.contiguous(),
         token_ptr=token_ids,
         value_ptr=values,
         rank_ptr=ranks,
         entropy_ptr=entropies,
         count=first.shape[1],
         num_drawn=drawn,
-        num_top=asked.top,
+        num_top=logprob_rows.top,
         num_chosen=chosen,
         vocab_size=vocab_size,
         BLOCK=block_for(width),

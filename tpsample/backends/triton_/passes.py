@@ -706,27 +706,27 @@ class TritonShardLogits(ShardLogits):
             return super().own_words(count, token_ids)
         return logprobs.own_words(self.shard_arguments(), self.first_words(count), token_ids)
 
-    def listed_words(self, asked: LogprobRows, gathered: Tensor) -> ListedWords:
+    def listed_words(self, logprob_rows: LogprobRows, gathered: Tensor) -> ListedWords:
         if gathered.shape[2] >= logprobs.MOST:
-            return plain.listed_words(safe_temperature(self.temperature)[0], asked, gathered)
-        return logprobs.listed_words(self.temperature, asked, gathered)
+            return plain.listed_words(safe_temperature(self.temperature)[0], logprob_rows, gathered)
+        return logprobs.listed_words(self.temperature, logprob_rows, gathered)
 
     def weighed_words(
-        self, asked: LogprobRows, first: Tensor, drawn: Tensor, cut: Tensor
+        self, logprob_rows: LogprobRows, first: Tensor, drawn: Tensor, cut: Tensor
     ) -> tuple[ListedWords, Tensor]:
-        if max(1, asked.top) + drawn.shape[1] >= logprobs.MOST:
-            return super().weighed_words(asked, first, drawn, cut)
-        return logprobs.weighed_words(self.temperature, asked, first, drawn, cut)
+        if max(1, logprob_rows.top) + drawn.shape[1] >= logprobs.MOST:
+            return super().weighed_words(logprob_rows, first, drawn, cut)
+        return logprobs.weighed_words(self.temperature, logprob_rows, first, drawn, cut)
 
     def logprobs_of_words(
         self,
-        asked: LogprobRows,
+        logprob_rows: LogprobRows,
         sampled: Tensor,
         words: ListedWords,
         cut: Tensor | None,
         sums: Tensor,
     ) -> Logprobs:
-        arguments = asked, sampled, words, cut, sums
+        arguments = logprob_rows, sampled, words, cut, sums
         if words.first.shape[1] + words.own.shape[1] >= logprobs.MOST:
             return super().logprobs_of_words(*arguments)
         return logprobs.logprobs_of_words(self.vocab_size, *arguments)

@@ -33,24 +33,24 @@ def _byte_dots(count: int) -> Any:
     """Return the function that multiplies so many rows."""
 
     @intrinsic
-    def byte_dots(typing, numbers, first, low, high, places, row, out):  # type: ignore[no-untyped-def]
+    def byte_dots(typing, numbers, first, low, high, wide_groups, row, out):  # type: ignore[no-untyped-def]
         """Put Σ w (256 high + low) of a block and rows from `row` on into out[row + r, lane].
 
         Args:
             numbers: flat uint8; the block begins at `first`.
             low: int8 [R, width].
             high: int8 [R, GROUP · wide groups], of the groups that have any.
-            places: int64 [wide groups], which groups these are.
+            wide_groups: int64 [wide groups], which groups these are.
             out: int32 [R, BLOCK].
         """
         integer = types.intp
-        return types.void(numbers, integer, low, high, places, integer, out), generate
+        return types.void(numbers, integer, low, high, wide_groups, integer, out), generate
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        def array(place: int) -> Any:
-            return context.make_array(signature.args[place])(context, builder, arguments[place])
+        def array(index: int) -> Any:
+            return context.make_array(signature.args[index])(context, builder, arguments[index])
 
-        numbers, low, high, places, out = (array(place) for place in (0, 2, 3, 4, 6))
+        numbers, low, high, wide_groups, out = (array(index) for index in (0, 2, 3, 4, 6))
         first, row = arguments[1], arguments[5]
         word, sums = ir.IntType(32), ir.VectorType(ir.IntType(32), LANES)
 
@@ -86,15 +86,15 @@ def _byte_dots(count: int) -> Any:
         def fours(array: Any) -> list[Any]:
             """Return each row of bytes as numbers of 32 bits, which have a group each."""
             numbers = [at(array, builder.add(row, constant(r))) for r in range(count)]
-            return [builder.bitcast(each, word.as_pointer()) for each in numbers]
+            return [builder.bitcast(pointer, word.as_pointer()) for pointer in numbers]
 
-        def add_group(totals: list[Any], rows: list[Any], place: Any, group: Any) -> None:
+        def add_group(totals: list[Any], rows: list[Any], index: Any, group: Any) -> None:
             """Add the products of a group of columns, which lies at a place of the rows."""
             start = builder.mul(group, constant(len(parts)))
             vectors = [builder.gep(block, [builder.add(start, constant(i))]) for i in parts]
-            weights = [builder.load(each, align=1) for each in vectors]
-            for each, of_row in zip(rows, totals, strict=True):
-                four = builder.load(builder.gep(each, [place]), align=1)
+            weights = [builder.load(vector, align=1) for vector in vectors]
+            for pointer, of_row in zip(rows, totals, strict=True):
+                four = builder.load(builder.gep(pointer, [index]), align=1)
                 one = builder.insert_element(ir.Constant(sums, ir.Undefined), four, word(0))
                 spread = builder.shuffle_vector(one, one, ir.Constant(sums, [0] * LANES))
                 for total, vector in zip(of_row, weights, strict=True):
@@ -103,8 +103,8 @@ def _byte_dots(count: int) -> Any:
         def empty_sums() -> list[Any]:
             """Return sums of each row and part of the block, which are 0."""
             totals = [[cgutils.alloca_once(builder, sums) for _ in parts] for _ in range(count)]
-            for each in itertools.chain(*totals):
-                builder.store(ir.Constant(sums, [0] * LANES), each)
+            for total in itertools.chain(*totals):
+                builder.store(ir.Constant(sums, [0] * LANES), total)
             return totals
 
         block = builder.bitcast(builder.gep(numbers.data, [first]), sums.as_pointer())
@@ -114,9 +114,11 @@ def _byte_dots(count: int) -> Any:
         groups = builder.sdiv(builder.extract_value(low.shape, 1), constant(GROUP))
         with cgutils.for_range_slice(builder, none, groups, one) as (group, _):
             add_group(of_low, fours(low), group, group)
-        wide = builder.extract_value(places.shape, 0)
-        with cgutils.for_range_slice(builder, none, wide, one) as (place, _):
-            add_group(of_high, fours(high), place, builder.load(builder.gep(places.data, [place])))
+        wide = builder.extract_value(wide_groups.shape, 0)
+        with cgutils.for_range_slice(builder, none, wide, one) as (index, _):
+            add_group(
+                of_high, fours(high), index, builder.load(builder.gep(wide_groups.data, [index]))
+            )
         eight = ir.Constant(sums, [8] * LANES)
         for r in range(count):
             start = builder.bitcast(at(out, builder.add(row, constant(r))), sums.as_pointer())

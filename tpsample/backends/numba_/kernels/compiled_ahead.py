@@ -63,13 +63,13 @@ def entries(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]
     Args:
         screened: whether steps of few rows read an 8-bit copy of the weight first.
     """
-    found: list[tuple[Any, tuple]] = []
+    kernels: list[tuple[Any, tuple]] = []
     if weight.shape[1]:  # else there is no weight, and all logits are given
         rows = torch.empty(1, 1, dtype=weight.dtype, device="cpu")
         own = typeof(weight_of(rows, 0, 0, 1)), typeof(array_of(rows)), INTS
         drawn = DRAWS, HEAD, MEMORY, INTS, BOOLS, DOUBLES, INTS_4, INTS_3, FLOATS_2, INTS_3
-        found += [(draw, (*own, copy, *drawn)) for copy in (types.none, COPY)[: 1 + screened]]
-        found += [
+        kernels += [(draw, (*own, copy, *drawn)) for copy in (types.none, COPY)[: 1 + screened]]
+        kernels += [
             (list_kept, (*own, HEAD, MEMORY, INTS, DOUBLES, INTS_3, INTS_3)),
             (store_first, (*own, HEAD, MEMORY, INTS, DOUBLES, INTS_3)),
             (store, (*own, HEAD, MEMORY)),
@@ -77,12 +77,12 @@ def entries(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]
     for dtype in FRACTION_BITS:
         logits = torch.empty(1, 1, dtype=dtype, device="cpu")
         given = typeof(weight_of(logits, 0, 0, 1))
-        found += [
+        kernels += [
             (draw_given, (given, INTS, INTS, DRAWS, HEAD, INTS, INTS_4)),
             (store_given, (given, INTS, INTS, HEAD, MEMORY)),
         ]
     kept = typeof(weight_of(torch.empty(1, 1, dtype=torch.float32, device="cpu"), 0, 0, 1))
-    found += [
+    kernels += [
         (draw_stored, (kept, INTS, DRAWS, HEAD, INTS, INTS_3)),
         (passes.first_words, (STORED, INTS_2)),
         (cuts.words_from, (STORED, INTS, INTS_2)),
@@ -105,10 +105,16 @@ def entries(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]
         (laws.residuals, (LAWS, INTS_2, INTS_3, INTS, INTS, INTS_3)),
         (ends.bound_sums, (STORED, FLOATS, FLOATS, FLOATS_2, INTS_3)),
     ]
-    shared = [(kernel, (*[int64] * 4, types.BaseTuple.from_types(its))) for kernel, its in found]
+    shared = [
+        (kernel, (*[int64] * 4, types.BaseTuple.from_types(arguments)))
+        for kernel, arguments in kernels
+    ]
     # Words are columns of messages to the other ranks, or of the memory of one rank.
     words = int64[:, :], INTS_2
-    return [*shared, *((decode, (each, INTS, INTS_2, int32[::1], INTS)) for each in words)]
+    return [
+        *shared,
+        *((decode, (array_type, INTS, INTS_2, int32[::1], INTS)) for array_type in words),
+    ]
 
 
 def missing_of(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]]:
@@ -146,8 +152,10 @@ def second_process(weight: Tensor, *, screened: bool) -> Iterator[None]:
 
     It ends with the body. A Python that cannot start one, or that has one core, compiles alone.
     """
-    its = f"torch.empty(0, {int(weight.shape[1] > 0)}, dtype={weight.dtype}), screened={screened}"
-    code = f"import torch; from {__name__} import *; compile_missing({its}, last_first=True)"
+    arguments = (
+        f"torch.empty(0, {int(weight.shape[1] > 0)}, dtype={weight.dtype}), screened={screened}"
+    )
+    code = f"import torch; from {__name__} import *; compile_missing({arguments}, last_first=True)"
     python = spawn.get_executable()
     if not python or (os.cpu_count() or 1) < 2:
         yield

@@ -27,8 +27,8 @@ def bins_of_block(logits, top, per_logit, bins):
     """Find the bins of the logits of neighbouring ids; -1 where a token is masked."""
     for j in range(len(logits)):
         steps = F32(F32(top - logits[j]) * per_logit) if logits[j] < top else F32(0)
-        found = I32(steps if steps < LAST_BIN else LAST_BIN)
-        bins[j] = found if logits[j] > F32(-np.inf) else I32(-1)
+        index = I32(steps if steps < LAST_BIN else LAST_BIN)
+        bins[j] = index if logits[j] > F32(-np.inf) else I32(-1)
 
 
 @jit()
@@ -78,12 +78,12 @@ def masses_of_bins_of_rows(start, stop, part, arguments):
     power, mass, bins = np.empty(BLOCK, F32), np.empty(BLOCK, I64), np.empty(BLOCK, I32)
     words = np.empty(BLOCK, I64)
     for row in stored.rows[start:stop]:
-        logits, its = stored.logits[row], mass_row(top[row], stored.temperature[row])
+        logits, mass_numbers = stored.logits[row], mass_row(top[row], stored.temperature[row])
         per_logit, least, total = bins_per_logit(stored.temperature[row]), cut[row], I64(0)
         for base in range(0, num_ids, BLOCK):
             part = logits[base : base + BLOCK]
             bins_of_block(part, top[row], per_logit, bins)
-            weigh_block(part, its, power, mass)
+            weigh_block(part, mass_numbers, power, mass)
             for j in range(len(part)):
                 if bins[j] >= 0:
                     out[row, bins[j]] += mass[j]
@@ -114,19 +114,19 @@ def last_bins_of_rows(start, stop, part, arguments):
     bins, limit, per_mass, out, number = arguments
     num_bins = bins.shape[1]
     for row in range(start, stop):
-        its, upto, listed, end, few = bins[row], I64(0), I64(0), num_bins, I64(0)
+        masses, upto, listed, end, few = bins[row], I64(0), I64(0), num_bins, I64(0)
         for j in range(num_bins):
-            upto += its[j]
+            upto += masses[j]
             if end == num_bins and upto >= limit[row]:
                 end = j
-            listed += I64(math.ceil(F32(its[j]) * per_mass[0, j]))
+            listed += I64(math.ceil(F32(masses[j]) * per_mass[0, j]))
             few += listed < number
         if limit[row] > upto:
             end = num_bins
         end = max(end, few)
         room = I64(0)
         for j in range(min(end + 2, num_bins)):
-            room += I64(math.floor(F32(its[j]) * per_mass[1, j]))
+            room += I64(math.floor(F32(masses[j]) * per_mass[1, j]))
         out[0, row], out[1, row] = end, room
 
 
@@ -174,11 +174,11 @@ def reached_at_rows(start, stop, part, arguments):
             logits[j] = value_of(words[row, j])
         if weighs:
             weigh_block(logits, mass_row(top[row], temperature[row]), power, mass)
-        upto, place = reached[row], -1
-        while place < count - 1 and (place < 0 or upto < limit[row]):
-            place += 1
-            upto += mass[place] if words[row, place] > 0 else I64(0)
-        out[row] = words[row, place]
+        upto, column = reached[row], -1
+        while column < count - 1 and (column < 0 or upto < limit[row]):
+            column += 1
+            upto += mass[column] if words[row, column] > 0 else I64(0)
+        out[row] = words[row, column]
 
 
 @jit()
@@ -209,10 +209,10 @@ def digits_of_rows(start, stop, part, arguments):
     power, mass, words = np.empty(BLOCK, F32), np.empty(BLOCK, I64), np.empty(BLOCK, I64)
     mass[:] = 1
     for row in stored.rows[start:stop]:
-        logits, its = stored.logits[row], mass_row(top[row], stored.temperature[row])
+        logits, mass_numbers = stored.logits[row], mass_row(top[row], stored.temperature[row])
         lowest, highest = values_of_prefix(prefix[row], shift + DIGIT_BITS)
         for base in range(0, num_ids, BLOCK):
-            part, near, found = logits[base : base + BLOCK], I32(0), 0
+            part, near, num_counted = logits[base : base + BLOCK], I32(0), 0
             for j in range(len(part)):  # a NaN is near every number
                 near += I32(not (part[j] < lowest or part[j] > highest))
             if not near:
@@ -223,11 +223,11 @@ def digits_of_rows(start, stop, part, arguments):
                 counts &= words[j] >> I64(shift + DIGIT_BITS) == prefix[row]
                 counts &= words[j] >= least[row]
                 words[j] = words[j] if counts else I64(0)
-                found += counts
-            if not found:
+                num_counted += counts
+            if not num_counted:
                 continue
             if weighs:
-                weigh_block(part, its, power, mass)
+                weigh_block(part, mass_numbers, power, mass)
             for j in range(len(part)):
                 if words[j] > 0:
                     bins[row, ~(words[j] >> I64(shift)) & I64(DIGITS - 1)] += mass[j]
@@ -240,7 +240,7 @@ def key_digit(word, shift):
 
 
 @jit(allocates=True)
-def order_by_key(words, spare, places):
+def order_by_key(words, spare, starts):
     """Order words whose ids ascend: the largest first, so by keys alone.
 
     A stable radix sort from the last digit of the keys to the first, as fast for flat rows as for
@@ -248,28 +248,28 @@ def order_by_key(words, spare, places):
 
     Args:
         spare: int64, room for as many words.
-        places: int64 [2^KEY_DIGIT], where the words of a digit go.
+        starts: int64 [2^KEY_DIGIT], where the words of a digit go.
     """
     count, first = len(words), True
     for shift in range(TOKEN_BITS, EPOCH_SHIFT, KEY_DIGIT):
-        places[:] = 0
+        starts[:] = 0
         for j in range(count):
-            places[key_digit(words[j] if first else spare[j], shift)] += 1
+            starts[key_digit(words[j] if first else spare[j], shift)] += 1
         before, shared = I64(0), False
-        for digit in range(len(places)):
-            number = places[digit]
+        for digit in range(len(starts)):
+            number = starts[digit]
             shared |= number == count
-            places[digit], before = before, before + number
+            starts[digit], before = before, before + number
         if shared:
             continue
         for j in range(count):
             word = words[j] if first else spare[j]
-            place = places[key_digit(word, shift)]
-            places[key_digit(word, shift)] = place + 1
+            index = starts[key_digit(word, shift)]
+            starts[key_digit(word, shift)] = index + 1
             if first:
-                spare[place] = word
+                spare[index] = word
             else:
-                words[place] = word
+                words[index] = word
         first = not first
     if not first:
         words[:] = spare[:count]
@@ -290,7 +290,7 @@ def words_from_of_rows(start, stop, part, arguments):
     """
     stored, cut, out = arguments
     num_ids, room, words = stored.logits.shape[1], out.shape[1], np.empty(BLOCK, I64)
-    spare, places = np.empty(room, I64), np.empty(1 << KEY_DIGIT, I64)
+    spare, starts = np.empty(room, I64), np.empty(1 << KEY_DIGIT, I64)
     for row in stored.rows[start:stop]:
         logits, least, number = stored.logits[row], cut[row], I64(0)
         for base in range(0, num_ids, BLOCK):
@@ -301,7 +301,7 @@ def words_from_of_rows(start, stop, part, arguments):
                 if words[j] >= least and number < room:
                     out[row, number] = words[j]
                     number += 1
-        order_by_key(out[row, :number], spare, places)
+        order_by_key(out[row, :number], spare, starts)
 
 
 @jit(entry=True)
@@ -322,11 +322,11 @@ def listed_sets_of_rows(start, stop, part, arguments):
     """
     words, cut, temperature, top, log_totals, offsets, ids, log_masses = arguments
     for row in range(start, stop):
-        largest, heat, first = F64(top[row]), F64(temperature[row]), offsets[row]
+        largest, row_temperature, first = F64(top[row]), F64(temperature[row]), offsets[row]
         for j in range(words.shape[1]):
             if words[row, j] == 0 or words[row, j] < cut[row]:
                 break
             logit = F64(value_of(words[row, j]))
-            below = F64(0) if logit == largest else (logit - largest) / heat
+            below = F64(0) if logit == largest else (logit - largest) / row_temperature
             ids[first + j] = I64(TOKEN_MASK) - (words[row, j] & I64(TOKEN_MASK))
             log_masses[first + j] = below - log_totals[row]

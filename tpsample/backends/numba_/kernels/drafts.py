@@ -27,9 +27,9 @@ def draft_words_of_rows(start, stop, part, arguments):
         first_id: global id of the first column.
         rows: temperature fp32, seed and position int64, [B] each.
         sample, domain: words of the counter of the rows' streams.
-        found: int64 [B], zeros.
+        out: int64 [B], zeros.
     """
-    logits, first_id, rows, sample, domain, found = arguments
+    logits, first_id, rows, sample, domain, out = arguments
     temperature, seed, position = rows
     num_ids, first = logits.shape[1], first_id & 3
     inside, upper = np.empty(BLOCK, F32), np.empty(BLOCK, F32)
@@ -50,4 +50,4 @@ def draft_words_of_rows(start, stop, part, arguments):
                     continue
                 token_id = block.base + j
                 best = larger(best, pack(exact_score(inside[j], token_id, stream), token_id))
-        found[row] = best
+        out[row] = best

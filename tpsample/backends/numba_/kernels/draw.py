@@ -160,15 +160,17 @@ def draw_range(start, stop, part, arguments):
     quantised = quantise(copy, rows, len(index))
     products, lanes = products_of(rows, F32), np.empty((3, BLOCK), F32)
     plain = plain_rows(head, index)
-    its = weight, rows, index, copy, quantised, products, lanes, noise, draws.samples, head, plain
+    shared = (
+        weight, rows, index, copy, quantised, products, lanes, noise, draws.samples, head, plain
+    )  # fmt: skip
     of_rows = listed, weighed, step, first[part], error_bound[part]
-    draw_blocks(its, memory, of_rows, best[part], computed[part])
+    draw_blocks(shared, memory, of_rows, best[part], computed[part])
 
 
 @jit()
-def draw_blocks(its, memory, of_rows, best, computed):
+def draw_blocks(shared, memory, of_rows, best, computed):
     """Do the work of `draw`, in memory that is there."""
-    weight, rows, index, copy, quantised, products, lanes, noise, samples, head, plain = its
+    weight, rows, index, copy, quantised, products, lanes, noise, samples, head, plain = shared
     listed, weighed, step, first, error_bound = of_rows
     logits, upper, lower = lanes[0], lanes[1], lanes[2]
     stored = lanes[0, :0]
@@ -176,34 +178,38 @@ def draw_blocks(its, memory, of_rows, best, computed):
         block = block_at(weight, n)
         first_products(copy, quantised, weight, block, rows, products)
         for i in range(len(index)):
-            place = memory.places[i]
+            stored_row = memory.stored_rows[i]
             first_ends(copy, quantised, block, products, i, logits)
             if not plain[i]:
                 end_logits(logits, block, index[i], head, F32(1))
             if len(memory.raw):
-                stored = (memory.processed if len(memory.processed) else memory.raw)[place]
+                stored = (memory.processed if len(memory.processed) else memory.raw)[stored_row]
                 if weighed[i]:
                     lower_ends(products.values[i], products.errors[i], lower)
                     if not plain[i]:
                         end_logits(lower, block, index[i], head, F32(-1))
-                    error_bound[place] = larger(error_bound[place], slack_of(logits, lower, block))
+                    error_bound[stored_row] = larger(
+                        error_bound[stored_row], slack_of(logits, lower, block)
+                    )
                     put(logits, block, stored)
                 else:
-                    error_bound[place] = np.inf
+                    error_bound[stored_row] = np.inf
                 push_first(
-                    first[place, : listed[i]], logits, block, weight, rows.hidden[i], index[i],
+                    first[stored_row, : listed[i]], logits, block, weight, rows.hidden[i], index[i],
                     head, stored,
                 )  # fmt: skip
             computed[1, i] += 0 if products.proved[i] else block.count
-            if len(memory.raw) and draws_none(listed[i], first[place, 0], step[i], block, logits):
+            if len(memory.raw) and draws_none(
+                listed[i], first[stored_row, 0], step[i], block, logits
+            ):
                 continue
             for s in range(samples):
                 stream = stream_of(noise, i, s)
                 top = upper_scores(logits, block, stream, upper)
-                if can_raise(best[place, s], top):
+                if can_raise(best[stored_row, s], top):
                     taken = push_block(
-                        best[place, s], upper, top, logits, block, stream, weight, rows.hidden[i],
-                        index[i], head, stored,
+                        best[stored_row, s], upper, top, logits, block, stream, weight,
+                        rows.hidden[i], index[i], head, stored,
                     )  # fmt: skip
                     computed[0, i] += taken if products.proved[i] else 0
 

@@ -71,9 +71,13 @@ def bound_sums_of_rows(start, stop, part, arguments):
     mass, edges = np.empty(IDS_AT_ONCE, F32), np.empty(2 * num_marks, F32)
     masses, numbers = np.empty(2 * num_marks, F64), np.empty(2 * num_marks, I64)
     for row in stored.rows[start:stop]:
-        of_row, heat, trivial = sums[row], F64(stored.temperature[row]), num_ids * I64(TOP_MASS)
+        of_row, temperature, trivial = (
+            sums[row],
+            F64(stored.temperature[row]),
+            num_ids * I64(TOP_MASS),
+        )
         of_row[1], of_row[3] = trivial, num_ids  # which always hold
-        spread = F64(error_bound[row]) / heat
+        spread = F64(error_bound[row]) / temperature
         if not spread <= 1.0 or not abs(top[row]) < F32(np.inf):
             continue
         for c in range(num_marks):
@@ -82,7 +86,7 @@ def bound_sums_of_rows(start, stop, part, arguments):
         masses[:], numbers[:] = 0.0, 0
         for base in range(0, num_ids, IDS_AT_ONCE):
             ends = stored.logits[row, base : base + IDS_AT_ONCE]
-            weigh_ends(ends, top[row], F32(LOG2_E / heat), mass)
+            weigh_ends(ends, top[row], F32(LOG2_E / temperature), mass)
             for c in range(2 * num_marks):
                 if edges[c] == F32(np.inf):
                     continue

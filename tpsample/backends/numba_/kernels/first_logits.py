@@ -65,11 +65,11 @@ def near_largest(ends, count, bins):
             key = key_of_end(ends[v]) >> shift
             if turn == 1 or key >> U32(KEY_BITS) == prefix:
                 bins[key & U32(2**KEY_BITS - 1)] += 1
-        place = 2**KEY_BITS - 1
-        while place > 0 and bins[place] < left:
-            left -= bins[place]
-            place -= 1
-        prefix = U32((prefix << U32(KEY_BITS)) | U32(place))
+        digit = 2**KEY_BITS - 1
+        while digit > 0 and bins[digit] < left:
+            left -= bins[digit]
+            digit -= 1
+        prefix = U32((prefix << U32(KEY_BITS)) | U32(digit))
     return of_ordered(I32(I64(prefix << U32(32 - 2 * KEY_BITS)) - I64(2**31)))
 
 
@@ -103,10 +103,10 @@ def store_first_range(start, stop, part, arguments):
                 end_logits(upper, block, index[i], head, F32(1))
                 end_logits(lower, block, index[i], head, F32(-1))
             error_bound[i] = larger(error_bound[i], slack_of(upper, lower, block))
-            put(upper, block, stored[memory.places[i]])
+            put(upper, block, stored[memory.stored_rows[i]])
     thresholds = np.empty(len(index), F32)
     for i in range(len(index)):
-        ends = stored[memory.places[i], weight.start : weight.stop]
+        ends = stored[memory.stored_rows[i], weight.start : weight.stop]
         # As many logits reach the k-th largest end less the error bound.
         bound = -up(error_bound[i] - near_largest(ends, top_k[i], bins))
         top = -up(error_bound[i] - ends.max())
@@ -115,7 +115,7 @@ def store_first_range(start, stop, part, arguments):
     for n in range(blocks_of(weight)):
         block = block_at(weight, n)
         for i in range(len(index)):
-            raw, ends = memory.raw[memory.places[i]], stored[memory.places[i]]
+            raw, ends = memory.raw[memory.stored_rows[i]], stored[memory.stored_rows[i]]
             upper[:] = -np.inf
             for k in range(block.count):
                 upper[k] = ends[block.local + k]

@@ -66,8 +66,8 @@ def tanh(x):
     large = 1.0 - 2.0 / (power + 1.0)
     square = size * size
     small = size * (1.0 - square / 3.0 + square * square * (2.0 / 15.0))
-    found = small if size < TANH_SMALL else large
-    return -found if x < 0.0 else found
+    magnitude = small if size < TANH_SMALL else large
+    return -magnitude if x < 0.0 else magnitude
 
 
 @jit()
@@ -119,21 +119,21 @@ def control(values, block, row, head):
     """Apply masks, bias and penalties of a row to the logits of a block, in place."""
     if len(head.slots) == 0:
         return
-    lane, count, place = block.lane, block.count, block.local + head.first_column
+    lane, count, column = block.lane, block.count, block.local + head.first_column
     slot = head.slots[row]
     wants = head.wants[slot]
     if len(head.mask):
         for i in range(count):
-            allowed = (head.mask[row, (place + i) >> 5] >> I32((place + i) & 31)) & I32(1)
+            allowed = (head.mask[row, (column + i) >> 5] >> I32((column + i) & 31)) & I32(1)
             values[lane + i] = values[lane + i] if allowed else F32(-np.inf)
     if len(head.token_bias) and wants != 0:
-        bias, some = head.token_bias[slot, place : place + count], U32(0)
+        bias, some = head.token_bias[slot, column : column + count], U32(0)
         for i in range(count):
             some |= bits_as(F32(bias[i]), U32) & U32(0x7FFFFFFF)  # -0.0 is no bias
         for i in range(count if some else 0):
             values[lane + i] = values[lane + i] + bias[i]
     if len(head.history) and wants != 0:
-        history, some = head.history[slot, place : place + count], I32(0)
+        history, some = head.history[slot, column : column + count], I32(0)
         if len(head.drafts) and head.num_drafts[row] > 0:
             history = with_drafts(history, head.drafts[row, : head.num_drafts[row]], block)
         for i in range(count):

@@ -43,13 +43,13 @@ class InnerLibrary(JITCodeLibrary):
 
     def _called(self) -> list[Any]:
         """Return the libraries of the kernels that this one calls, and that those call."""
-        found, callers = dict[Any, None](), [self]
+        libraries, callers = dict[Any, None](), [self]
         while callers:
             called = dict.fromkeys(callers.pop()._linking_libraries)
-            new = [library for library in called if library not in found]
-            found.update(dict.fromkeys(new))
+            new = [library for library in called if library not in libraries]
+            libraries.update(dict.fromkeys(new))
             callers += [library for library in new if isinstance(library, InnerLibrary)]
-        return list(found)
+        return list(libraries)
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
@@ -64,12 +64,12 @@ class InnerLowering(NativeLowering):
         state.flags.no_compile = True
         super().run_pass(state)
         state.library._ensure_finalized()
-        found, its = state.cr, state.cr.fndesc
+        compiled, descriptor = state.cr, state.cr.fndesc
         # Numba finds the code of a kernel by this object, which Python cannot call.
-        name = its.lookup_module(), its.qualname, ""
-        entry_point = make_function(*name, 0, found.env, (state.library,))
-        context.insert_user_function(entry_point, its, [state.library])
-        state.cr = found._replace(cfunc=entry_point)
+        name = descriptor.lookup_module(), descriptor.qualname, ""
+        entry_point = make_function(*name, 0, compiled.env, (state.library,))
+        context.insert_user_function(entry_point, descriptor, [state.library])
+        state.cr = compiled._replace(cfunc=entry_point)
         return True
 
 
@@ -79,9 +79,9 @@ class InnerCompiler(CompilerBase):
     def define_pipelines(self) -> list[Any]:
         passes = DefaultPassBuilder.define_nopython_pipeline(self.state)
         passes.passes = [
-            (InnerLowering, "inner lowering") if each is NativeLowering else (each, text)
-            for each, text in passes.passes
-            if each is not NopythonRewrites  # it joins sums of whole arrays, and no kernel has any
+            (InnerLowering, "inner lowering") if kind is NativeLowering else (kind, text)
+            for kind, text in passes.passes
+            if kind is not NopythonRewrites  # it joins sums of whole arrays, and no kernel has any
         ]
         passes.finalize()
         return [passes]

@@ -61,13 +61,13 @@ class Memory(NamedTuple):
     """Where a kernel leaves what it finds of R rows.
 
     Attributes:
-        places: int64 [R], rows of the memory.
+        stored_rows: int64 [R], rows of the memory.
         raw, processed: fp32 [stored rows, V_local], logits before and after the controls, or upper
             ends of the latter; `processed` has no rows without controls, and `raw` has none where
             no logits are stored.
     """
 
-    places: np.ndarray
+    stored_rows: np.ndarray
     raw: np.ndarray = np.empty((0, 0), F32)
     processed: np.ndarray = np.empty((0, 0), F32)
 

@@ -106,10 +106,10 @@ def quantise(copy, rows, num_rows):
             counted += OFFSET * number
             low[i, d] = I8(number - high_part(number) * 256)
             lost += (F64(hidden[d]) - F64(number) * F64(unit)) ** 2
-        for place in range(len(high[i])):
-            d = wide[place // GROUP] * GROUP + place % GROUP
+        for column in range(len(high[i])):
+            d = wide[column // GROUP] * GROUP + column % GROUP
             if d < len(hidden):
-                high[i, place] = I8(high_part(whole_number(hidden[d], unit)))
+                high[i, column] = I8(high_part(whole_number(hidden[d], unit)))
         surplus[i] = I32(counted)
         norm, lost, flushed = rows.norms[i], math.sqrt(lost), 1.01 * TINY * len(hidden)
         rounding, up_to = ROUNDING * (norm + lost), 1.0 + 8.0 * UNIT
@@ -136,16 +136,16 @@ def high_part(number):
 @jit(allocates=True)
 def wide_groups(rows, num_rows, num_groups):
     """Return the groups of columns with the largest numbers beside the norm of a row, int64 [n]."""
-    largest, found = np.zeros(num_groups), np.empty(num_groups // WIDE, I64)
+    largest, groups = np.zeros(num_groups), np.empty(num_groups // WIDE, I64)
     for i in range(num_rows):
         if rows.norms[i] > 0.0:
             for d in range(rows.hidden.shape[1]):
                 share = abs(F64(rows.hidden[i, d])) / rows.norms[i]
                 largest[d // GROUP] = larger(largest[d // GROUP], share)
-    for n in range(len(found)):
-        found[n] = largest.argmax()
-        largest[found[n]] = -1.0
-    return found
+    for n in range(len(groups)):
+        groups[n] = largest.argmax()
+        largest[groups[n]] = -1.0
+    return groups
 
 
 @jit()

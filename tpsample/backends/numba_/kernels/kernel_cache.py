@@ -122,8 +122,8 @@ class KernelCache(NullCache):
     def _name(self, types: tuple) -> str:
         function, code = self._function, self._function.__code__
         kernel = f"{function.__module__}.{function.__name__}"
-        place = f"{kernel} {code.co_firstlineno} {', '.join(map(str, types))}"
-        return f"{kernel}-{_digest(_source(code.co_filename), place.encode()).hex()[:16]}"
+        signature = f"{kernel} {code.co_firstlineno} {', '.join(map(str, types))}"
+        return f"{kernel}-{_digest(_source(code.co_filename), signature.encode()).hex()[:16]}"
 
     def _lock(self, types: tuple) -> Path:
         return _made() / f"{self._name(types)}.lock"
@@ -131,12 +131,12 @@ class KernelCache(NullCache):
 
 def _made() -> Path:
     """Return the folder, made if it is not there."""
-    found = folder()
-    found.parent.parent.mkdir(parents=True, exist_ok=True)
-    for each in (found.parent, found):
-        each.mkdir(mode=0o700, exist_ok=True)
-    _require_ours(found, found.stat())
-    return found
+    directory = folder()
+    directory.parent.parent.mkdir(parents=True, exist_ok=True)
+    for path in (directory.parent, directory):
+        path.mkdir(mode=0o700, exist_ok=True)
+    _require_ours(directory, directory.stat())
+    return directory
 
 
 def _read(name: str) -> bytes | None:
@@ -196,10 +196,10 @@ _DIGEST_SIZE = 32
 
 
 def _digest(*parts: bytes) -> bytes:
-    found = hashlib.blake2b(digest_size=_DIGEST_SIZE)
+    hasher = hashlib.blake2b(digest_size=_DIGEST_SIZE)
     for part in parts:
-        found.update(len(part).to_bytes(8, "little") + part)
-    return found.digest()
+        hasher.update(len(part).to_bytes(8, "little") + part)
+    return hasher.digest()
 
 
 @contextmanager

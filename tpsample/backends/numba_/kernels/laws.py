@@ -88,9 +88,9 @@ def target_masses(logits, first_id, row, cut, words, power, mass):
 
 
 @jit()
-def draft_masses(laws, place, column, count, row, power, mass):
+def draft_masses(laws, law, column, count, row, power, mass):
     """Find Q of `count` neighbouring columns of a position; 0 without a draft."""
-    draft = laws.drafts[place]
+    draft = laws.drafts[law]
     if draft < 0 or laws.certain:
         for j in range(count):
             mass[j] = I64(0)
@@ -98,7 +98,7 @@ def draft_masses(laws, place, column, count, row, power, mass):
         if draft >= 0 and 0 <= own < count:
             mass[own] = I64(TOP_MASS)
         return
-    logits = laws.draft[place - place // laws.num_positions][column : column + count]
+    logits = laws.draft[law - law // laws.num_positions][column : column + count]
     weigh_block(logits, row, power, mass)
     for j in range(count):
         mass[j] = mass[j] if logits[j] > F32(-np.inf) else I64(0)
@@ -106,12 +106,12 @@ def draft_masses(laws, place, column, count, row, power, mass):
 
 @jit(entry=True)
 def law_sums(start, stop, parts, threads, arguments):
-    """Do `law_sums_of_places` for each part of the positions; see `kernels.threads`."""
-    share(law_sums_of_places, start, stop, parts, threads, arguments)
+    """Do `law_sums_of_positions` for each part of the positions; see `kernels.threads`."""
+    share(law_sums_of_positions, start, stop, parts, threads, arguments)
 
 
 @jit(allocates=True)
-def law_sums_of_places(start, stop, part, arguments):
+def law_sums_of_positions(start, stop, part, arguments):
     """Sum both laws at some positions.
 
     Args:
@@ -120,27 +120,27 @@ def law_sums_of_places(start, stop, part, arguments):
     laws, sums = arguments
     num_ids = laws.target.shape[1]
     power, mass, words = np.empty(BLOCK, F32), np.empty(BLOCK, I64), np.empty(BLOCK, I64)
-    for place in range(start, stop):
-        heat, draft = laws.temperature[place], laws.drafts[place]
-        row = mass_row(laws.top[place], heat)
-        draft_row = mass_row(laws.draft_top[place], heat)
-        total, draft_total, logits = I64(0), I64(0), laws.target[place]
+    for law in range(start, stop):
+        temperature, draft = laws.temperature[law], laws.drafts[law]
+        row = mass_row(laws.top[law], temperature)
+        draft_row = mass_row(laws.draft_top[law], temperature)
+        total, draft_total, logits = I64(0), I64(0), laws.target[law]
         for base in range(0, num_ids, BLOCK):
             piece, own = logits[base : base + BLOCK], draft - laws.first_id - base
             count = len(piece)
             is_own = draft >= 0 and 0 <= own < count
-            if target_masses(piece, laws.first_id + base, row, laws.cut[place], words, power, mass):
+            if target_masses(piece, laws.first_id + base, row, laws.cut[law], words, power, mass):
                 for j in range(count):
                     total += mass[j]
-                sums[1, place] += mass[own] if is_own else I64(0)
+                sums[1, law] += mass[own] if is_own else I64(0)
             if draft >= 0 and not laws.certain:
-                draft_masses(laws, place, base, count, draft_row, power, mass)
+                draft_masses(laws, law, base, count, draft_row, power, mass)
                 for j in range(count):
                     draft_total += mass[j]
-                sums[3, place] += mass[own] if is_own else I64(0)
-        sums[0, place] = total
+                sums[3, law] += mass[own] if is_own else I64(0)
+        sums[0, law] = total
         if not laws.certain:
-            sums[2, place] = draft_total
+            sums[2, law] = draft_total
 
 
 @jit(inline=True)
@@ -193,32 +193,32 @@ def recovery_score(left, target, noise):
 
 @jit(entry=True)
 def residuals(start, stop, parts, threads, arguments):
-    """Do `residuals_of_places` for each part of the positions; see `kernels.threads`."""
-    share(residuals_of_places, start, stop, parts, threads, arguments)
+    """Do `residuals_of_positions` for each part of the positions; see `kernels.threads`."""
+    share(residuals_of_positions, start, stop, parts, threads, arguments)
 
 
 @jit(allocates=True)
-def residuals_of_places(start, stop, part, arguments):
+def residuals_of_positions(start, stop, part, arguments):
     """Find the best word of a draw from the residual of some positions, and its sum.
 
     Args:
         index: int64 [B, N], the positions; weights: int64 [2, B, N].
         seed, position: int64 [B].
-        found: int64 [2, B, N], zeros: the words, and the sums.
+        out: int64 [2, B, N], zeros: the words, and the sums.
     """
-    laws, index, weights, seed, position, found = arguments
-    num_ids, num_places = laws.target.shape[1], index.shape[1]
+    laws, index, weights, seed, position, out = arguments
+    num_ids, num_columns = laws.target.shape[1], index.shape[1]
     first = laws.first_id & 3
     power, mass, words = np.empty(BLOCK, F32), np.empty(BLOCK, I64), np.empty(BLOCK, I64)
     draft, left = np.empty(BLOCK, I64), np.empty(BLOCK, I64)
     ends, upper = np.empty(BLOCK, F32), np.empty(BLOCK, F32)
     for at in range(start, stop):
-        row, n = at // num_places, at % num_places
+        row, n = at // num_columns, at % num_columns
         i = index[row, n]
-        place = row * laws.num_positions + i
-        heat, logits = laws.temperature[place], laws.target[place]
-        its = mass_row(laws.top[place], heat)
-        draft_its = mass_row(laws.draft_top[place], heat)
+        law = row * laws.num_positions + i
+        temperature, logits = laws.temperature[law], laws.target[law]
+        mass_numbers = mass_row(laws.top[law], temperature)
+        draft_mass_numbers = mass_row(laws.draft_top[law], temperature)
         weight, draft_weight = weights[0, row, n], weights[1, row, n]
         key, step = U64(seed[row]), U64(position[row] + i)
         r0, r1, r2, _ = philox(
@@ -231,10 +231,10 @@ def residuals_of_places(start, stop, part, arguments):
             base, lane, count = block.local, block.lane, block.count
             piece = logits[base : base + count]
             if not target_masses(
-                piece, laws.first_id + base, its, laws.cut[place], words, power, mass
+                piece, laws.first_id + base, mass_numbers, laws.cut[law], words, power, mass
             ):
                 continue
-            draft_masses(laws, place, base, count, draft_its, power, draft)
+            draft_masses(laws, law, base, count, draft_mass_numbers, power, draft)
             total += subtract(mass, weight, draft, draft_weight, left[:count])
             upper_logarithms(left, mass, ends[lane : lane + count])
             upper_scores(ends, block, stream, upper)
@@ -248,4 +248,4 @@ def residuals_of_places(start, stop, part, arguments):
                 noise = exact_noise(I64(token_id), (r0, r1, r2))
                 score = recovery_score(left[j - lane], mass[j - lane], noise)
                 best = larger(best, pack(score, token_id))
-        found[0, row, n], found[1, row, n] = best, total
+        out[0, row, n], out[1, row, n] = best, total

@@ -22,12 +22,12 @@ def short(x):
 
 
 @jit()
-def mass_row(top, heat):
+def mass_row(top, temperature):
     """Return what the masses of a row need."""
-    scale = F32(F32(twin.LOG2_E) / heat)
-    unit = short(heat * F32(twin.LN2_HIGH))
-    left = F32(F64(heat) * twin.LN2_HIGH - F64(unit))
-    rest = short(left + heat * F32(twin.LN2_LOW))
+    scale = F32(F32(twin.LOG2_E) / temperature)
+    unit = short(temperature * F32(twin.LN2_HIGH))
+    left = F32(F64(temperature) * twin.LN2_HIGH - F64(unit))
+    rest = short(left + temperature * F32(twin.LN2_LOW))
     near = abs(top * scale) < F32(twin.NEAR)
     base, high = (F32(0), top) if near else (top, F32(0))
     turns = high * scale

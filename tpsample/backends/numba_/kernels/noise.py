@@ -108,10 +108,10 @@ def philox(c0, c1, c2, c3, k0, k1):
 @jit()
 def stream_at(temperature, seed, position, sample, domain):
     """Return the noise of a sample at a position. Twin: `tpsample.noise.row_stream`."""
-    scale, random, key, place = F32(1), F32(0), U64(seed), U64(position)
+    scale, random, key, step = F32(1), F32(0), U64(seed), U64(position)
     if temperature >= F32(GREEDY_BELOW):
         scale, random = F32(LOG2_E / smaller(F64(temperature), HOTTEST)), F32(1)
-    counter = U32(place), U32(place >> U64(32)), U32(sample), U32(domain)
+    counter = U32(step), U32(step >> U64(32)), U32(sample), U32(domain)
     r0, r1, r2, _ = philox(*counter, U32(key), U32(key >> U64(32)))
     return Stream(scale, random, r0, r1, r2)
 
@@ -125,9 +125,9 @@ def noise_of(draws, index):
         row = index[i]
         at = draws.temperature[row], draws.seed[row], draws.position[row]
         for s in range(draws.samples):
-            its = stream_at(*at, s, DOMAIN)
-            scale[i], random[i] = its.scale, its.random
-            streams[i, s, 0], streams[i, s, 1], streams[i, s, 2] = its.r0, its.r1, its.r2
+            stream = stream_at(*at, s, DOMAIN)
+            scale[i], random[i] = stream.scale, stream.random
+            streams[i, s, 0], streams[i, s, 1], streams[i, s, 2] = stream.r0, stream.r1, stream.r2
     return Noise(scale, random, streams)
 
 

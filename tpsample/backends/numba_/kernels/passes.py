@@ -92,7 +92,7 @@ def weigh_of_rows(start, stop, part, arguments):
     power, mass, words = np.empty(BLOCK, F32), np.empty(BLOCK, I64), np.empty(BLOCK, I64)
     for row in stored.rows[start:stop]:
         logits, of_row, total = stored.logits[row], sums[row], I64(0)
-        its = mass_row(top[row], stored.temperature[row])
+        mass_numbers = mass_row(top[row], stored.temperature[row])
         least = marks[row].min()
         of_total = totals[row]
         for base in range(0, num_ids, BLOCK):
@@ -100,7 +100,7 @@ def weigh_of_rows(start, stop, part, arguments):
             largest = words_of_block(part, stored.first_id + base, words)
             if largest < smaller(least, of_total):
                 continue
-            weigh_block(part, its, power, mass)
+            weigh_block(part, mass_numbers, power, mass)
             for j in range(len(part)):
                 total += mass[j] if words[j] >= of_total else I64(0)
             if largest < least:
@@ -133,12 +133,12 @@ def moment_from_of_rows(start, stop, part, arguments):
     parts, whole = np.empty((2, BLOCK), F32), np.empty(BLOCK, I32)
     for row in stored.rows[start:stop]:
         logits, of_row, least = stored.logits[row], sums[row], cut[row]
-        its = mass_row(top[row], stored.temperature[row])
+        mass_numbers = mass_row(top[row], stored.temperature[row])
         for base in range(0, num_ids, BLOCK):
             part = logits[base : base + BLOCK]
             if words_of_block(part, stored.first_id + base, words) < least:
                 continue
-            weigh_moments(part, its, parts, whole, mass, moment)
+            weigh_moments(part, mass_numbers, parts, whole, mass, moment)
             sum_mass, sum_moment = I64(0), I64(0)
             for j in range(len(part)):
                 reaches = words[j] >= least
@@ -162,15 +162,15 @@ def least_of_mass_of_rows(start, stop, part, arguments):
     num_ids = stored.logits.shape[1]
     power, mass = np.empty(BLOCK, F32), np.empty(BLOCK, I64)
     for row in stored.rows[start:stop]:
-        logits, limit, found = stored.logits[row], limits[row], least[row]
-        its = mass_row(top[row], stored.temperature[row])
+        logits, limit, least_word = stored.logits[row], limits[row], least[row]
+        mass_numbers = mass_row(top[row], stored.temperature[row])
         for base in range(0, num_ids, BLOCK):
             part = logits[base : base + BLOCK]
-            weigh_block(part, its, power, mass)
+            weigh_block(part, mass_numbers, power, mass)
             for j in range(len(part)):
                 if mass[j] >= limit and part[j] > F32(-np.inf):
-                    found = smaller(found, pack(part[j], stored.first_id + base + j))
-        least[row] = found
+                    least_word = smaller(least_word, pack(part[j], stored.first_id + base + j))
+        least[row] = least_word
 
 
 @jit(entry=True)
@@ -272,8 +272,8 @@ def best_of_first_rows(start, stop, part, arguments):
         for j in range(count):
             logits[j] = value_of(first[i, j])
         weigh_block(logits, mass_row(logits[0], temperature[i]), power, mass)
-        its = most[i], shares[i], least[i], least_of_total[i], totals[i]
-        keep_first(first[i], *its, mass, kept)
+        row_limits = most[i], shares[i], least[i], least_of_total[i], totals[i]
+        keep_first(first[i], *row_limits, mass, kept)
         for j in range(count):
             if not kept[j]:
                 continue
@@ -308,8 +308,8 @@ def kept_of_first_rows(start, stop, part, arguments):
         for j in range(count):
             logits[j] = value_of(first[i, j])
         weigh_block(logits, mass_row(logits[0], temperature[i]), power, mass)
-        its = most[i], shares[i], least[i], least_of_total[i], totals[i]
-        keep_first(first[i], *its, mass, kept)
+        row_limits = most[i], shares[i], least[i], least_of_total[i], totals[i]
+        keep_first(first[i], *row_limits, mass, kept)
         out[i, 0] = ABOVE_ALL
         for j in range(count):
             if kept[j]:

@@ -54,14 +54,14 @@ WAITING = 512
 def process(block, row, head, memory, i, logits):
     """Process the raw logits of a block, and store them."""
     control(logits, block, row, head)
-    put(logits, block, memory.processed[memory.places[i]])
+    put(logits, block, memory.processed[memory.stored_rows[i]])
 
 
 @jit()
 def keep_products(weight, block, rows, products, index, head, plain, memory, logits):
     """Make the exact logits of a block of `float64_products`, and store them."""
     for i in range(len(index)):
-        raw, sums, lane = memory.raw[memory.places[i]], products.values[i], block.lane
+        raw, sums, lane = memory.raw[memory.stored_rows[i]], products.values[i], block.lane
         if plain[i] and products.proved[i] and not len(memory.processed):
             part = raw[block.local : block.local + block.count]
             for k in range(block.count):
@@ -113,7 +113,7 @@ def store_given_range(start, stop, part, arguments):
             part, inside = given.numbers[first : first + block.count], logits[block.lane :]
             for k in range(block.count):
                 inside[k] = as_fp32(part[k])
-            put(logits, block, memory.raw[memory.places[i]])
+            put(logits, block, memory.raw[memory.stored_rows[i]])
             if len(memory.processed):
                 process(block, index[i], head, memory, i, logits)
 
@@ -164,41 +164,41 @@ def list_range(start, stop, part, arguments):
     ids, uppers = np.empty((num_rows, WAITING), I64), np.empty((num_rows, WAITING), F32)
     numbers = np.empty(num_rows, I64)
     for i in range(num_rows):
-        place = memory.places[i]
+        stored_row = memory.stored_rows[i]
         tops[i], numbers[i] = -np.inf, 0
-        memory.raw[place, weight.start : weight.stop] = -np.inf
+        memory.raw[stored_row, weight.start : weight.stop] = -np.inf
         if len(memory.processed):
-            memory.processed[place, weight.start : weight.stop] = -np.inf
+            memory.processed[stored_row, weight.start : weight.stop] = -np.inf
         for k in range(top_k[i]):
-            bounds[i, k] = value_of(first[place, k])
+            bounds[i, k] = value_of(first[stored_row, k])
     waiting = bounds, ids, uppers, numbers, np.empty(num_rows, np.bool_)
     plain = plain_rows(head, index)
-    its = weight, rows, index, products, sums, head, memory, upper, logits, tops, reaching, plain
-    list_blocks(its, waiting, top_k, step, first, computed)
+    shared = weight, rows, index, products, sums, head, memory, upper, logits, tops, reaching, plain
+    list_blocks(shared, waiting, top_k, step, first, computed)
     for i in range(num_rows):
         threshold = filter_threshold(bounds[i, 0], top_k[i], tops[i], step[i])
-        settle(its, waiting, i, threshold, top_k[i], first, computed)
+        store_waiting(shared, waiting, i, threshold, top_k[i], first, computed)
 
 
 @jit()
-def settle(its, waiting, i, threshold, top_k, first, computed):
+def store_waiting(shared, waiting, i, threshold, top_k, first, computed):
     """Store the logits of the ids of a row that wait and reach a threshold; see `list_blocks`."""
-    weight, rows, memory, place = its[0], its[1], its[6], its[6].places[i]
+    weight, rows, memory, stored_row = shared[0], shared[1], shared[6], shared[6].stored_rows[i]
     _, ids, uppers, count, _ = waiting
     for n in range(count[i]):
         if uppers[i, n] >= threshold:
             v = ids[i, n]
             logit = exact_product(weight.numbers, v * weight.stride, rows.hidden[i])
-            memory.raw[place, v] = logit
+            memory.raw[stored_row, v] = logit
             if len(memory.processed):
-                memory.processed[place, v] = logit
-            push(first[place], top_k, pack(logit, weight.first_id + v))
+                memory.processed[stored_row, v] = logit
+            push(first[stored_row], top_k, pack(logit, weight.first_id + v))
             computed[0, i] += 1
     count[i] = 0
 
 
 @jit()
-def list_blocks(its, waiting, top_k, step, first, computed):
+def list_blocks(shared, waiting, top_k, step, first, computed):
     """Do the work of `list_kept`, in memory that is there.
 
     Args:
@@ -206,7 +206,7 @@ def list_blocks(its, waiting, top_k, step, first, computed):
             columns and the upper bounds of ids that wait, [R, WAITING]; their number, and whether
             ids of a block wait, [R].
     """
-    weight, rows, index, products, sums, head, memory, upper, logits, tops, reaching, plain = its
+    weight, rows, index, products, sums, head, memory, upper, logits, tops, reaching, plain = shared
     bounds, ids, uppers, count, waits = waiting
     num_rows = len(index)
     for n in range(blocks_of(weight)):
@@ -226,7 +226,7 @@ def list_blocks(its, waiting, top_k, step, first, computed):
             float64_products(weight, block, rows, sums)
             keep_products(weight, block, rows, sums, index, head, plain, memory, logits)
         for i in range(num_rows):
-            place, lanes = memory.places[i], reaching[i]
+            stored_row, lanes = memory.stored_rows[i], reaching[i]
             while lanes:
                 j = lowest_lane(lanes)
                 lanes &= lanes - U64(1)
@@ -236,7 +236,7 @@ def list_blocks(its, waiting, top_k, step, first, computed):
                 v = block.local + j - block.lane
                 if waits[i] and not whole:
                     if count[i] == WAITING:
-                        settle(its, waiting, i, threshold, top_k[i], first, computed)
+                        store_waiting(shared, waiting, i, threshold, top_k[i], first, computed)
                     ids[i, count[i]], uppers[i, count[i]] = v, upper[i, j]
                     count[i] += 1
                     least = -up(products.errors[i] - products.values[i, j])
@@ -244,12 +244,14 @@ def list_blocks(its, waiting, top_k, step, first, computed):
                     computed[0 if products.proved[i] else 1, i] += 1
                     if not whole:
                         raw, logit = exact_logits(weight, v, rows.hidden[i], index[i], head)
-                        memory.raw[place, v] = raw
+                        memory.raw[stored_row, v] = raw
                         if len(memory.processed):
-                            memory.processed[place, v] = logit
-                    least = (memory.processed if len(memory.processed) else memory.raw)[place, v]
+                            memory.processed[stored_row, v] = logit
+                    least = (memory.processed if len(memory.processed) else memory.raw)[
+                        stored_row, v
+                    ]
                     if top_k[i] > 0:
-                        push(first[place], top_k[i], pack(least, weight.first_id + v))
+                        push(first[stored_row], top_k[i], pack(least, weight.first_id + v))
                 if least == least:
                     tops[i] = larger(tops[i], least)
                     push(bounds[i], top_k[i], least)

@@ -77,22 +77,22 @@ def _raw(bits: int) -> Any:
 _pointer = _raw(8).as_pointer()
 
 
-def _mode(builder: Any, name: str, place: Any) -> None:
+def _mode(builder: Any, name: str, pointer: Any) -> None:
     """Read or write MXCSR, `stmxcsr` or `ldmxcsr`."""
     kind = ir.FunctionType(ir.VoidType(), [_pointer])
     function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.sse.{name}")
-    builder.call(function, [builder.bitcast(place, _pointer)])
+    builder.call(function, [builder.bitcast(pointer, _pointer)])
 
 
 @intrinsic
 def share(typing, kernel, first, last, parts, threads, arguments):  # type: ignore[no-untyped-def]
     """Call kernel(begin, end, part, arguments) for parts of the range from `first` to `last`."""
     integer = types.intp
-    its = integer, integer, integer, arguments
-    kernel.get_call_type(typing, its, {})  # compiles it
+    argument_types = integer, integer, integer, arguments
+    kernel.get_call_type(typing, argument_types, {})  # compiles it
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        compiled = kernel.dispatcher.overloads[its]
+        compiled = kernel.dispatcher.overloads[argument_types]
         context.active_code_library.add_linking_library(compiled.library)
         _, first, last, parts, threads, arguments = values
         word = first.type
@@ -100,13 +100,13 @@ def share(typing, kernel, first, last, parts, threads, arguments):  # type: igno
         fields = [word, word, word, word, arguments.type, _pointer, _raw(32)]
         shared = cgutils.alloca_once(builder, ir.LiteralStructType(fields))
 
-        def at(builder: Any, place: Any, field: int) -> Any:
-            return cgutils.gep_inbounds(builder, place, 0, field)
+        def at(builder: Any, pointer: Any, field: int) -> Any:
+            return cgutils.gep_inbounds(builder, pointer, 0, field)
 
         zeros = [word(0), first, last, parts, arguments, _pointer(None), _raw(32)(0)]
         for field, value in enumerate(zeros):
             builder.store(value, at(builder, shared, field))
-        team = _take_parts(context, builder.module, compiled, its, shared.type)
+        team = _take_parts(context, builder.module, compiled, argument_types, shared.type)
         whole, null = builder.bitcast(shared, _pointer), _raw(32)(0)
         several = builder.icmp_signed(">", threads, word(1))
         with builder.if_else(several) as (in_team, alone):
@@ -128,15 +128,17 @@ def share(typing, kernel, first, last, parts, threads, arguments):  # type: igno
             )
         return context.get_dummy_value()
 
-    def _take_parts(context: Any, module: Any, compiled: Any, its: Any, kind: Any) -> Any:
+    def _take_parts(
+        context: Any, module: Any, compiled: Any, argument_types: Any, kind: Any
+    ) -> Any:
         """Return the function of a thread: it takes parts as long as some are left."""
         name = f"{compiled.fndesc.llvm_func_name}.parts"
         function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_pointer]), name)
         function.linkage = "internal"
         builder = ir.IRBuilder(function.append_basic_block())
         shared = builder.bitcast(function.args[0], kind)
-        places = [cgutils.gep_inbounds(builder, shared, 0, field) for field in range(7)]
-        first, last, parts, arguments = (builder.load(place) for place in places[1:5])
+        pointers = [cgutils.gep_inbounds(builder, shared, 0, field) for field in range(7)]
+        first, last, parts, arguments = (builder.load(pointer) for pointer in pointers[1:5])
         before, during = (cgutils.alloca_once(builder, _raw(32)) for _ in range(2))
         if platform.machine() in ("x86_64", "AMD64"):
             _mode(builder, "stmxcsr", before)
@@ -146,7 +148,7 @@ def share(typing, kernel, first, last, parts, threads, arguments):  # type: igno
         builder.branch(loop)
         builder.position_at_end(loop)
         one = first.type(1)
-        part = builder.atomic_rmw("add", places[0], one, "monotonic")
+        part = builder.atomic_rmw("add", pointers[0], one, "monotonic")
         builder.cbranch(builder.icmp_signed("<", part, parts), body, end)
         builder.position_at_end(body)
         size = builder.sub(last, first)
@@ -157,11 +159,16 @@ def share(typing, kernel, first, last, parts, threads, arguments):  # type: igno
         callee = context.declare_function(module, compiled.fndesc)
         # As a part of this function, its arithmetic could be moved before the change of the mode.
         status, _ = context.call_conv.call_function(
-            builder, callee, types.none, its, [*bounds, part, arguments], attrs=("noinline",)
+            builder,
+            callee,
+            types.none,
+            argument_types,
+            [*bounds, part, arguments],
+            attrs=("noinline",),
         )
         with builder.if_then(status.is_error, likely=False):
-            builder.store(builder.bitcast(status.excinfoptr, _pointer), places[5])
-            builder.store(status.code, places[6])
+            builder.store(builder.bitcast(status.excinfoptr, _pointer), pointers[5])
+            builder.store(status.code, pointers[6])
         builder.branch(loop)
         builder.position_at_end(end)
         if platform.machine() in ("x86_64", "AMD64"):

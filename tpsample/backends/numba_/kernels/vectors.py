@@ -57,8 +57,8 @@ def fetch(typing, numbers, first, size):  # type: ignore[no-untyped-def]
         pointer = builder.gep(array.data, [arguments[1]])
         pointer = builder.bitcast(pointer, ir.IntType(8).as_pointer())
         stop = builder.mul(arguments[2], array.itemsize)
-        with cgutils.for_range_slice(builder, start, stop, step) as (place, _):
-            _fetch(builder, builder.gep(pointer, [place]))
+        with cgutils.for_range_slice(builder, start, stop, step) as (offset, _):
+            _fetch(builder, builder.gep(pointer, [offset]))
         return context.get_dummy_value()
 
     return types.void(numbers, types.intp, types.intp), generate
@@ -88,8 +88,8 @@ def _dots(*, squares: bool) -> Any:
         return signature, generate
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        def array(place: int) -> Any:
-            return context.make_array(signature.args[place])(context, builder, arguments[place])
+        def array(index: int) -> Any:
+            return context.make_array(signature.args[index])(context, builder, arguments[index])
 
         def constant(value: int) -> Any:
             return ir.Constant(column.type, value)
@@ -126,8 +126,8 @@ def _dots(*, squares: bool) -> Any:
                 after = plus(before, builder.fmul(x, y, flags=FUSED))
             builder.store(after, to)
 
-        def chosen(x: Any, y: Any, places: range) -> Any:
-            mask = ir.Constant(ir.VectorType(ir.IntType(32), len(places)), list(places))
+        def chosen(x: Any, y: Any, lanes: range) -> Any:
+            mask = ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), list(lanes))
             return builder.shuffle_vector(x, y, mask)
 
         def in_sum(vectors: list[Any]) -> Any:
@@ -146,34 +146,34 @@ def _dots(*, squares: bool) -> Any:
         rows = [at(hidden, builder.add(row, constant(r)), column) for r in range(ROWS)]
         ids = []
         for i in range(IDS):
-            place, last = builder.add(id_, constant(i)), builder.sub(count, constant(1))
-            place = builder.select(builder.icmp_signed("<", place, last), place, last)
-            place = builder.select(builder.icmp_signed(">", place, constant(0)), place, constant(0))
-            ids.append(builder.gep(numbers.data, [builder.add(begin, builder.mul(place, stride))]))
+            index, last = builder.add(id_, constant(i)), builder.sub(count, constant(1))
+            index = builder.select(builder.icmp_signed("<", index, last), index, last)
+            index = builder.select(builder.icmp_signed(">", index, constant(0)), index, constant(0))
+            ids.append(builder.gep(numbers.data, [builder.add(begin, builder.mul(index, stride))]))
         zero = ir.Constant(sums, [0.0] * width)
         totals = [
             [cgutils.alloca_once(builder, sums) for _ in range(IDS)] for _ in range(ROWS + squares)
         ]
-        for each in itertools.chain(*totals):
-            builder.store(zero, each)
+        for accumulator in itertools.chain(*totals):
+            builder.store(zero, accumulator)
         step = constant(width * 2 if is_bf16 else width)
         with cgutils.for_range_slice(builder, constant(0), size, step) as (d, _):
-            of_rows = [load(builder.gep(each, [d])) for each in rows]
-            for i, each in enumerate(ids):
-                w = load(builder.gep(each, [d]))
+            of_rows = [load(builder.gep(pointer, [d])) for pointer in rows]
+            for i, pointer in enumerate(ids):
+                w = load(builder.gep(pointer, [d]))
                 if squares:
                     later = builder.add(d, builder.mul(stride, constant(2 * IDS)))
-                    _fetch(builder, builder.gep(each, [later]))
+                    _fetch(builder, builder.gep(pointer, [later]))
                 for h, of_row in zip([*of_rows, w], totals, strict=False):
                     add_product(h, w, of_row[i])
-        places = [at(out, builder.add(row, constant(r)), lane) for r in range(ROWS)]
-        places.append(builder.gep(of_ids.data, [lane]))
+        outputs = [at(out, builder.add(row, constant(r)), lane) for r in range(ROWS)]
+        outputs.append(builder.gep(of_ids.data, [lane]))
         few = ir.VectorType(total, IDS)
-        for place, of_row in zip(places, totals, strict=False):
-            found = in_sum([builder.load(each) for each in of_row])
-            address = builder.bitcast(place, few.as_pointer())
-            found = plus(builder.load(address, align=total_bytes), found)
-            builder.store(found, address, align=total_bytes)
+        for output, of_row in zip(outputs, totals, strict=False):
+            products = in_sum([builder.load(accumulator) for accumulator in of_row])
+            address = builder.bitcast(output, few.as_pointer())
+            products = plus(builder.load(address, align=total_bytes), products)
+            builder.store(products, address, align=total_bytes)
         return context.get_dummy_value()
 
     return dots
