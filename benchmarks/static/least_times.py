@@ -98,7 +98,7 @@ _WORD = "a word of 64 bits takes 25 instructions, and few rows come here"
 _FEW = "few rows come here, and the numbers of a row are most of it"
 PASS_REASONS: dict[str, tuple[int, str]] = {
     "group_first": (30, "a maximum that minds NaN, then the lowest id that has it"),
-    "before": (72, "an exponential in fp32, and for each mark 7; a program begins with 350"),
+    "before": (70, "an exponential in fp32, and for each mark 7; a program begins with 340"),
     "mass": (100, _MASS),
     "mass and moment": (115, f"{_MASS}, and a moment 13"),
     "digit of masses": (178, f"{_MASS}; each program finds the digit before, too"),

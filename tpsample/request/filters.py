@@ -90,9 +90,8 @@ class RowFilters:
 
     def thresholds(self, least: Tensor, least_of_total: Tensor) -> Thresholds:
         """Return the thresholds of the rows whose `ENDING` rules end at these order words."""
-        columns = self.columns[:, : len(self.row_list)]
-        top_k, top_p = column_of(columns, TOP_K.name), column_of(columns, TOP_P.name)
-        ties = column_of(columns, KEEP_TIES)
+        names = TOP_K.name, TOP_P.name, KEEP_TIES
+        top_k, top_p, ties = (column_of(self.columns, name)[: len(self)] for name in names)
         return Thresholds(top_k, top_p, least, least_of_total, ties, self.demand.counts)
 
     def select(self, index: list[int], selected: Tensor | slice) -> RowFilters:
