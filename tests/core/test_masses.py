@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -232,3 +233,22 @@ def test_floors_of_the_kernels_are_the_twins() -> None:
     floor_probe[(400,)](top, temperature, log_min_p, floor)  # type: ignore[index]
     expected = least_logit(top, temperature, log_min_p)
     assert torch.equal(floor.nan_to_num(nan=7.0), expected.nan_to_num(nan=7.0))
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_quick_sums_are_within_their_error_in_the_worst_row(sign: int) -> None:
+    """Of 2^20 tokens all but the first are 16.6 bits below it, and all operations err alike."""
+    number, top = 2**20 - 1, torch.tensor(20.0)
+    below = torch.tensor(16.6 * math.log(2), dtype=torch.float32)
+    logit = torch.nextafter(top - below, torch.tensor(sign * math.inf))
+    scale = torch.tensor(masses.LOG2_E)
+    for _ in range(2):  # a quick quotient is off by two units
+        scale = torch.nextafter(scale, torch.tensor(-sign * math.inf))
+    exponent = (logit - top) * scale
+    power = torch.exp2(exponent.double()) * (1 + sign * 2.0**-22)
+    quick = 1 + number * float(power) * (1 + sign * 20 * 2.0**-24)
+    logits = torch.stack([top, top - below])
+    first, other = (int(mass) for mass in masses.masses(logits, top, torch.tensor(1.0)))
+    total = first + number * other
+    error = abs(quick * masses.TOP_MASS - total) / total
+    assert masses.ABOUT_ERROR / 4 < error < masses.ABOUT_ERROR
