@@ -249,10 +249,6 @@ tpsample/backends/triton_/kernels/best_scores.py
     - sure = tl.max(tl.where(kept & (mass + error < fewest), words, 0), axis=0)
     + sure = best_word
     > test_a_limit_within_the_error_of_masses_is_searched
-    kernel: a row whose largest logit is infinite is decided without its masses
-    - decided = (share >= 1) | (value_of(first) < float("inf"))
-    + decided = (share >= 0) | (value_of(first) < float("inf"))
-    > test_a_rejection_decides_what_the_definition_does
     kernel: a block whose largest logit is the least mark has nothing before it
     - if largest >= lowest:
     + if largest > lowest:

@@ -192,6 +192,18 @@ def test_a_limit_within_the_error_of_masses_is_searched(below, searched, fixed, 
     assert len(left) == 2 and torch.equal(*left) and left[0].any() == searched
 
 
+@pytest.mark.parametrize("fixed", [False, True])
+def test_an_infinite_logit_is_the_token_that_filters_keep(fixed):
+    """Its row has no masses to weigh in fp32."""
+    logits = KINDS["normal"].clone()
+    logits[700] = math.inf
+    params = [SamplingParams(seed=1, top_p=0.5), SamplingParams(seed=2, top_k=300)]
+    rows = Rows([logits], params, fixed_rounds=fixed)
+    for out in on_virtual_ranks(rows.logits, rows.batch, "triton", 2):
+        assert out.token_ids.tolist() == [700, 700]
+        assert torch.equal(out.token_ids, rows.oracle().token_ids)
+
+
 def test_the_check_leaves_no_trace_when_ranks_cross():
     """The first rank to come may be the first to go."""
     product, one, other = score.exact_products, host_reads.refused(), host_reads.refused()

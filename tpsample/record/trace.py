@@ -86,10 +86,10 @@ class TopKTrace(KeepsTensors, Sealed):
         chosen = 0 if logprobs is None else logprobs.num_chosen
         if logprobs is None or shape[0] != rows or shape[1] - chosen <= k:
             got = None if logprobs is None else shape
-            of_which = f", of which {chosen} are chosen by logprob_token_ids" if chosen else ""
+            named = f" with {chosen} from logprob_token_ids" if chosen else ""
             raise ValueError(
                 f"logprobs: expected {rows} rows with the token drawn and at least k = {k} more, "
-                f"got {got}{of_which}; ask for them with SamplingParams(logprobs={k})"
+                f"got {got}{named}; ask for them with SamplingParams(logprobs={k})"
             )
         if self.step == steps:
             raise ValueError(f"logprobs: the trace has room for {steps} steps; all are recorded")

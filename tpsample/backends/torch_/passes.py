@@ -524,8 +524,6 @@ class ShardLogits:
         error, possible = of_total * (mass > 0), number < most  # nothing is before the first token
         sure = possible & (mass + error < mass_limit(total - of_total, share))
         possible &= mass - error < mass_limit(total + of_total, share)
-        if self.mass_error:
-            sure &= (top.unsqueeze(1) < torch.inf) | (share >= 1)
         return sure, possible
 
     def best_of_first(self, first: Tensor, thresholds: Thresholds) -> Tensor:

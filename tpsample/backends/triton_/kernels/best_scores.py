@@ -218,7 +218,8 @@ def first_kept_kernel(
 ):
     """The first of the best scores that can be in the kept set. Grid: (F,).
 
-    Where that depends on the error of `before_kernel`, or on an infinite logit, nothing is decided.
+    A row is left open where that depends on the error of `before_kernel`, and where a top_p meets
+    a total of 0, as `before_kernel` leaves it beside an infinite logit.
     """
     row, offs = tl.program_id(0), tl.arange(0, COUNT)
     marks = num_samples * COUNT
@@ -229,7 +230,7 @@ def first_kept_kernel(
     off = error_of(total, total)
     fewest, limit = mass_limit(total - off, share), mass_limit(total + off, share)
     is_nan = ((first >> TOKEN_BITS) & KEY_MASK) == KEY_NAN
-    decided = (share >= 1) | (value_of(first) < float("inf"))
+    decided = tl.full((), 1, tl.int1)
     for sample in range(num_samples):
         place = sample * COUNT + offs
         orders = tl.load(best + 1 + marks + place)
