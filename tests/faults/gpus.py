@@ -62,6 +62,10 @@ tpsample/backends/triton_/launcher.py
     - *dtypes, *rests, *options
     + *dtypes, *rests
     > test_known_launches_are_those_of_triton
+    a kernel may fuse products
+    - {"enable_fp_fusion": False}
+    + {}
+    > backends/triton_/test_jit_launches.py::test_every_step_compiles_as_it_is_launched
 tpsample/backends/over_zeros.py
     fewer drafts than the most are not warmed up
     - while width < most:

@@ -72,6 +72,7 @@ def only_compile() -> list[tuple[Any, str]]:
 
     def compile_it(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
+        assert not kernel.metadata.enable_fp_fusion, f"{self.__name__} may fuse products"
         launches.append((kernel, self.__name__))
         return kernel
 

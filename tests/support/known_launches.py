@@ -53,7 +53,7 @@ def _three_ways(known: KnownLaunches, grid: tuple[int, ...], arguments: dict[str
     named_so = {name for name, value in arguments.items() if isinstance(value, torch.Tensor)}
     assert all(name.endswith("_ptr") for name in named_so), f"a pointer by another name: {named_so}"
     made.clear()
-    known._kernel[grid](**arguments)
+    known._kernel[grid](**arguments, **launcher.UNFUSED)
     for _ in range(2):
         _known_way(known, grid, arguments)
     by_triton, *others = made

@@ -32,6 +32,5 @@ def draft_words(logits: Tensor, first_id: int, noise: RowNoise, sample: int, dom
             DOMAIN=domain,
             BLOCK=BLOCK,
             num_warps=NUM_WARPS,
-            enable_fp_fusion=False,
         )
     return words

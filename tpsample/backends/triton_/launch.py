@@ -197,7 +197,6 @@ class TritonBackend(Backend):
             **push_arguments(push),
             "num_warps": tile.num_warps,
             "num_stages": tile.num_stages,
-            "enable_fp_fusion": False,
         }
         return ((last - first) * -(-num_rows // tile.block_b),), arguments
 

@@ -23,8 +23,10 @@ ALIGNED = 16
 """Triton compiles for addresses that are multiples of this, or for any."""
 MOST_KNOWN = 1024
 """Launches of a kernel that are known at a time. Each number of rows makes another one."""
-OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion", "launch_pdl")
+OPTIONS = ("num_warps", "num_stages", "launch_pdl")
 """Arguments of a launch that are Triton's, and not the kernel's."""
+UNFUSED = {"enable_fp_fusion": False}
+"""Every kernel rounds every product, as its twin does; by itself each Triton does as it likes."""
 _RUN = JITFunction.run
 
 
@@ -41,7 +43,7 @@ def launch_kernel(kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
         known = _KNOWN[id(kernel)] = KnownLaunches(kernel)
     # A function in the place of Triton's own sees every launch.
     if known is None or JITFunction.run is not _RUN:
-        kernel[grid](**arguments)
+        kernel[grid](**arguments, **UNFUSED)
     else:
         known.launch(grid, arguments)
 
@@ -87,7 +89,7 @@ class KnownLaunches:
             binary(*self._in_order((*addresses, *numbers)), stream=stream)
             return
         assert arguments.keys() <= {*self._kernel.arg_names, *OPTIONS}
-        compiled = self._kernel[grid](**arguments)
+        compiled = self._kernel[grid](**arguments, **UNFUSED)
         # Triton returns something else while another thread compiles, and None if a hook said so.
         if not isinstance(compiled, CompiledKernel):
             return

@@ -102,7 +102,6 @@ def weighed_words(
         count=count,
         num_drawn=num_drawn,
         BLOCK=MAX_WEIGHED_WORDS,
-        enable_fp_fusion=False,
     )
     return ListedWords(first[:, :count], drawn, top, shown_temperature, sums[:, 2:]), sums
 
@@ -147,6 +146,5 @@ def logprobs_of_words(
         vocab_size=vocab_size,
         BLOCK=block_for(width),
         num_warps=1,
-        enable_fp_fusion=False,
     )
     return Logprobs(token_ids, values, ranks, entropies)

@@ -119,7 +119,6 @@ class TritonShardLogits(ShardLogits):
             **arguments,
             BLOCK=BLOCK,
             num_warps=NUM_WARPS,
-            enable_fp_fusion=False,  # the twin rounds every product
         )
 
     def shard_arguments(self) -> dict[str, Any]:
@@ -221,7 +220,6 @@ class TritonShardLogits(ShardLogits):
             GROUP=size,
             GROUPS=triton.next_power_of_2(groups),
             BLOCKS=triton.next_power_of_2(max(1, first.shape[1])),
-            enable_fp_fusion=False,
         )
         return scores
 
@@ -276,7 +274,6 @@ class TritonShardLogits(ShardLogits):
             top_ptr=top,
             num_samples=self.noise.num_samples,
             COUNT=count,
-            enable_fp_fusion=False,
         )
         return Verdict(words, decided, top)
 
@@ -315,7 +312,6 @@ class TritonShardLogits(ShardLogits):
             drawn_ptr=drawn,
             count=count,
             BLOCK=MAX_TOP_WORDS if count <= MAX_TOP_WORDS else MAX_WEIGHED_WORDS,
-            enable_fp_fusion=False,
         )
 
     def write_tokens(self, words: Tensor, index: Tensor, out: SampleOutput) -> None:
@@ -338,7 +334,6 @@ class TritonShardLogits(ShardLogits):
             top_ptr=self.largest.contiguous(),
             y_ptr=y,
             words_ptr=words,
-            enable_fp_fusion=False,
         )
         return words
 
@@ -450,7 +445,6 @@ class TritonShardLogits(ShardLogits):
             room_ptr=room,
             number=number,
             BINS=BINS,
-            enable_fp_fusion=False,
         )
         return cut, room
 
@@ -521,7 +515,6 @@ class TritonShardLogits(ShardLogits):
             MASS=mass,
             SOURCES=triton.next_power_of_2(sources),
             BLOCK=triton.next_power_of_2(sources * (width - 1)),
-            enable_fp_fusion=False,
         )
         return cut, left
 
@@ -697,7 +690,6 @@ class TritonShardLogits(ShardLogits):
                 log_mass_ptr=log_masses,
                 count=count,
                 BLOCK=SET_BLOCK,
-                enable_fp_fusion=False,
             )
         return ids, log_masses
 

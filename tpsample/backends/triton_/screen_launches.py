@@ -159,7 +159,6 @@ class Screen:
             HIDDEN_SIZE=self._hidden_size,
             BLOCK=min(1024, triton.next_power_of_2(self._hidden_size)),
             LEADS=self._overlap,
-            enable_fp_fusion=False,
         )
         copy = self.copy
         padded = copy.quantised.shape[1]
@@ -186,7 +185,6 @@ class Screen:
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
             **early_launch(self._overlap),
-            enable_fp_fusion=False,
         )
         launch_kernel(
             list_groups_kernel,

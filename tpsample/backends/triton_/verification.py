@@ -118,7 +118,6 @@ class TritonVerification(Verification):
             blocks_each=parts * blocks_each,
             BLOCK=BLOCK // parts,
             num_warps=NUM_WARPS // parts,
-            enable_fp_fusion=False,  # the twin rounds every product
         )
 
     @property
@@ -154,7 +153,6 @@ class TritonVerification(Verification):
             "BLOCKWISE": self.block,
             "POSITIONS": _block_of(self.drafts.shape[1]),
             "num_warps": 1,
-            "enable_fp_fusion": False,
         }
 
     def tops(self) -> Tensor:

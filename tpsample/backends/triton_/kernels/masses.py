@@ -1,6 +1,6 @@
 """Integer masses of a block of a row's logits. Twin: `tpsample.core.masses`, with the formulas.
 
-The launches set `enable_fp_fusion=False`, because the twin rounds every product. Where a product is
+Launches set `enable_fp_fusion=False`, because the twin rounds every product. Where a product is
 exact, `fma` says so: with one instruction it finds the same bits.
 """
 
