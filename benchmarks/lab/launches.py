@@ -28,6 +28,7 @@ from triton.runtime.jit import JITFunction
 
 from tpsample.backends.over_zeros import list_over_zeros
 from tpsample.backends.torch_.passes import Verdict
+from tpsample.backends.triton_.cuts import TritonCuts
 from tpsample.backends.triton_.passes import TritonShardLogits
 from tpsample.core.order import ABOVE_ALL
 from tpsample.core.vocab_shard import VocabShard
@@ -150,23 +151,24 @@ def searched() -> Iterator[None]:
     Steps that run search the rows that their best scores leave undecided, which nothing foretells.
     Nor does anything say how many tokens a row keeps, so what follows of few is launched, too.
     """
-    first_kept, list_end = TritonShardLogits.first_kept, TritonShardLogits.list_end
+    first_kept, list_end = TritonShardLogits.first_kept, TritonCuts.list_end
     few: set[torch.device] = set()
 
     def undecided(*arguments: Any) -> Verdict:
         verdict = first_kept(*arguments)
         return verdict._replace(decided=torch.zeros_like(verdict.decided))
 
-    def too_many(rows: TritonShardLogits, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def too_many(cuts: TritonCuts, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = cuts.rows
         if rows.logits.device not in few:
             few.add(rows.logits.device)
             shard = VocabShard(rows.first_id, rows.first_id + rows.logits.shape[1])
             list_over_zeros("triton", shard, rows.vocab_size, 1, rows.logits.device)
-        cut, room = list_end(rows, *arguments)
+        cut, room = list_end(cuts, *arguments)
         return cut, torch.full_like(room, ABOVE_ALL)
 
     of_rows = patch.object(TritonShardLogits, "first_kept", undecided)
-    with of_rows, patch.object(TritonShardLogits, "list_end", too_many):
+    with of_rows, patch.object(TritonCuts, "list_end", too_many):
         yield
 
 

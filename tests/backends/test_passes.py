@@ -11,8 +11,10 @@ from tests.support.filtered import Rows, V, grid, kinds_of_logits
 from tests.support.tiers import long
 from tests.support.tile_words import told
 from tpsample import SampleOutput, SamplingBatch, SamplingParams, Status
+from tpsample.backends import cuts_of
 from tpsample.backends.numba_.passes import NativeShardLogits
-from tpsample.backends.torch_.passes import OtherEnds, ShardLogits
+from tpsample.backends.torch_.cuts import OtherEnds
+from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.backends.triton_ import passes
 from tpsample.backends.triton_.passes import TritonShardLogits
 from tpsample.core import word
@@ -293,7 +295,9 @@ def test_sums_down_to_a_word(twins):
         assert _equal(rows.weigh(cut, marks)[numbers], plain.weigh(cut, marks)[numbers])
         for ends in (cut, some):
             most = int(plain.count_from(ends.unsqueeze(1)).max())
-            assert _equal(rows.words_from(ends, most), plain.words_from(ends, most))
+            assert _equal(
+                cuts_of(rows).words_from(ends, most), cuts_of(plain).words_from(ends, most)
+            )
 
 
 @pytest.mark.parametrize("mass", [False, True])
@@ -314,22 +318,24 @@ def test_a_search_by_digits_finds_what_the_definition_does(twins, mass):
     names = ("prefix", "reached", "limit")
     before, former = search, None
     for shift in range(word.EPOCH_SHIFT // DIGIT_BITS * DIGIT_BITS, -1, -DIGIT_BITS):
-        bins = plain.digits(search.prefix, shift, mass=mass)
+        bins = cuts_of(plain).digits(search.prefix, shift, mass=mass)
         found = bins[numbers].sum(dim=1) > 0
         assert (found == (plain.logits.shape[1] > 0)).all(), "each prefix begins some word"
-        following = plain.next_digit(search, bins)
+        following = cuts_of(plain).next_digit(search, bins)
         for each in twins.kernels:
-            assert _equal(each.digits(search.prefix, shift, mass=mass)[numbers], bins[numbers])
+            assert _equal(
+                cuts_of(each).digits(search.prefix, shift, mass=mass)[numbers], bins[numbers]
+            )
             for ends in [None, *others]:
                 found, expected = (
-                    rows.last_digit(search, bins, ties, ends) for rows in (each, plain)
+                    cuts_of(rows).last_digit(search, bins, ties, ends) for rows in (each, plain)
                 )
                 assert _equal(found, expected)
             for share in (None, shares)[: 1 + mass]:
                 if former is not None:
                     given = before, former, shift, share
-                    found, own = each.following_digits(*given, mass=mass)
-                    expected, right = plain.following_digits(*given, mass=mass)
+                    found, own = cuts_of(each).following_digits(*given, mass=mass)
+                    expected, right = cuts_of(plain).following_digits(*given, mass=mass)
                     assert _equal(own[numbers], right[numbers])
                     for name in names:
                         assert _equal(getattr(found, name), getattr(expected, name))
@@ -343,14 +349,14 @@ def test_a_search_by_digits_finds_what_the_definition_does(twins, mass):
 def test_a_first_digit_has_no_words_below_a_least_one(twins, mass):
     """Its sum is then the total that a top_p takes a share of."""
     least, prefix = twins.cut, torch.zeros_like(twins.cut)
-    bins = twins.plain.digits(prefix, 45, mass=mass, least=least)[twins.numbers]
+    bins = cuts_of(twins.plain).digits(prefix, 45, mass=mass, least=least)[twins.numbers]
     total = twins.plain.held_from(least)[twins.numbers, 0 if mass else 1]
     assert (torch.equal(bins.sum(dim=1), total) and len(twins.logits[0]) == 0) or total.any()
-    assert not torch.equal(bins, twins.plain.digits(prefix, 45, mass=mass)[twins.numbers]) or (
-        len(twins.logits[0]) < 2
-    )
+    assert not torch.equal(
+        bins, cuts_of(twins.plain).digits(prefix, 45, mass=mass)[twins.numbers]
+    ) or (len(twins.logits[0]) < 2)
     for rows in twins.kernels:
-        assert _equal(rows.digits(prefix, 45, mass=mass, least=least)[twins.numbers], bins)
+        assert _equal(cuts_of(rows).digits(prefix, 45, mass=mass, least=least)[twins.numbers], bins)
 
 
 def test_only_best_scores_that_can_decide_are_weighed(twins):
@@ -384,14 +390,15 @@ def test_programs_of_several_blocks(each, monkeypatch):
         ("weigh", cut, marks),
         ("words_from", cut, 777),
     ):
-        found, right = (getattr(rows, method)(*arguments) for rows in (triton, plain))
+        twin_rows = map(cuts_of, (triton, plain)) if method == "words_from" else (triton, plain)
+        found, right = (getattr(rows, method)(*arguments) for rows in twin_rows)
         if method == "before":
             assert _near(triton, found, right, twins.numbers)
         else:
             assert _equal(found[twins.numbers], right[twins.numbers]), method
     for mass in (False, True):
         found, right = (
-            rows.digits(torch.zeros_like(cut), 45, mass=mass) for rows in (triton, plain)
+            cuts_of(rows).digits(torch.zeros_like(cut), 45, mass=mass) for rows in (triton, plain)
         )
         assert _equal(found[twins.numbers], right[twins.numbers]), "digits"
 
@@ -402,7 +409,11 @@ def test_rows_that_are_done_are_left_out():
     done = torch.arange(len(twins.filters)) % 3 == 0
     best = twins.plain.best_scores(COUNT)
     prefix, filters = torch.zeros_like(twins.cut), twins.thresholds
-    second = Search(prefix, prefix, filters.most), twins.plain.digits(prefix, 45, mass=False), 36
+    second = (
+        Search(prefix, prefix, filters.most),
+        cuts_of(twins.plain).digits(prefix, 45, mass=False),
+        36,
+    )
 
     def passes(rows: ShardLogits) -> dict[str, torch.Tensor]:
         return {
@@ -411,9 +422,9 @@ def test_rows_that_are_done_are_left_out():
             "first_words, whole rows": rows.first_words(300),
             "best_scores": _told_if_triton(rows).best_scores(COUNT),
             "before": rows.before(best, filters, COUNT),
-            "masses by digit": rows.digits(prefix, 48, mass=True),
-            "numbers by digit": rows.digits(prefix, 48, mass=False),
-            "numbers by the second digit": rows.following_digits(*second, mass=False)[1],
+            "masses by digit": cuts_of(rows).digits(prefix, 48, mass=True),
+            "numbers by digit": cuts_of(rows).digits(prefix, 48, mass=False),
+            "numbers by the second digit": cuts_of(rows).following_digits(*second, mass=False)[1],
             "best_kept": rows.best_kept(twins.cut),
             "best_and_mass": rows.best_and_mass(twins.cut),
         }
@@ -471,7 +482,7 @@ def _is_some_of(words: torch.Tensor, every: torch.Tensor) -> None:
 
 
 def _bins(rows: ShardLogits, cut: torch.Tensor | None) -> torch.Tensor:
-    return rows.numbers_of_bins() if cut is None else rows.masses_of_bins(cut)
+    return cuts_of(rows).numbers_of_bins() if cut is None else cuts_of(rows).masses_of_bins(cut)
 
 
 @pytest.mark.parametrize("mass", [False, True])
@@ -488,12 +499,12 @@ def test_bins_and_their_words(twins, mass):
             assert torch.equal(bins[:, :BINS].sum(dim=1)[numbers], expected[numbers])
         else:
             assert torch.equal(expected[numbers], plain.mass_from(cut)[numbers])
-    fullest = plain.numbers_of_bins().argmax(dim=1)
+    fullest = cuts_of(plain).numbers_of_bins().argmax(dim=1)
     for wanted in (fullest, torch.zeros_like(fullest), torch.full_like(fullest, BINS - 1)):
-        every = plain.words_of_bin(wanted, max(1, plain.logits.shape[1]))
-        found = twins.native.words_of_bin(wanted, every.shape[1] - 1)
+        every = cuts_of(plain).words_of_bin(wanted, max(1, plain.logits.shape[1]))
+        found = cuts_of(twins.native).words_of_bin(wanted, every.shape[1] - 1)
         assert torch.equal(found.sort(dim=1).values[numbers], every.sort(dim=1).values[numbers])
-        few = twins.native.words_of_bin(wanted, 3)[numbers]
+        few = cuts_of(twins.native).words_of_bin(wanted, 3)[numbers]
         assert torch.equal(few[:, 0], every[numbers, 0])
         _is_some_of(few[:, 1:], every[numbers])
 
@@ -509,12 +520,12 @@ def test_the_first_word_at_which_a_sum_reaches_its_limit(twins, mass):
     for tenths in range(12):
         limit = 1 + reached + weight.sum(dim=1) * tenths // 10
         search = Search(torch.zeros_like(limit), reached, limit)
-        cut = plain.reached_at(search, words, mass=mass)
+        cut = cuts_of(plain).reached_at(search, words, mass=mass)
         down_to = (weight * (words >= cut.unsqueeze(1))).sum(dim=1)
         before = (weight * (words > cut.unsqueeze(1))).sum(dim=1)
         assert ((reached + before < limit) | (cut == words.amax(dim=1)))[numbers].all()
         assert ((reached + down_to >= limit) | (cut == words.amin(dim=1)))[numbers].all()
-        found = twins.native.reached_at(search, words, mass=mass)
+        found = cuts_of(twins.native).reached_at(search, words, mass=mass)
         assert _equal(found[numbers], cut[numbers])
 
 
@@ -525,13 +536,13 @@ def test_sets_one_behind_the_other(twins):
     words *= numbers.unsqueeze(1)
     cut = words.masked_fill(words == 0, ABOVE_ALL).amin(dim=1)
     own = plain.held_from(cut)[None]
-    sets = plain.set_sizes(own, cut, cap=8)
+    sets = cuts_of(plain).set_sizes(own, cut, cap=8)
     total = int(sets.needed[2]) + 3
-    ids, log_masses = plain.listed_sets(words, sets, total)
+    ids, log_masses = cuts_of(plain).listed_sets(words, sets, total)
     assert ids[-3:].tolist() == [-1] * 3 and log_masses[-3:].isnan().all()
     words = plain.first_words(9)  # more than the sets have
     for rows in twins.kernels:
-        found = rows.listed_sets(words, sets, total)
+        found = cuts_of(rows).listed_sets(words, sets, total)
         assert _equal(found[0], ids)
         assert found[1].view(torch.int64)[:-3].equal(log_masses.view(torch.int64)[:-3])
         assert found[1][-3:].isnan().all()
@@ -546,14 +557,16 @@ def test_which_sets_are_listed(twins, drawn):
     gathered = torch.stack([plain.held_from(cut)] * 2)
     for cap in (1, 2 * width // 3, 2 * width):
         plain = replace(plain, vocab_size=2 * width)
-        expected = plain.set_sizes(gathered, cut, cap, there)
+        expected = cuts_of(plain).set_sizes(gathered, cut, cap, there)
         greedy = ~plain.noise.random.squeeze(1)
         assert expected.sizes[greedy].max() <= 1
         assert expected.offsets[-1] == expected.needed[2]
         assert expected.whole[1] or drawn or greedy[1] or not width
         assert not (expected.whole & expected.overflow).any()
         for rows in twins.kernels:
-            found = replace(rows, vocab_size=2 * width).set_sizes(gathered, cut, cap, there)
+            found = cuts_of(replace(rows, vocab_size=2 * width)).set_sizes(
+                gathered, cut, cap, there
+            )
             for name, value in expected._asdict().items():
                 assert _equal(getattr(found, name), value), name
 
@@ -570,8 +583,8 @@ def test_sets_of_more_rows_than_one_block():
         kind(logits, logits, 0, 90, kind.temperature_of(noise), noise)
         for kind in (ShardLogits, TritonShardLogits)
     )
-    expected = plain.set_sizes(gathered, cut, cap=60)
-    for name, value in triton.set_sizes(gathered, cut, cap=60)._asdict().items():
+    expected = cuts_of(plain).set_sizes(gathered, cut, cap=60)
+    for name, value in cuts_of(triton).set_sizes(gathered, cut, cap=60)._asdict().items():
         assert _equal(value, getattr(expected, name)), name
     assert expected.overflow.any() and not expected.overflow.all()
 
@@ -587,28 +600,34 @@ def test_the_last_cut_of_several(twins):
     search = Search(cut >> DIGIT_BITS, torch.zeros_like(cut), torch.ones_like(cut))
     bins = torch.zeros(len(cut), 1 << DIGIT_BITS, dtype=torch.int64)
     bins[:, 1], ties = 5, torch.zeros_like(cut)
-    found = plain.last_digit(search, bins, ties)
+    found = cuts_of(plain).last_digit(search, bins, ties)
     open_, closed = (share * torch.ones(len(cut)).double() for share in (1.0, 0.5))
     least = plain.last_cut(cut)
     assert (found > cut).any(), "the search ends later than the other rules"
-    assert _equal(plain.last_digit(search, bins, ties, OtherEnds(cut, open_, None)), least)
+    assert _equal(cuts_of(plain).last_digit(search, bins, ties, OtherEnds(cut, open_, None)), least)
     largest = plain.last_cut(cut.maximum(found))
-    assert _equal(plain.last_digit(search, bins, ties, OtherEnds(cut, closed, None)), largest)
-    assert _equal(plain.last_digit(search, bins, ties, OtherEnds(cut, None, None)), largest)
+    assert _equal(
+        cuts_of(plain).last_digit(search, bins, ties, OtherEnds(cut, closed, None)), largest
+    )
+    assert _equal(
+        cuts_of(plain).last_digit(search, bins, ties, OtherEnds(cut, None, None)), largest
+    )
 
 
 @pytest.mark.parametrize("number", [1, 20])
 def test_a_list_ends_below_what_top_p_keeps(twins, number):
     """Its bound is one of the words of two ranks that hold the same."""
-    plain, bins = twins.plain, 2 * twins.plain.masses_of_bins(twins.cut)[:, :BINS]
+    plain, bins = twins.plain, 2 * cuts_of(twins.plain).masses_of_bins(twins.cut)[:, :BINS]
     total, bounded = bins.sum(dim=1), torch.zeros(len(bins), dtype=torch.bool)
     if not plain.logits.shape[1]:
         return
     for share in (1e-9, 0.1, 0.5, 0.9, 0.99, 1 - 1e-9, 1.0):
         shares = torch.full((len(bins),), share, dtype=torch.float64)
-        end, room = plain.list_end(bins, total, shares, number)
+        end, room = cuts_of(plain).list_end(bins, total, shares, number)
         for rows in twins.kernels:
-            assert all(map(_equal, rows.list_end(bins, total, shares, number), (end, room)))
+            assert all(
+                map(_equal, cuts_of(rows).list_end(bins, total, shares, number), (end, room))
+            )
         listed = plain.count_from(end.unsqueeze(1))[:, 0]
         few = (room < ABOVE_ALL) & twins.numbers
         assert (2 * listed <= room)[few].all() and (2 * listed >= number)[few].all()
@@ -654,29 +673,31 @@ def test_the_cut_in_a_bin(twins, mass):
         limit, share = 1 + weight * tenths // 10, None
         if mass and tenths:
             limit, share = weight.long(), torch.full((len(bins),), tenths / 10).double()
-        search = plain.bin_of(bins, limit, share)
+        search = cuts_of(plain).bin_of(bins, limit, share)
         assert (search.prefix == BINS)[numbers].all() == (tenths >= 10 or not len(plain.logits[0]))
-        words = plain.words_of_bin(search.prefix, len(plain.logits[0]) or 1)
+        words = cuts_of(plain).words_of_bin(search.prefix, len(plain.logits[0]) or 1)
         listed = torch.stack([words, words])
-        cut, left = plain.cut_of(search, listed, ties, mass=mass)
+        cut, left = cuts_of(plain).cut_of(search, listed, ties, mass=mass)
         assert not left.any()
         for rows in twins.kernels:
-            its, own = rows.search_bins(bins, limit, words.shape[1] - 1, share)
+            its, own = cuts_of(rows).search_bins(bins, limit, words.shape[1] - 1, share)
             for name in ("reached", "limit"):
                 assert _equal(getattr(its, name)[numbers], getattr(search, name)[numbers]), name
             assert torch.equal(own.sort(dim=1).values[numbers], words.sort(dim=1).values[numbers])
-            few = rows.search_bins(bins, limit, 3, share)[1][numbers]
+            few = cuts_of(rows).search_bins(bins, limit, 3, share)[1][numbers]
             assert torch.equal(few[:, 0], words[numbers, 0])
             _is_some_of(few[:, 1:], words[numbers])
             for room in (1, listed.shape[2] - 1):
                 its = listed[:, :, : 1 + room], ties
-                found, expected = (each.cut_of(search, *its, mass=mass) for each in (rows, plain))
+                found, expected = (
+                    cuts_of(each).cut_of(search, *its, mass=mass) for each in (rows, plain)
+                )
                 assert _equal(found[0][numbers], expected[0][numbers])
                 assert _equal(found[1], expected[1])
             assert _equal(found[0][numbers], cut[numbers])
             for of_greedy in (None, plain.first_words(1)[:, 0]):
                 how = {"mass": mass, "least": twins.cut, "of_greedy": of_greedy}
-                last, _ = rows.cut_of(search, listed, ties, **how)
+                last, _ = cuts_of(rows).cut_of(search, listed, ties, **how)
                 assert _equal(last, plain.last_cut(twins.cut.maximum(cut), of_greedy=of_greedy))
         first = plain.first_words(3)
         gathered = torch.stack([first, first[:, [1, 0, 2]], torch.zeros_like(first)])

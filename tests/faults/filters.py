@@ -87,8 +87,8 @@ tpsample/filters/kept_sets.py
     + before_top_p = by_number
     > test_sampling_by_an_explicit_threshold_is_the_same[zipf-False]
     masses are summed from the top and not from the cut of top_k
-    - masses = ranks.sum_integers(rows.masses_of_bins(total_cut))
-    + masses = ranks.sum_integers(rows.masses_of_bins(total_cut * 0))
+    - masses = ranks.sum_integers(cuts_of(rows).masses_of_bins(total_cut))
+    + masses = ranks.sum_integers(cuts_of(rows).masses_of_bins(total_cut * 0))
     > test_sampling_by_an_explicit_threshold_is_the_same[zipf-True]
     a greedy row keeps what its top_k left
     - of_first.rows.last_cut(of_first.words, of_greedy=of_greedy)
@@ -111,6 +111,7 @@ tpsample/backends/torch_/passes.py
     - .last_cut(kept[:, 0], of_greedy=first[:, 0])
     + .last_cut(kept[:, 0])
     > test_first_words_of_rows_without_a_token_and_of_greedy_ones[torch-step]
+tpsample/backends/torch_/cuts.py
     masses of kept sets are of one rank
     - mass, sizes = masses.sum(dim=0)
     + mass, sizes = masses[0]
@@ -131,6 +132,7 @@ tpsample/backends/torch_/passes.py
     - torch.where(share < 1, largest, least)
     + largest
     > test_the_last_cut_of_several
+tpsample/backends/torch_/passes.py
     a row with a NaN keeps its first words
     - & ~top.isnan().unsqueeze(1)
     + & True
@@ -397,16 +399,16 @@ tpsample/filters/kept_sets.py
     + ties = False
     > test_a_list_says_what_a_search_does[50-1-ties]
     a list has no more words than the top_p keeps
-    - cut, room = rows.list_end(masses.bins, masses.total, thresholds.share, number)
-    + cut, room = rows.list_end(masses.bins, masses.total, thresholds.share, 1)
+    - cut, room = cuts.list_end(masses.bins, masses.total, thresholds.share, number)
+    + cut, room = cuts.list_end(masses.bins, masses.total, thresholds.share, 1)
     > test_a_list_says_what_a_search_does[None-1-with min_p]
-tpsample/backends/torch_/passes.py
+tpsample/backends/torch_/cuts.py
     a list ends one bin too early
-    - cut = self.least_word((end + (1 + BIN_MARGIN)).double() / -BINS_PER_Y, self.temperature)
-    + cut = self.least_word((end + BIN_MARGIN).double() / -BINS_PER_Y, self.temperature)
+    - cut = rows.least_word((end + (1 + BIN_MARGIN)).double() / -BINS_PER_Y, rows.temperature)
+    + cut = rows.least_word((end + BIN_MARGIN).double() / -BINS_PER_Y, rows.temperature)
     > test_a_list_ends_below_what_top_p_keeps
     a list of a greedy row is bounded by its top_p
-    - bounded = (end + 1 < COUNTED_BINS) & self.noise.random.squeeze(1)
+    - bounded = (end + 1 < COUNTED_BINS) & rows.noise.random.squeeze(1)
     + bounded = end + 1 < COUNTED_BINS
     > test_a_list_ends_below_what_top_p_keeps
 tpsample/backends/triton_/kernels/cuts.py
@@ -536,7 +538,7 @@ tpsample/backends/triton_/kernels/logprobs.py
     - temperature = tl.where(tl.load(processed_ptr + row), temperature, 1.0)
     + temperature = tl.load(temperature_ptr + row)
     > test_kernels_tell_the_logprobs_of_the_definition[5-0]
-tpsample/backends/torch_/passes.py
+tpsample/backends/torch_/cuts.py
     a search keeps no ties
     - return torch.where(keep_ties > 0, cut & ~word.TOKEN_MASK, cut)
     + return cut

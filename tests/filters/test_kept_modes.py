@@ -26,7 +26,7 @@ from tpsample import (
     verify,
     verify_logits,
 )
-from tpsample.backends.torch_.passes import ShardLogits
+from tpsample.backends.torch_.cuts import Cuts
 from tpsample.core.order import order_words
 from tpsample.filters import kept_sets
 from tpsample.speculative import reference as definition
@@ -178,7 +178,7 @@ def _told_of(
     """Return the logprobs of a call, or None, its kept sets, and how many searches it took."""
     batch = SamplingBatch.from_params(requests, vocab_size=V, kept_cap=cap)
     batch.temperature[3:5] = 0.0
-    with patch.object(ShardLogits, "bin_of", autospec=True, side_effect=ShardLogits.bin_of) as bins:
+    with patch.object(Cuts, "bin_of", autospec=True, side_effect=Cuts.bin_of) as bins:
         if method is None:
             out: Any = rows.sampler()(rows.hidden_states, batch, rows.positions)
         else:

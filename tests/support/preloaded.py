@@ -18,6 +18,7 @@ from triton.runtime.interpreter import InterpretedFunction
 import tests.fuzz.story
 import tests.support.agreement
 import tests.support.virtual  # noqa: F401
+import tpsample.backends.numba_.cuts
 import tpsample.backends.numba_.passes
 import tpsample.backends.triton_.kernels
 import tpsample.backends.triton_.launch

@@ -40,10 +40,12 @@ def list_over_zeros(
         RowNoise(batch.temperature, batch.seed, lowest, 1),
     )
     given = logits, logits, shard.start, vocab_size, noise.temperature, noise
-    rows = room_of(backend).passes(*given, top=noise.temperature)
-    rows.list_end(lowest.new_zeros(1, BINS), lowest, thresholds.share, 1)
+    room = room_of(backend)
+    rows = room.passes(*given, top=noise.temperature)
+    cuts = room.cuts(rows)
+    cuts.list_end(lowest.new_zeros(1, BINS), lowest, thresholds.share, 1)
     for count in (1, MAX_TOP_WORDS + 1):
-        words = rows.words_from(lowest, count)
+        words = cuts.words_from(lowest, count)
         first = rows.first_of(words.expand(num_ranks, 1, count), count)
         kept_set = rows.set_of_first(first, thresholds)
         rows.weighed_words(logprob_rows, first, kept_set.drawn, kept_set.cut)

@@ -22,7 +22,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from tpsample.backends.torch_.passes import OtherEnds, ShardLogits
+from tpsample.backends import cuts_of
+from tpsample.backends.torch_.cuts import OtherEnds
+from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core import word
 from tpsample.core.order import BINS, DIGIT_BITS, Search
 from tpsample.core.rules import TOP_K
@@ -118,7 +120,7 @@ def find_cut(
         )
     least, total_cut = row_thresholds.least, row_thresholds.least_of_total
     if filters.demand.counts:
-        bins = ranks.sum_integers(rows.numbers_of_bins())
+        bins = ranks.sum_integers(cuts_of(rows).numbers_of_bins())
         last = (None, None) if filters.demand.masses else (least, of_greedy)
         cut = _in_a_bin(
             rows, bins, row_thresholds.most, row_thresholds.keep_ties, ranks, *last, mass=False
@@ -207,11 +209,12 @@ def _cut_of_list(
 ) -> tuple[Tensor, Cut] | None:
     """Return what `cut_of_first` does, from a list of all that the rows keep; None if one of them
     may keep more than a list has. The host reads from the device which it is. Collective."""
-    cut, room = rows.list_end(masses.bins, masses.total, thresholds.share, number)
+    cuts = cuts_of(rows)
+    cut, room = cuts.list_end(masses.bins, masses.total, thresholds.share, number)
     longest = max(room.tolist())
     if longest > MAX_WEIGHED_WORDS:
         return None
-    gathered = ranks.gather_integers(rows.words_from(cut, longest))
+    gathered = ranks.gather_integers(cuts.words_from(cut, longest))
     first = rows.first_of(gathered, longest)
     words, of_first = _of_first(rows, first, thresholds._replace(total=masses.total))
     return words, of_first._replace(none_greedy=True)
@@ -249,7 +252,7 @@ def _by_rounds(
 
 def _masses_of(rows: ShardLogits, ranks: Ranks, total_cut: Tensor) -> Masses:
     """Return the masses of rows, whose total is that down to words int64 [F]. Collective."""
-    masses = ranks.sum_integers(rows.masses_of_bins(total_cut))
+    masses = ranks.sum_integers(cuts_of(rows).masses_of_bins(total_cut))
     return Masses(masses[:, BINS], masses[:, :BINS])
 
 
@@ -272,14 +275,14 @@ def _in_a_bin(
     than a rank lists goes on by digits: one with ties, or with most of its ids below y = -32.
 
     Args:
-        bins, limit, share: as in `ShardLogits.bin_of`.
-        least, of_greedy: as in `ShardLogits.cut_of`.
+        bins, limit, share: as in `Cuts.bin_of`.
+        least, of_greedy: as in `Cuts.cut_of`.
         mass: whether a token's weight is its mass, or one.
     """
-    room = 2 * LISTED // (1 + ranks.world_size)
-    search, own = rows.search_bins(bins, limit, room, share)
+    cuts, room = cuts_of(rows), 2 * LISTED // (1 + ranks.world_size)
+    search, own = cuts.search_bins(bins, limit, room, share)
     listed = ranks.gather_integers(own)
-    cut, left = rows.cut_of(search, listed, keep_ties, mass=mass, least=least, of_greedy=of_greedy)
+    cut, left = cuts.cut_of(search, listed, keep_ties, mass=mass, least=least, of_greedy=of_greedy)
     undecided = [row for row, open_ in enumerate(left.tolist()) if open_]
     if undecided:
         index = index_of(undecided, cut.device)
@@ -312,12 +315,13 @@ def _by_digits(
     prefix, reached = keep_ties.new_zeros(2, len(keep_ties)).unbind()
     search = Search(prefix, reached, prefix if limit is None else limit)
     first, *shifts = range(word.EPOCH_SHIFT // DIGIT_BITS * DIGIT_BITS, -1, -DIGIT_BITS)
-    empty, *others = rows.empty_digits(1 + len(shifts), mass=mass)
-    bins = ranks.sum_integers(rows.digits(prefix, first, empty, mass=mass, least=least))
+    cuts = cuts_of(rows)
+    empty, *others = cuts.empty_digits(1 + len(shifts), mass=mass)
+    bins = ranks.sum_integers(cuts.digits(prefix, first, empty, mass=mass, least=least))
     for shift, empty in zip(shifts, others, strict=True):
-        search, own = rows.following_digits(search, bins, shift, share, empty, mass=mass)
+        search, own = cuts.following_digits(search, bins, shift, share, empty, mass=mass)
         bins, share = ranks.sum_integers(own), None
-    return rows.last_digit(search, bins, keep_ties, ends)
+    return cuts.last_digit(search, bins, keep_ties, ends)
 
 
 def find_kept_sets(
@@ -339,10 +343,10 @@ def find_kept_sets(
         may_read: whether the host may read from the device how many words there are. If not, n is
             min(cap, V), and the sets lie in memory for as many ids of every row.
     """
-    rows, held = cut.rows, cut.held
+    rows, held, cuts = cut.rows, cut.held, cuts_of(cut.rows)
     if held is None:
         held = ranks.gather_integers(rows.held_from(cut.words))
-    sets = rows.set_sizes(held, cut.words, cap, drawn)
+    sets = cuts.set_sizes(held, cut.words, cap, drawn)
     width = longest = min(cap, rows.vocab_size)
     total = len(cut.words) * longest
     if may_read and total:
@@ -352,11 +356,11 @@ def find_kept_sets(
     elif not width:
         words = sets.cut.new_empty(len(sets.cut), 0)
     else:
-        gathered = ranks.gather_integers(rows.words_from(sets.cut, width))
+        gathered = ranks.gather_integers(cuts.words_from(sets.cut, width))
         words = gathered.transpose(0, 1).flatten(1)
         if len(gathered) > 1:
             words = words.topk(longest, dim=1).values
-    token_ids, log_masses = rows.listed_sets(words, sets, total)
+    token_ids, log_masses = cuts.listed_sets(words, sets, total)
     return KeptSets(
         offsets=sets.offsets,
         token_ids=token_ids,

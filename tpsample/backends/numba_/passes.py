@@ -10,17 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tpsample.backends.numba_.kernels import cuts, ends, passes
+from tpsample.backends.numba_.kernels import ends, passes
 from tpsample.backends.numba_.kernels.arrays import array_of
 from tpsample.backends.numba_.kernels.draw import draw_stored
 from tpsample.backends.numba_.kernels.head import NativeHead
 from tpsample.backends.numba_.kernels.inputs import weight_of
 from tpsample.backends.numba_.kernels.noise import draws_of
 from tpsample.backends.numba_.kernels.threads import in_ranges, threads_for
-from tpsample.backends.torch_.logprobs import log_totals
-from tpsample.backends.torch_.passes import EmptyDigits, SetSizes, ShardLogits, or_nan
+from tpsample.backends.torch_.passes import ShardLogits, or_nan
 from tpsample.core import word
-from tpsample.core.order import ABOVE_ALL, BINS, DIGITS, Search, mass_limit, tokens_per_mass
+from tpsample.core.order import ABOVE_ALL, mass_limit
 from tpsample.request.filters import Thresholds
 
 NONE = np.empty(0, np.int64)
@@ -28,6 +27,8 @@ NONE = np.empty(0, np.int64)
 
 class NativeShardLogits(ShardLogits):
     """`ShardLogits` on a CPU with Numba."""
+
+    backend = "numba"
 
     def run(
         self, kernel: Callable[..., Any], *arguments: Any, rows: np.ndarray | None = None
@@ -49,12 +50,6 @@ class NativeShardLogits(ShardLogits):
         if count and len(rows):
             self.run(passes.first_words, first, rows=rows)
         return _descending(first)
-
-    def words_from(self, cut: Tensor, count: int) -> Tensor:
-        words = np.zeros((len(self.logits), count), np.int64)
-        if count:
-            self.run(cuts.words_from, array_of(cut.contiguous()), words)
-        return torch.from_numpy(words)
 
     def best_scores(self, count: int) -> Tensor:
         scores = self._scores(NONE, count)
@@ -132,53 +127,6 @@ class NativeShardLogits(ShardLogits):
         rows = array_of(first.contiguous()), array_of(self.temperature.contiguous())
         in_ranges(kernel, 0, len(first), 1, *rows, limits, *arguments)
 
-    def digits(
-        self,
-        prefix: Tensor,
-        shift: int,
-        empty: EmptyDigits | None = None,
-        *,
-        mass: bool,
-        least: Tensor | None = None,
-    ) -> Tensor:
-        bins = torch.zeros(len(prefix), DIGITS, dtype=torch.int64, device="cpu")
-        least = torch.zeros_like(prefix) if least is None else least.contiguous()
-        words = map(array_of, (self.largest.contiguous(), prefix, least))
-        self.run(cuts.digits, *words, shift, mass, array_of(bins))
-        return bins if mass else bins.to(torch.int32)
-
-    def numbers_of_bins(self) -> Tensor:
-        numbers = torch.zeros(len(self.logits), BINS, dtype=torch.int64, device="cpu")
-        self.run(cuts.numbers_of_bins, array_of(self.largest.contiguous()), array_of(numbers))
-        return numbers.to(torch.int32)
-
-    def masses_of_bins(self, cut: Tensor) -> Tensor:
-        masses = cut.new_zeros(len(cut), BINS + 1)
-        tensors = self.largest.contiguous(), cut.contiguous(), masses
-        self.run(cuts.masses_of_bins, *map(array_of, tensors))
-        return masses
-
-    def last_bins(
-        self, bins: Tensor, total: Tensor, share: Tensor, number: int
-    ) -> tuple[Tensor, Tensor]:
-        out, limit = bins.new_zeros(2, len(bins)), mass_limit(total, share)
-        given = bins, limit, tokens_per_mass(bins.device), out
-        arrays = (array_of(tensor.contiguous()) for tensor in given)
-        in_ranges(cuts.last_bins, 0, len(bins), 1, *arrays, number)
-        return out[0], out[1]
-
-    def words_of_bin(self, bins: Tensor, count: int) -> Tensor:
-        words = bins.new_zeros(len(bins), 1 + count)
-        self.run(cuts.words_of_bin, *map(array_of, (self.largest.contiguous(), bins, words)))
-        return words
-
-    def reached_at(self, search: Search, words: Tensor, *, mass: bool) -> Tensor:
-        cut = torch.empty_like(search.limit)
-        given = words, self.temperature, self.largest, search.reached, search.limit
-        arguments = *(array_of(tensor.contiguous()) for tensor in given), mass, array_of(cut)
-        in_ranges(cuts.reached_at, 0, len(words), 1, *arguments)
-        return cut
-
     def best_kept(self, cut: Tensor) -> Tensor:
         best = self._scores(array_of(cut.contiguous()), 1).squeeze(2)
         return self.of_undone(or_nan(best, self.largest))
@@ -209,15 +157,6 @@ class NativeShardLogits(ShardLogits):
         sums = torch.zeros(len(self.largest), 4, dtype=torch.int64, device="cpu")
         self.run(passes.spread, *map(array_of, (self.largest.contiguous(), sums)))
         return sums
-
-    def listed_sets(self, words: Tensor, sets: SetSizes, total: int) -> tuple[Tensor, Tensor]:
-        ids = words.new_full((total,), word.NO_TOKEN)
-        log_masses = torch.full_like(ids, torch.nan, dtype=torch.float64)
-        numbers = self.temperature, self.largest, log_totals(sets.mass)
-        given = words, sets.cut, *numbers, sets.offsets, ids, log_masses
-        arrays = (array_of(tensor.contiguous()) for tensor in given)
-        in_ranges(cuts.listed_sets, 0, len(words), 1, *arrays)
-        return ids, log_masses
 
     def count_from(self, marks: Tensor) -> Tensor:
         counts = torch.zeros_like(marks, memory_format=torch.contiguous_format)

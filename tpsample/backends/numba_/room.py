@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from tpsample.backends.numba_.cuts import NativeCuts
 from tpsample.backends.numba_.decode import decoder
 from tpsample.backends.numba_.drafts import draft_words
 from tpsample.backends.numba_.launch import NativeBackend
@@ -13,6 +14,7 @@ ROOM = replace(
     PLAIN,
     launch=NativeBackend,
     passes=NativeShardLogits,
+    cuts=NativeCuts,
     verification=NativeVerification,
     draft_words=draft_words,
     decoder=decoder,

@@ -6,39 +6,26 @@ them as kernels, which read the logits once, and `tpsample.backends.numba_.passe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tpsample.backends.torch_.logprobs import (
     ListedWords,
     first_of,
     listed_words,
-    log_totals,
     logprobs_of_words,
 )
 from tpsample.core import word
-from tpsample.core.masses import TOP_MASS, masses, masses_and_moments
+from tpsample.core.masses import masses, masses_and_moments
 from tpsample.core.order import (
     ABOVE_ALL,
-    BIN_MARGIN,
-    BINS,
-    BINS_PER_Y,
-    COUNTED_BINS,
-    DIGIT_BITS,
-    DIGITS,
-    Search,
-    below_top,
-    bins_of,
     least_word,
     mass_limit,
     order_words,
-    tokens_per_mass,
 )
 from tpsample.core.row_noise import RowNoise, has_all
 from tpsample.core.score import score_tile, score_tokens
@@ -85,33 +72,6 @@ class Rough:
         return Rough(self.best[index], self.error_bound[index], self.index[index], self.store)
 
 
-class EmptyDigits(NamedTuple):
-    """Memory of zeros for one round of a search.
-
-    Attributes:
-        bins: [F, 2^n], where weights of the digit are summed.
-        search: int64 [3, F], for the search before it.
-    """
-
-    bins: Tensor
-    search: Tensor
-
-
-class OtherEnds(NamedTuple):
-    """Where the kept sets of F rows end by all but one search.
-
-    Attributes:
-        least: int64 [F], the largest cut of the other rules.
-        share: float64 [F], those of a top_p that is searched for, which cuts nothing where it is 1;
-            None where a top_k is.
-        of_greedy: int64 [F], the cuts of greedy rows; None keeps what a mask leaves.
-    """
-
-    least: Tensor
-    share: Tensor | None
-    of_greedy: Tensor | None
-
-
 class Verdict(NamedTuple):
     """The first of the best scores of F rows that are in their kept sets.
 
@@ -142,29 +102,6 @@ class SetOfFirst(NamedTuple):
     held: Tensor
     top: Tensor
     drawn: Tensor
-
-
-class SetSizes(NamedTuple):
-    """How large the kept sets of F rows are, over all ranks.
-
-    Attributes:
-        sizes: int64 [F].
-        whole: bool [F], whether a set has all ids, which nobody lists.
-        overflow: bool [F], whether a set has more tokens than are listed.
-        offsets: int64 [F + 1], where the listed sets begin, one behind the other.
-        mass: int64 [F], of the sets.
-        cut: int64 [F], where the sets end; above all words where nothing is listed.
-        needed: int64 [3], the most words that one rank has of a listed set, the most tokens of one,
-            and the tokens of all of them.
-    """
-
-    sizes: Tensor
-    whole: Tensor
-    overflow: Tensor
-    offsets: Tensor
-    mass: Tensor
-    cut: Tensor
-    needed: Tensor
 
 
 @dataclass(frozen=True)
@@ -199,6 +136,7 @@ class ShardLogits:
     rough: Rough | None = None
     tile_words: TileWords | None = None
 
+    backend: ClassVar[str] = "torch"
     mass_error: ClassVar[float] = 0.0
     """How far the masses of `before` may be off, as a share of the total."""
 
@@ -321,19 +259,6 @@ class ShardLogits:
         assert top is not None
         return masses(logits, top.unsqueeze(1), self.temperature.unsqueeze(1))
 
-    @cached_property
-    def words_and_mass(self) -> tuple[Tensor, Tensor]:
-        """Order words and masses, int64 [F, V_local] each; 0 where a token is masked."""
-        words = torch.empty_like(self.logits, dtype=torch.int64)
-        mass = torch.empty_like(words)
-        for first_id, logits in self.tiles():
-            start = first_id - self.first_id
-            tile = slice(start, start + logits.shape[1])
-            unmasked = logits > -torch.inf
-            words[:, tile] = order_words(logits, first_id) * unmasked
-            mass[:, tile] = self.masses(logits) * unmasked
-        return words, mass
-
     def first_words(self, count: int) -> Tensor:
         """Return the first `count` order words of each row, descending, int64 [F, count].
 
@@ -359,54 +284,6 @@ class ShardLogits:
     def first_of(self, gathered: Tensor, count: int) -> Tensor:
         """Return the first words over all ranks, int64 [F, count], of [W, F, count or more]."""
         return first_of(gathered, count)
-
-    def words_from(self, cut: Tensor, count: int) -> Tensor:
-        """Return the order words of each row that are >= `cut` int64 [F], descending.
-
-        Args:
-            count: no row has more such words.
-
-        Returns:
-            int64 [F, count], 0 where a row has no more.
-        """
-        words = self.first_words(count)
-        return words * (words >= cut.unsqueeze(1))
-
-    def list_end(
-        self, bins: Tensor, total: Tensor, share: Tensor, number: int
-    ) -> tuple[Tensor, Tensor]:
-        """Return down to which order word a list has what top_p keeps and the first `number` words.
-
-        A row without a number lists any one word, a NaN's if it has one. Nothing bounds a greedy
-        row, which reports all tokens.
-
-        Args:
-            bins: int64 [F, BINS], the masses of bins, summed over the ranks.
-            total, share: int64 and float64 [F], the whole masses and the shares of top_p.
-
-        Returns:
-            int64 [F], that word, and int64 [F], a bound of how many words there are; it is
-            `ABOVE_ALL` where masses bound nothing.
-        """
-        end, room = self.last_bins(bins, total, share, number)
-        bounded = (end + 1 < COUNTED_BINS) & self.noise.random.squeeze(1)
-        room = room.where(bounded, ABOVE_ALL)
-        cut = self.least_word((end + (1 + BIN_MARGIN)).double() / -BINS_PER_Y, self.temperature)
-        any_word = torch.where(self.largest.isnan(), word.KEY_NAN << word.TOKEN_BITS, 1)
-        is_number = self.largest > -torch.inf
-        return cut.where(is_number, any_word), room.where(is_number, 1)
-
-    def last_bins(
-        self, bins: Tensor, total: Tensor, share: Tensor, number: int
-    ) -> tuple[Tensor, Tensor]:
-        """Return the last bin of each row's list, int64 [F], and a bound of how many words there
-        are. The arguments are those of `list_end`."""
-        fewest, most = (tokens_per_mass(bins.device).unsqueeze(1) * bins).unbind()
-        too_few = fewest.ceil().to(torch.int64).cumsum(dim=1) < number
-        end = self.bin_of(bins, total, share).prefix.maximum(too_few.sum(dim=1))
-        # The words lie in the bins up to this one and, as bins are rounded, in the next.
-        inside = torch.arange(BINS, device=bins.device) <= end.unsqueeze(1) + 1
-        return end, (most.floor().to(torch.int64) * inside).sum(dim=1)
 
     def words_of(self, token_ids: Tensor) -> Tensor:
         """Return order words of global ids int64 [F, C]; 0 for those of other ranks and for -1."""
@@ -592,144 +469,6 @@ class ShardLogits:
         """
         return least_word(self.largest, temperature, y)
 
-    def empty_digits(self, rounds: int, *, mass: bool) -> Sequence[EmptyDigits | None]:
-        """Return what `digits` of so many rounds writes into; None where it takes its own memory.
-
-        Args:
-            mass: as for `digits`.
-        """
-        return [None] * rounds
-
-    def digits(
-        self,
-        prefix: Tensor,
-        shift: int,
-        empty: EmptyDigits | None = None,
-        *,
-        mass: bool,
-        least: Tensor | None = None,
-    ) -> Tensor:
-        """Return the histogram [F, 2^DIGIT_BITS] of a digit of the words that begin with a prefix.
-
-        Digits are complemented: bin 0 holds the largest words. Masked tokens are in no bin.
-
-        Args:
-            prefix: int64 [F], the digits before.
-            shift: of the digit, in bits.
-            empty: of `empty_digits`, which is written; None takes memory.
-            mass: whether bins are sums of masses, int64, or numbers of tokens, int32.
-            least: int64 [F], words below are in no bin; None takes all.
-        """
-        words, masses_ = self.words_and_mass
-        weight = masses_ if mass else (words > 0).to(torch.int32)
-        digit = ~(words >> shift) & (DIGITS - 1)
-        inside = (words >> (shift + DIGIT_BITS)) == prefix.unsqueeze(1)
-        if least is not None:
-            inside &= words >= least.unsqueeze(1)
-        bins = weight.new_zeros(len(prefix), DIGITS)
-        return self.of_undone(bins.scatter_add_(1, digit, weight * inside))
-
-    def numbers_of_bins(self) -> Tensor:
-        """Return the numbers of tokens in the rows' bins, `tpsample.core.order.bins_of`, int32
-        [F, BINS].
-
-        Masked tokens are in none. In a row with a NaN it means nothing.
-        """
-        numbers = self.logits.new_zeros(len(self.logits), BINS, dtype=torch.int32)
-        for _, logits in self.tiles():
-            bins, counts = bins_of(logits, self.largest, self.temperature), logits > -torch.inf
-            numbers.scatter_add_(1, bins, counts.to(torch.int32))
-        return numbers
-
-    def masses_of_bins(self, cut: Tensor) -> Tensor:
-        """Return the masses of the rows' bins, and then that of the tokens down to a cut, int64
-        [F, BINS + 1]. The other words are those of `numbers_of_bins`."""
-        bin_masses = cut.new_zeros(len(cut), BINS + 1)
-        for _, logits in self.tiles():
-            weight = self.masses(logits) * (logits > -torch.inf)
-            bin_masses.scatter_add_(1, bins_of(logits, self.largest, self.temperature), weight)
-        bin_masses[:, BINS] = self.mass_from(cut)
-        return bin_masses
-
-    def words_of_bin(self, bins: Tensor, count: int) -> Tensor:
-        """Return the order words of this rank that lie in a bin of each row.
-
-        Args:
-            bins: int64 [F].
-            count: how many are listed.
-
-        Returns:
-            int64 [F, 1 + count]: how many there are, then the words in any order, 0 where there are
-            no more. If there are more than `count`, any of them are listed.
-        """
-        listed = self.logits.new_zeros(len(self.logits), 1 + count, dtype=torch.int64)
-        for first_id, logits in self.tiles():
-            inside = bins_of(logits, self.largest, self.temperature) == bins.unsqueeze(1)
-            inside &= logits > -torch.inf
-            words = torch.cat([listed[:, 1:], order_words(logits, first_id) * inside], dim=1)
-            listed[:, 0] += inside.sum(dim=1)
-            listed[:, 1:] = words.topk(count, dim=1).values
-        return listed
-
-    def next_digit(
-        self,
-        search: Search,
-        bins: Tensor,
-        share: Tensor | None = None,
-        keep_ties: Tensor | None = None,
-    ) -> Search:
-        """Return the search with one digit more, in which the running sum reaches the limit.
-
-        Args:
-            bins: [F, 2^n], the `digits` of all ranks, summed; the digit has n bits.
-            share: float64 [F]: limits are these shares of the sum over bins. None in later rounds.
-            keep_ties: int64 [F], of the last digit: whether the last word of the same logit is
-                meant. None before.
-        """
-        digits, bins = bins.shape[1], bins.to(torch.int64)
-        upto = search.reached.unsqueeze(1) + bins.cumsum(dim=1)
-        limit = search.limit if share is None else mass_limit(upto[:, -1], share)
-        limit = limit.minimum(upto[:, -1])
-        index = (upto < limit.unsqueeze(1)).sum(dim=1, keepdim=True)
-        prefix = search.prefix * digits + (digits - 1 - index.squeeze(1))
-        return Search(
-            prefix=prefix if keep_ties is None else last_tied(prefix, keep_ties),
-            reached=(upto - bins).gather(1, index).squeeze(1),
-            limit=limit,
-        )
-
-    def following_digits(
-        self,
-        search: Search,
-        bins: Tensor,
-        shift: int,
-        share: Tensor | None = None,
-        empty: EmptyDigits | None = None,
-        *,
-        mass: bool,
-    ) -> tuple[Search, Tensor]:
-        """Return `next_digit` of a search, which means nothing in rows that are done, and then the
-        `digits` behind it. The arguments are those of the two."""
-        search = self.next_digit(search, bins, share)
-        return search, self.digits(search.prefix, shift, empty, mass=mass)
-
-    def last_digit(
-        self,
-        search: Search,
-        bins: Tensor,
-        keep_ties: Tensor,
-        ends: OtherEnds | None = None,
-    ) -> Tensor:
-        """Return the words, int64 [F], that searches end at with their last digits, or where kept
-        sets end that also end elsewhere. `next_digit` has the other arguments."""
-        cut = self.next_digit(search, bins, keep_ties=keep_ties).prefix
-        if ends is None:
-            return cut
-        least, share, of_greedy = ends
-        largest = least.maximum(cut)
-        largest = largest if share is None else torch.where(share < 1, largest, least)
-        return self.last_cut(largest, of_greedy=of_greedy)
-
     def last_cut(self, least: Tensor, *, of_greedy: Tensor | None = None) -> Tensor:
         """Return where kept sets end, int64 [F]: above all words in a row without a number.
 
@@ -741,109 +480,6 @@ class ShardLogits:
         other = word.LOWEST_DRAWABLE if of_greedy is None else of_greedy
         cut = torch.where(self.noise.random.squeeze(1), least, other)
         return torch.where(self.largest > -torch.inf, cut, ABOVE_ALL)
-
-    def set_sizes(
-        self, gathered: Tensor, cut: Tensor, cap: int, drawn: Tensor | None = None
-    ) -> SetSizes:
-        """Return how large the kept sets of all rows are, and which of them are listed.
-
-        Args:
-            gathered: int64 [W, F, 2], mass and number of the kept tokens of each rank.
-            cut: int64 [F], where the sets end.
-            cap: most tokens of a set that is listed.
-            drawn: bool [F], the rows that have a set; None for all.
-        """
-        masses, counts = gathered.unbind(dim=2)
-        random = self.noise.random.squeeze(1)  # of others the first token is kept, if there is one
-        mass, sizes = masses.sum(dim=0).where(random, TOP_MASS), counts.sum(dim=0)
-        sizes = sizes.where(random, (cut < ABOVE_ALL).to(sizes.dtype))
-        if drawn is not None:
-            sizes = sizes * drawn
-        whole = sizes == self.vocab_size
-        listed = (sizes <= cap) & ~whole
-        kept = sizes * listed
-        needed = (counts * (kept > 0)).max(), kept.max(), kept.sum()
-        return SetSizes(
-            sizes=sizes,
-            whole=whole,
-            overflow=~(listed | whole),
-            offsets=F.pad(kept.cumsum(dim=0), (1, 0)),
-            mass=mass,
-            cut=cut.where(kept > 0, ABOVE_ALL),
-            needed=torch.stack(needed),
-        )
-
-    def bin_of(self, bins: Tensor, limit: Tensor, share: Tensor | None = None) -> Search:
-        """Return the bin of each row, as `prefix`, in which the sum over bins reaches a limit.
-
-        A limit above the row's whole weight needs no search, and the row gets `BINS`. So does the
-        whole number of its tokens. Behind its whole mass there may be tokens without any.
-
-        Args:
-            bins: [F, BINS], the numbers or the masses of bins, summed over the ranks.
-            limit: int64 [F] >= 1; or, with `share`, the mass to take that share of.
-            share: float64 [F], those shares; None where there are limits.
-        """
-        limit = limit if share is None else mass_limit(limit, share)
-        nothing = torch.zeros_like(limit)
-        search = self.next_digit(Search(nothing, nothing, limit), bins)
-        whole = bins.sum(dim=1)
-        reached = limit < whole if share is None else limit.clamp(min=1) <= whole
-        prefix = (BINS - 1 - search.prefix).where(reached, BINS)
-        return replace(search, prefix=prefix)
-
-    def search_bins(
-        self, bins: Tensor, limit: Tensor, count: int, share: Tensor | None = None
-    ) -> tuple[Search, Tensor]:
-        """Return the search in `bin_of` each row, and the `words_of_bin` of this rank.
-
-        Args:
-            count: how many words are listed.
-        """
-        search = self.bin_of(bins, limit, share)
-        return search, self.words_of_bin(search.prefix, count)
-
-    def cut_of(
-        self,
-        search: Search,
-        listed: Tensor,
-        keep_ties: Tensor,
-        *,
-        mass: bool,
-        least: Tensor | None = None,
-        of_greedy: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return where the sum over the words of a bin reaches its limit.
-
-        Args:
-            search: of `search_bins`; its prefix may mean nothing.
-            listed: int64 [W, F, 1 + n], the `words_of_bin` of all ranks.
-            keep_ties: int64 [F], whether the last word of the same logit is meant.
-            mass: whether a token's weight is its mass, or one.
-            least, of_greedy: as in `last_cut`, if that is wanted of these words.
-
-        Returns:
-            int64 [F], that word, or the least one in a row without words, and bool [F], whether
-            some were not listed, so that the word means nothing.
-        """
-        words = listed[:, :, 1:].transpose(0, 1).flatten(1).sort(dim=1, descending=True).values
-        cut = self.reached_at(search, words, mass=mass).clamp(min=word.LOWEST_DRAWABLE)
-        left = (listed[:, :, 0] >= listed.shape[2]).any(dim=0) & (self.largest > -torch.inf)
-        cut = last_tied(cut, keep_ties)
-        if least is not None:
-            cut = self.last_cut(least.maximum(cut), of_greedy=of_greedy)
-        return cut, left
-
-    def reached_at(self, search: Search, words: Tensor, *, mass: bool) -> Tensor:
-        """Return int64 [F], the first of descending words [F, n] at which a sum reaches its limit.
-
-        It begins with `search.reached`. If it never reaches the limit, the last word is returned.
-        """
-        there = words > 0
-        weight = self.masses(word.value_of(words)) * there if mass else there
-        upto = search.reached.unsqueeze(1) + weight.cumsum(dim=1)
-        column = (upto < search.limit.unsqueeze(1)).sum(dim=1, keepdim=True)
-        return words.gather(1, column.clamp_(max=words.shape[1] - 1)).squeeze(1)
 
     def best_kept(self, cut: Tensor) -> Tensor:
         """Return the best score words, int64 [F, num_samples], of tokens down to a cut.
@@ -917,26 +553,6 @@ class ShardLogits:
         for _, logits in self.tiles():
             sums += spread_sums(logits, self.largest)
         return sums
-
-    def listed_sets(self, words: Tensor, sets: SetSizes, total: int) -> tuple[Tensor, Tensor]:
-        """Return the kept sets of rows one behind the other: their ids and log masses.
-
-        Args:
-            words: int64 [F, n], the order words of each set, descending, then others or 0.
-            total: room for tokens of all sets. Behind the last are -1 and NaN.
-
-        Returns:
-            int64 [total], and float64 [total], (x - max x) / T - ln(Σ q / 2^40).
-        """
-        arguments = word.value_of(words), self.largest.unsqueeze(1), self.temperature.unsqueeze(1)
-        log_masses = below_top(*arguments) - log_totals(sets.mass).unsqueeze(1)
-        index = sets.offsets[:-1, None] + torch.arange(words.shape[1], device=words.device)
-        kept = (words > 0) & (words >= sets.cut.unsqueeze(1))
-        index = index.where(kept, total).flatten()  # behind the last set where there is none
-        ids = words.new_full((total + 1,), word.NO_TOKEN)
-        padded = log_masses.new_full((total + 1,), torch.nan)
-        ids.scatter_(0, index, word.token_of(words).flatten())
-        return ids[:-1], padded.scatter_(0, index, log_masses.flatten())[:-1]
 
     def weigh(self, cut: Tensor | None, marks: Tensor) -> Tensor:
         """Return int64 [F, 2 + C], `moment_from` of a cut and `count_from` of marks [F, C].
@@ -1016,11 +632,6 @@ class ShardLogits:
         """
         orders = best[:, 1 + self.noise.num_samples * count :].unflatten(1, (-1, count))
         return (orders * (orders >= orders.cummax(dim=2).values)).flatten(1)
-
-
-def last_tied(cut: Tensor, keep_ties: Tensor) -> Tensor:
-    """Return each cut, int64 [F], with ties="keep" the last word of the same logit."""
-    return torch.where(keep_ties > 0, cut & ~word.TOKEN_MASK, cut)
 
 
 def or_nan(words: Tensor, top: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Protocol, TypeAlias
 from torch import Tensor
 
 from tpsample.backends.backend import Backend
+from tpsample.backends.torch_.cuts import Cuts
 from tpsample.backends.torch_.decode import decoder
 from tpsample.backends.torch_.drafts import draft_words
 from tpsample.backends.torch_.launch import TorchBackend
@@ -41,6 +42,7 @@ class Room:
     Attributes:
         launch: makes the local step of a sampler's settings.
         passes: stored logits, with the passes over them.
+        cuts: the search for where kept sets end.
         verification: the passes and the arithmetic of a verification by ratio.
         drafted_rows: returns the drafts and positions of the rows to verify.
         coupled_output: accepts drafts that are the tokens drawn.
@@ -50,6 +52,7 @@ class Room:
 
     launch: Callable[[Settings], Backend]
     passes: type[ShardLogits]
+    cuts: type[Cuts]
     verification: type[Verification]
     drafted_rows: Callable[[Tensor, Tensor | None, Tensor, int], tuple[Tensor, Tensor]]
     coupled_output: Callable[[Tensor, SampleOutput], VerifyOutput]
@@ -60,6 +63,7 @@ class Room:
 ROOM = Room(
     launch=TorchBackend,
     passes=ShardLogits,
+    cuts=Cuts,
     verification=Verification,
     drafted_rows=drafted_rows,
     coupled_output=coupled_output,

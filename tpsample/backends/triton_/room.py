@@ -1,6 +1,7 @@
 """The parts of the backend in Triton."""
 
 from tpsample.backends.torch_.room import Room
+from tpsample.backends.triton_.cuts import TritonCuts
 from tpsample.backends.triton_.decode import decoder
 from tpsample.backends.triton_.drafts import draft_words
 from tpsample.backends.triton_.launch import TritonBackend
@@ -14,6 +15,7 @@ from tpsample.backends.triton_.verification import (
 ROOM = Room(
     launch=TritonBackend,
     passes=TritonShardLogits,
+    cuts=TritonCuts,
     verification=TritonVerification,
     drafted_rows=drafted_rows,
     coupled_output=coupled_output,

@@ -1,4 +1,4 @@
-"""Where kept sets end, and what they hold. Twin: `tpsample.backends.torch_.passes`."""
+"""Where kept sets end, and what they hold. Twin: `tpsample.backends.torch_.cuts`."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def digits(start, stop, parts, threads, arguments):
 
 @jit(allocates=True)
 def digits_of_rows(start, stop, part, arguments):
-    """Make the histogram of a digit; twin: `tpsample.backends.torch_.passes.ShardLogits.digits`.
+    """Make the histogram of a digit; twin: `tpsample.backends.torch_.cuts.Cuts.digits`.
 
     Args:
         least: int64 [F], words below are in no bin.

@@ -1,6 +1,6 @@
 """Where kept sets end, and what they hold: bins and lists of words, digits.
 
-Twins: the methods of `tpsample.backends.torch_.passes` that serve the same purpose.
+Twins: the methods of `tpsample.backends.torch_.cuts` that serve the same purpose.
 """
 
 import triton

@@ -1,0 +1,89 @@
+"""Where the kept sets of stored rows end, in native kernels; see `backends.torch_.cuts`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tpsample.backends.numba_.kernels import cuts as kernels
+from tpsample.backends.numba_.kernels.arrays import array_of
+from tpsample.backends.numba_.kernels.threads import in_ranges
+from tpsample.backends.numba_.passes import NativeShardLogits
+from tpsample.backends.torch_.cuts import Cuts, EmptyDigits, SetSizes
+from tpsample.backends.torch_.logprobs import log_totals
+from tpsample.core import word
+from tpsample.core.order import BINS, DIGITS, Search, mass_limit, tokens_per_mass
+
+
+@dataclass(frozen=True)
+class NativeCuts(Cuts):
+    """`Cuts` on a CPU with Numba."""
+
+    rows: NativeShardLogits
+
+    def words_from(self, cut: Tensor, count: int) -> Tensor:
+        words = np.zeros((len(self.rows.logits), count), np.int64)
+        if count:
+            self.rows.run(kernels.words_from, array_of(cut.contiguous()), words)
+        return torch.from_numpy(words)
+
+    def digits(
+        self,
+        prefix: Tensor,
+        shift: int,
+        empty: EmptyDigits | None = None,
+        *,
+        mass: bool,
+        least: Tensor | None = None,
+    ) -> Tensor:
+        bins = torch.zeros(len(prefix), DIGITS, dtype=torch.int64, device="cpu")
+        least = torch.zeros_like(prefix) if least is None else least.contiguous()
+        words = map(array_of, (self.rows.largest.contiguous(), prefix, least))
+        self.rows.run(kernels.digits, *words, shift, mass, array_of(bins))
+        return bins if mass else bins.to(torch.int32)
+
+    def numbers_of_bins(self) -> Tensor:
+        numbers = torch.zeros(len(self.rows.logits), BINS, dtype=torch.int64, device="cpu")
+        tensors = self.rows.largest.contiguous(), numbers
+        self.rows.run(kernels.numbers_of_bins, *map(array_of, tensors))
+        return numbers.to(torch.int32)
+
+    def masses_of_bins(self, cut: Tensor) -> Tensor:
+        masses = cut.new_zeros(len(cut), BINS + 1)
+        tensors = self.rows.largest.contiguous(), cut.contiguous(), masses
+        self.rows.run(kernels.masses_of_bins, *map(array_of, tensors))
+        return masses
+
+    def last_bins(
+        self, bins: Tensor, total: Tensor, share: Tensor, number: int
+    ) -> tuple[Tensor, Tensor]:
+        out, limit = bins.new_zeros(2, len(bins)), mass_limit(total, share)
+        given = bins, limit, tokens_per_mass(bins.device), out
+        arrays = (array_of(tensor.contiguous()) for tensor in given)
+        in_ranges(kernels.last_bins, 0, len(bins), 1, *arrays, number)
+        return out[0], out[1]
+
+    def words_of_bin(self, bins: Tensor, count: int) -> Tensor:
+        words = bins.new_zeros(len(bins), 1 + count)
+        tensors = self.rows.largest.contiguous(), bins, words
+        self.rows.run(kernels.words_of_bin, *map(array_of, tensors))
+        return words
+
+    def reached_at(self, search: Search, words: Tensor, *, mass: bool) -> Tensor:
+        cut = torch.empty_like(search.limit)
+        given = words, self.rows.temperature, self.rows.largest, search.reached, search.limit
+        arguments = *(array_of(tensor.contiguous()) for tensor in given), mass, array_of(cut)
+        in_ranges(kernels.reached_at, 0, len(words), 1, *arguments)
+        return cut
+
+    def listed_sets(self, words: Tensor, sets: SetSizes, total: int) -> tuple[Tensor, Tensor]:
+        ids = words.new_full((total,), word.NO_TOKEN)
+        log_masses = torch.full_like(ids, torch.nan, dtype=torch.float64)
+        numbers = self.rows.temperature, self.rows.largest, log_totals(sets.mass)
+        given = words, sets.cut, *numbers, sets.offsets, ids, log_masses
+        arrays = (array_of(tensor.contiguous()) for tensor in given)
+        in_ranges(kernels.listed_sets, 0, len(words), 1, *arrays)
+        return ids, log_masses
