@@ -168,6 +168,7 @@ tpsample/backends/triton_/kernels/cuts.py
     - total + tl.cumsum(kept, axis=0)
     + tl.cumsum(kept, axis=0)
     > test_sets_of_more_rows_than_one_block
+tpsample/backends/triton_/kernels/digits.py
     kernel: shares of a search are those of its limit
     - limit = mass_limit(whole, tl.load(share_ptr + row))
     + limit = mass_limit(limit, tl.load(share_ptr + row))
@@ -278,7 +279,7 @@ tpsample/backends/triton_/kernels/sums.py
     - in_total = within & (orders >= tl.load(least_of_total_ptr + row))
     + in_total = within & (orders >= tl.load(least_ptr + row))
     > test_what_min_p_cuts_last_is_of_the_mass_of_the_top_words
-tpsample/backends/triton_/kernels/cuts.py
+tpsample/backends/triton_/kernels/digits.py
     in fixed rounds decided rows are searched too
     -         return
     -     if has_digit != 0:
@@ -411,7 +412,7 @@ tpsample/backends/torch_/cuts.py
     - bounded = (end + 1 < COUNTED_BINS) & rows.noise.random.squeeze(1)
     + bounded = end + 1 < COUNTED_BINS
     > test_a_list_ends_below_what_top_p_keeps
-tpsample/backends/triton_/kernels/cuts.py
+tpsample/backends/triton_/kernels/bins.py
     kernel: a share of nearly all keeps tokens without mass
     - stops = limit <= total
     + stops = limit < total
@@ -551,7 +552,7 @@ tpsample/backends/torch_/cuts.py
     - prefix = (BINS - 1 - search.prefix).where(reached, BINS)
     + prefix = BINS - 1 - search.prefix
     > test_the_cut_in_a_bin
-tpsample/backends/triton_/kernels/cuts.py
+tpsample/backends/triton_/kernels/bins.py
     a kernel takes the bin of the top for the last one
     - steps = tl.where(logits < top, steps, 0.0)
     + steps = tl.where(logits < top, steps, LAST_BIN)
@@ -560,14 +561,17 @@ tpsample/backends/triton_/kernels/cuts.py
     - tl.where(words >= middle, weight, 0), axis=0) < limit:
     + tl.where(words >= middle, weight, 0), axis=0) <= limit:
     > test_the_cut_in_a_bin
+tpsample/backends/triton_/kernels/cuts.py
     kernel: a greedy row that keeps what its mask left ends at any word
     - of_greedy = tl.where(keeps_greedy != 0, LOWEST_DRAWABLE, of_greedy)
     + of_greedy = tl.where(keeps_greedy != 1, LOWEST_DRAWABLE, of_greedy)
     > test_the_cut_in_a_bin[5-777-True]
+tpsample/backends/triton_/kernels/bins.py
     a kernel's search forgets the bins before its own
     - reached = tl.sum(tl.where(offs < index, bins, 0), axis=0)
     + reached = tl.sum(tl.where(offs < index, 0, 0), axis=0).to(tl.int64)
     > test_the_cut_in_a_bin[5-777-True]
+tpsample/backends/triton_/kernels/cuts.py
     a kernel writes kept sets behind the row before
     - place = tl.load(offset_ptr + row) + offs
     + place = tl.load(offset_ptr) + offs

@@ -16,16 +16,14 @@ from torch import Tensor
 
 from tpsample.backends.torch_.cuts import Cuts, EmptyDigits, OtherEnds, SetSizes
 from tpsample.backends.torch_.logprobs import log_totals
-from tpsample.backends.triton_.kernels.cuts import (
+from tpsample.backends.triton_.kernels.bins import (
     bin_kernel,
     cut_kernel,
-    digit_kernel,
-    last_digit_kernel,
     list_end_kernel,
-    listed_sets_kernel,
-    set_sizes_kernel,
     words_kernel,
 )
+from tpsample.backends.triton_.kernels.cuts import listed_sets_kernel, set_sizes_kernel
+from tpsample.backends.triton_.kernels.digits import digit_kernel, last_digit_kernel
 from tpsample.backends.triton_.largest import in_order
 from tpsample.backends.triton_.launcher import launch_kernel
 from tpsample.backends.triton_.passes import TritonShardLogits

@@ -30,9 +30,7 @@ from tpsample.backends.triton_.kernels.best_scores import (
     first_kept_kernel,
     merge_best_kernel,
 )
-from tpsample.backends.triton_.kernels.cuts import (
-    last_cut_kernel,
-)
+from tpsample.backends.triton_.kernels.cuts import last_cut_kernel
 from tpsample.backends.triton_.kernels.decode import write_tokens_kernel
 from tpsample.backends.triton_.kernels.order import group_first_kernel, group_words_kernel
 from tpsample.backends.triton_.kernels.sums import (

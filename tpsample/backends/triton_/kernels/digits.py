@@ -1,0 +1,194 @@
+"""Where kept sets end, by a radix search, digit by digit.
+
+Twins: the methods of `tpsample.backends.torch_.cuts` that serve the same purpose.
+"""
+
+import triton
+import triton.language as tl
+
+from tpsample.backends.triton_.kernels.constant import Constant
+from tpsample.backends.triton_.kernels.cuts import cut_of_row
+from tpsample.backends.triton_.kernels.head import TOKEN_BITS, TOKEN_MASK
+from tpsample.backends.triton_.kernels.masses import halves_of_masses, mass_row, sum_of_kept
+from tpsample.backends.triton_.kernels.order import (
+    ROW_POINTERS,
+    blocks_of_program,
+    is_done,
+    load_nth_block,
+    mark_of,
+    mass_limit,
+    upto,
+)
+from tpsample.core import word
+
+WORD_BITS = Constant(word.EPOCH_SHIFT)
+LOWEST_DRAWABLE = Constant(word.LOWEST_DRAWABLE)
+SUMMED_DIGITS = Constant(8)
+"""Digits whose words a program counts or weighs together."""
+
+
+@triton.jit
+def digits_of(logits, ids, shift, DIGIT_BITS: tl.constexpr):
+    """A digit of inverted order words, int32 [BLOCK]: bits from `shift` on. No logit is a NaN.
+
+    An inverted word is (inverted key << TOKEN_BITS) | id, behind bits that are 1. The shifts put
+    together 32 bits of it.
+    """
+    bits = (logits + 0.0).to(tl.int32, bitcast=True)
+    key = (bits ^ ((bits >> 31) & 0x7FFFFFFF ^ 0x7FFFFFFF)).to(tl.uint32, bitcast=True)
+    beyond = shift - TOKEN_BITS
+    of_key = key >> tl.maximum(beyond, 0) << tl.maximum(-beyond, 0)
+    of_id = ids.to(tl.uint32, bitcast=True) >> tl.minimum(shift, TOKEN_BITS)
+    ones = tl.full((), -1, tl.int32) << tl.minimum(tl.maximum(-(shift - WORD_BITS), 0), 31)
+    ones = ones.to(tl.uint32, bitcast=True)
+    return ((of_key | of_id | ones) & ((1 << DIGIT_BITS) - 1)).to(tl.int32)
+
+
+@triton.jit
+def with_digit(
+    bins_ptr, prefix_ptr, reached_ptr, limit_ptr, share_ptr, shares, DIGIT_BITS: tl.constexpr
+):
+    """Prefix, weight before it and limit of a row's search with one digit more.
+
+    The running sum over bins reaches the limit in that digit. The limit is at most the whole
+    weight.
+    """
+    row, offs = tl.program_id(0), tl.arange(0, 1 << DIGIT_BITS)
+    bins = tl.load(bins_ptr + (row << DIGIT_BITS) + offs).to(tl.int64)
+    prefix, reached = tl.load(prefix_ptr + row), tl.load(reached_ptr + row)
+    limit, whole = tl.load(limit_ptr + row), reached + tl.sum(bins, axis=0)
+    if share_ptr is not None:  # noqa: SIM102
+        if shares != 0:
+            limit = mass_limit(whole, tl.load(share_ptr + row))
+    limit = tl.minimum(limit, whole)
+    index = tl.sum((reached + tl.cumsum(bins, axis=0) < limit).to(tl.int32), axis=0)
+    before = tl.sum(tl.where(offs < index, bins, 0), axis=0)
+    return (prefix << DIGIT_BITS) | ((1 << DIGIT_BITS) - 1 - index), reached + before, limit
+
+
+@triton.jit(
+    do_not_specialize=["shares", "has_digit", "shift", "blocks_each"],
+    do_not_specialize_on_alignment=ROW_POINTERS,
+)
+def digit_kernel(
+    # inputs
+    logits_ptr,  # [F, V_local] fp32
+    stride_logits,
+    temperature_ptr,  # [F] fp32
+    top_ptr,  # [F] fp32
+    row_done_ptr,  # [F] bool, or None
+    # the search so far, and the histogram of the digit behind its prefix, see `with_digit`
+    before_ptr,  # [F, 2^DIGIT_BITS], over all ranks
+    prefix_ptr,
+    reached_ptr,
+    limit_ptr,
+    share_ptr,
+    shares,  # whether limits are shares
+    has_digit,  # whether there is a digit before; else the prefix is that of the search
+    least_ptr,  # [F] int64, words below are in no bin where no digit is before
+    # outputs, zero before
+    bins_ptr,  # [F, 2^DIGIT_BITS], int64 of masses or int32 of numbers
+    next_prefix_ptr,
+    next_reached_ptr,
+    next_limit_ptr,
+    # sizes
+    shift,
+    vocab_start,
+    lead,
+    width,
+    blocks_each,
+    MASS: tl.constexpr,
+    DIGIT_BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A digit more of each search, and the histogram of the digit behind it. Grid: (F, programs).
+
+    Every program finds the digit for itself, which costs less than a launch of its own.
+    """
+    row = tl.program_id(0)
+    if is_done(row_done_ptr, row):
+        return
+    if has_digit != 0:
+        prefix, reached, limit = with_digit(
+            before_ptr, prefix_ptr, reached_ptr, limit_ptr, share_ptr, shares, DIGIT_BITS
+        )
+        lowest = tl.full((), LOWEST_DRAWABLE, tl.int64)
+        # The same in all programs of the row.
+        tl.store(next_prefix_ptr + row, prefix)
+        tl.store(next_reached_ptr + row, reached)
+        tl.store(next_limit_ptr + row, limit)
+    else:
+        prefix = tl.load(prefix_ptr + row)
+        lowest = tl.maximum(tl.load(least_ptr + row), LOWEST_DRAWABLE)
+    last = mark_of(tl.maximum(prefix << (shift + DIGIT_BITS), lowest))
+    before = mark_of((prefix + 1) << (shift + DIGIT_BITS))
+    bins, none = bins_ptr + row * (1 << DIGIT_BITS), 1 << DIGIT_BITS
+    if MASS:
+        mass_numbers = mass_row(tl.load(top_ptr + row), tl.load(temperature_ptr + row))
+    first_block, last_block = blocks_of_program(blocks_each, lead, width, BLOCK)
+    for block in range(first_block, last_block):
+        logits, ids, _, _ = load_nth_block(
+            logits_ptr, stride_logits, vocab_start, lead, width, block, BLOCK, float("nan")
+        )
+        inside = upto(logits, ids, last) & ~upto(logits, ids, before)
+        # Blocks without such a word cost no arithmetic: after two digits they are most blocks.
+        if tl.max(inside.to(tl.int32), axis=0) > 0:
+            left = tl.where(inside, digits_of(logits, ids, shift, DIGIT_BITS), none)
+            if MASS:
+                high, low = halves_of_masses(logits, mass_numbers)
+            # The first digits of nearly all words are the same few, and a row's programs would wait
+            # for each other word by word. So the weights of a few digits are summed before.
+            for _ in range(SUMMED_DIGITS):
+                least = tl.min(left, axis=0)
+                if least < none:
+                    own = left == least
+                    if MASS:
+                        weight = sum_of_kept(high, low, own)
+                    else:
+                        weight = tl.sum(own.to(tl.int32), axis=0)
+                    tl.atomic_add(bins + least, weight, sem="relaxed")
+                    left = tl.where(own, none, left)
+            if tl.min(left, axis=0) < none:
+                if MASS:
+                    weights = (high.to(tl.int64) << 20) + low.to(tl.int64)
+                else:
+                    weights = tl.full(left.shape, 1, tl.int32)
+                tl.atomic_add(bins + left, weights, mask=left < none, sem="relaxed")
+
+
+@triton.jit(
+    do_not_specialize=["is_last", "shares", "keeps_greedy"],
+    do_not_specialize_on_alignment=ROW_POINTERS,
+)
+def last_digit_kernel(
+    # inputs
+    bins_ptr,  # [F, 2^DIGIT_BITS] int64 of masses or int32 of numbers, over all ranks
+    prefix_ptr,  # [F] int64
+    reached_ptr,  # [F] int64
+    limit_ptr,  # [F] int64
+    keep_ties_ptr,  # [F] int64
+    least_ptr,  # [F] int64, the largest cut of other rules, with is_last
+    share_ptr,  # [F] fp64, with shares
+    of_greedy_ptr,  # [F] int64, with is_last, but for keeps_greedy
+    temperature_ptr,  # [F] fp32
+    top_ptr,  # [F] fp32
+    is_last,  # whether the set ends at the largest of the cuts
+    shares,  # whether a share of 1 cuts nothing
+    keeps_greedy,  # whether greedy rows keep what a mask leaves
+    # outputs
+    cut_ptr,  # [F] int64
+    # sizes
+    DIGIT_BITS: tl.constexpr,
+):
+    """The word at which each search ends, or where a kept set ends. Grid: (F,)."""
+    row = tl.program_id(0)
+    cut, _, _ = with_digit(bins_ptr, prefix_ptr, reached_ptr, limit_ptr, None, 0, DIGIT_BITS)
+    cut = tl.where(tl.load(keep_ties_ptr + row) > 0, cut & ~TOKEN_MASK, cut)
+    if is_last != 0:
+        least = tl.load(least_ptr + row)
+        cut = tl.maximum(cut, least)
+        if shares != 0:
+            cut = tl.where(tl.load(share_ptr + row) < 1, cut, least)
+        top = tl.load(top_ptr + row)
+        cut = cut_of_row(cut, of_greedy_ptr, keeps_greedy, temperature_ptr, top)
+    tl.store(cut_ptr + row, cut)
