@@ -44,6 +44,15 @@ def test_what_was_sampled_is_confirmed(tmp_path, num_samples):
     assert verdicts[2].recorded[1] == 1
 
 
+def test_another_default_device_changes_no_record(tmp_path):
+    case = Case.make(300, 3)
+    batch = SamplingBatch.from_params(case.params, vocab_size=300)
+    out = LMHeadSampler(case.weight, backend="torch")(case.hidden_states, batch, 7)
+    with torch.device("meta"):
+        write_record(tmp_path / "step", case.hidden_states, case.weight, case.params, 7, out)
+        assert all(v.confirmed for v in verify_record(tmp_path / "step"))
+
+
 def test_a_row_that_failed_has_no_token_whatever_names_it(tmp_path):
     case = Case.make(300, 3)
     case.hidden_states[1] = float("nan")

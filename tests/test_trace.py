@@ -96,6 +96,15 @@ def test_what_lies_behind_the_end_of_a_row_is_blank(tmp_path):
     assert {found[n].dtype for n in ("token_ids", "top_token_ids")} == {torch.int32}
 
 
+def test_another_default_device_changes_no_recorded_step():
+    trace = TopKTrace(2, 3, 3)
+    trace.record(_logprobs(2, 4))
+    with torch.device("meta"):
+        found = trace.tensors([1, 0])
+    assert found["lengths"].tolist() == [1, 0]
+    assert found["token_ids"].tolist() == [[1], [-1]]
+
+
 @pytest.mark.parametrize(
     ("logprobs", "message"),
     [

@@ -193,3 +193,13 @@ def test_a_copied_selection_keeps_its_slots_and_its_batch():
     assert rows.forced_token_ids is None
     batch.seed[2] += 1
     assert sampler(hidden_states, other, 1).seeds[0] == 3
+
+
+def test_a_copied_selection_knows_the_steps_of_its_batch():
+    """Samples of one are alternatives for the other, too."""
+    batch = SamplingBatch.from_params([SamplingParams(frequency_penalty=1.0)] * 2, vocab_size=V)
+    rows = batch.select(torch.tensor([0, 1]))
+    other = copy.copy(rows)
+    out = sampler_of()(torch.zeros(2, D), rows, 1, num_samples=3)
+    with pytest.raises(ValueError, match=r"^token_ids: got the 3 samples of each row"):
+        other.append(out.token_ids)

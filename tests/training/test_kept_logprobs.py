@@ -184,6 +184,14 @@ def test_gradients_are_those_of_a_masked_softmax_in_float64(head, sparse, monkey
     assert _off(found[1].to_dense() if sparse else found[1], expected[1]) < 1e-6
 
 
+def test_another_default_device_changes_no_sets():
+    with torch.device("meta"):
+        kept = KeptTokens.from_lists([[7, 3], None, torch.tensor([5], device="cpu")])
+    assert kept.offsets.tolist() == [0, 2, 2, 3]
+    assert kept.token_ids.tolist() == [7, 3, 5]
+    assert kept.whole.tolist() == [False, True, False]
+
+
 @pytest.mark.parametrize("head", HEADS, ids=str)
 def test_gradients_agree_with_small_differences(head):
     states, weight = (each[:9].double().requires_grad_() for each in _numbers())

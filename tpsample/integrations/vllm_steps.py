@@ -240,7 +240,7 @@ class Failures(Sealed):
             _log(names, status)
             return
         self.tell()
-        host = torch.empty(status.shape, dtype=status.dtype, pin_memory=True)
+        host = torch.empty(status.shape, dtype=status.dtype, device="cpu", pin_memory=True)
         host.copy_(status, non_blocking=True)
         event = torch.cuda.Event()
         event.record()

@@ -184,9 +184,8 @@ class V2Sampler:
         self._requests = there | joined
         requests = [self._requests.get(slot) for slot in range(self.batch.rows)]
         self._slots = StepRows.of(self.batch, (), requests)
-        self.taken.copy_(
-            torch.tensor([request is not None for request in requests]), non_blocking=True
-        )
+        taken = torch.tensor([request is not None for request in requests], device="cpu")
+        self.taken.copy_(taken, non_blocking=True)
 
     def _tokens(self, slot: int) -> tuple[list[int], list[int]]:
         """Return prompt and output of a slot, which the runner keeps on the device."""

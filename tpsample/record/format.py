@@ -109,11 +109,13 @@ def write_record(
     Raises:
         TypeError, ValueError: what could not be read again, such as a position below 0.
     """
-    rows = hidden_states.shape[0]
+    rows, device = hidden_states.shape[0], hidden_states.device
+    if isinstance(positions, int):
+        positions = torch.full((rows,), positions, device=device)
     ids, failed = output.token_ids, output.status != word.Status.OK
     tensors = {
         "hidden_states": hidden_states,
-        "positions": torch.full((rows,), positions) if isinstance(positions, int) else positions,
+        "positions": positions,
         "seeds": output.seeds,
         "status": output.status,
         # The token that `on_failed` names was not drawn.

@@ -119,12 +119,13 @@ class TopKTrace(KeepsTensors, Sealed):
             ValueError: lengths that do not fit the rows and steps.
         """
         rows = len(self.token_ids)
-        until = torch.tensor([self.step] * rows if lengths is None else list(lengths))
+        given = [self.step] * rows if lengths is None else list(lengths)
+        until = torch.tensor(given, device="cpu")
         if until.shape != (rows,) or not ((until >= 0) & (until <= self.step)).all():
             raise ValueError(
                 f"lengths: expected {rows} numbers of steps up to {self.step}, got {lengths}"
             )
-        inside = torch.arange(self.step) < until.unsqueeze(1)
+        inside = torch.arange(self.step, device="cpu") < until.unsqueeze(1)
         recorded = {"lengths": until}
         for name in ("token_ids", "logprobs", "entropies", "top_token_ids", "top_logprobs"):
             tensor = getattr(self, name)[:, : self.step].cpu()

@@ -177,7 +177,8 @@ class Selection(HasViews, StepBatch):
 
     def __copy__(self) -> Selection:
         """Return a selection of the same batch, with memory and masks of its own."""
-        return copy.deepcopy(self, {id(shared): shared for shared in (self._batch, self._table)})
+        of_batch = self._batch, self._table, self._moving
+        return copy.deepcopy(self, {id(shared): shared for shared in of_batch})
 
     @property
     def temperature(self) -> Tensor:

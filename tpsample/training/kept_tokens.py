@@ -79,11 +79,12 @@ class KeptTokens:
             TypeError, ValueError: no sequence of ids; an empty one.
         """
         tensors = [
-            torch.as_tensor(() if ids is None else ids, dtype=torch.int64).flatten() for ids in sets
+            torch.as_tensor(() if ids is None else ids, dtype=torch.int64, device=_CPU).flatten()
+            for ids in sets
         ]
-        sizes = torch.tensor([0, *map(len, tensors)], dtype=torch.int64)
-        whole = torch.tensor([ids is None for ids in sets], dtype=torch.bool)
-        listed = torch.cat([sizes.new_empty(0), *(ids.cpu() for ids in tensors)])
+        sizes = torch.tensor([0, *map(len, tensors)], dtype=torch.int64, device=_CPU)
+        whole = torch.tensor([ids is None for ids in sets], dtype=torch.bool, device=_CPU)
+        listed = torch.cat([sizes.new_empty(0), *tensors])
         return cls(sizes.cumsum(0).to(device), listed.to(device), whole.to(device))
 
     @classmethod
