@@ -130,3 +130,10 @@ def test_a_seed_follows_from_the_numbers_that_name_a_text():
 def test_no_number_is_no_identity(given):
     with pytest.raises(TypeError, match=r"^seed_of: expected a master and at least one number"):
         seed_of(*given)
+
+
+@pytest.mark.parametrize("given", [(7, 2**64 + 1), (2**64, 1), (7, -(2**63) - 1)])
+def test_a_number_of_more_bits_is_no_identity(given):
+    """Its lowest 64 bits are another number's."""
+    with pytest.raises(ValueError, match=r"^seed_of: expected an int from -92"):
+        seed_of(*given)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.support.cases import Case
 from tests.support.commands import invoke
-from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, reference
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VerifyOutput, reference
 from tpsample.record import verify as record_module
 from tpsample.record import verify_record, write_record
 from tpsample.record.format import read
@@ -219,12 +219,16 @@ def test_requests_with_tokens_so_far_are_repeated_a_slice_at_a_time(tmp_path, mo
 def test_what_could_not_be_read_again_is_not_written(tmp_path):
     case = Case.make(300, 2)
     step = (tmp_path / "step", case.hidden_states, case.weight, case.params)
-    with pytest.raises(ValueError, match="positions: expected values >= 0, got -1"):
+    with pytest.raises(ValueError, match="positions: expected 0 <= position < 2\\^63, got -1"):
         write_record(*step, -1, case.oracle())
     with pytest.raises(ValueError, match=r"prompt_token_ids: expected one list per row \(2\)"):
         write_record(*step, 0, case.oracle(), prompt_token_ids=[[1]])
     with pytest.raises(TypeError, match="integer"):
         write_record(*step, 0, case.oracle(), output_token_ids=[[1.5], []])
+    with pytest.raises(TypeError, match=r"^output: expected the SampleOutput .* got VerifyOutput"):
+        write_record(*step, 0, VerifyOutput(*torch.zeros(4, 2).long()))  # type: ignore
+    with pytest.raises(TypeError, match=r"^bias: expected a tensor, got \[0\]"):
+        write_record(*step, 0, case.oracle(), bias=[0])  # type: ignore[arg-type]
     assert not (tmp_path / "step").exists()
 
 

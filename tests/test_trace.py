@@ -161,7 +161,7 @@ def test_a_full_trace_refuses_another_step():
     trace.record(_logprobs(2, 4))
     with pytest.raises(ValueError, match="room for 1 steps"):
         trace.record(_logprobs(2, 4))
-    for lengths in ([1], [1, 2], [-1, 0]):
+    for lengths in ([1], [1, 2], [-1, 0], [0.5, 1], [True, False], {0, 1}, 1):
         with pytest.raises(ValueError, match="lengths: expected 2"):
             trace.tensors(lengths)
 

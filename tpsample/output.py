@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tpsample.core.checks import describe
+from tpsample.core.checks import check_int, check_num_samples, describe
 from tpsample.core.tensors import ordinary_tensors
 from tpsample.core.word import NO_TOKEN, Status
 
@@ -49,8 +49,9 @@ class Logprobs:
             num_samples: of the step.
 
         Raises:
-            ValueError: more than N.
+            ValueError: more than N, or no number of tokens.
         """
+        count, num_samples = check_int("count", count, 0, 2**31 - 1), check_num_samples(num_samples)
         likely = self.token_ids.shape[1] - num_samples - self.num_chosen
         if count > likely:
             raise ValueError(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tpsample import compiled
 from tpsample.agreement.arguments import BackendName, ExchangeName, ScreeningName
 from tpsample.agreement.construction import agree
-from tpsample.agreement.step_checks import MISSING
+from tpsample.agreement.step_checks import MISSING, check_batch
 from tpsample.backends.over_zeros import list_over_zeros, verify_over_zeros
 from tpsample.backends.triton_.tile_table import tile_ends
 from tpsample.core.handles import handle_of
@@ -499,4 +499,5 @@ class LMHeadSampler(Sealed):
         Nothing is sent. A replay of a captured graph draws none.
         """
         self.checks.ready()
+        check_batch(batch, self.settings)
         batch._draw_seeds(self.settings.seeds)

@@ -247,8 +247,8 @@ tpsample/request/selection.py
     + self._known[:1] * self.rows * times
     > test_a_step_is_the_same_whether_the_host_knows_its_slots_or_reads_them
     slots of the host may lie on a device, which is waited for
-    - if elsewhere or not is_listing(listed)
-    + if not is_listing(listed)
+    - if elsewhere or not lists_in_order(listed)
+    + if not lists_in_order(listed)
     > test_other_numbers_on_the_host_are_refused
     other slots on the host are believed
     - if len(numbers) != slots.shape[0] or (readable(slots.device) and numbers != slots.tolist()):

@@ -4,6 +4,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -113,3 +114,14 @@ def test_tokens_are_counted_while_a_request_looks_at_them():
     batch.arrange([0, 1], [penalised], output_token_ids=[[7]])
     batch.append(torch.tensor([7, 7]))
     assert reference.processed_logits(torch.zeros(2, V), batch)[:, 7].tolist() == [0.0, -2.0]
+
+
+@pytest.mark.parametrize("of", [torch.tensor, np.array])
+def test_tokens_so_far_in_an_array_are_those_of_a_list(of):
+    """A tensor of the id 0 alone counts as False, and one of several as neither."""
+    request = SamplingParams(temperature=0, frequency_penalty=1.0)
+    for ids in ([0], [0, 5]):
+        batch = SamplingBatch.from_params([request], vocab_size=V)
+        batch.update(0, request, output_token_ids=of(ids))
+        processed = reference.processed_logits(torch.zeros(1, V), batch)
+        assert processed[0, ids].tolist() == [-1.0] * len(ids)

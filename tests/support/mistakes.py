@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing._internal.two_tensor import TwoTensor
 
 from tpsample import (
     LMHeadSampler,
@@ -152,6 +153,21 @@ def forced(ids: list[int]) -> object:
     batch = batch_of()
     batch.forced_token_ids = torch.tensor(ids)
     return sampler_over()(HIDDEN, batch, 0)
+
+
+def masked(name: str, change: Callable[[torch.Tensor], object]) -> SamplingBatch:
+    """Return a batch whose mask was changed after it was assigned."""
+    batch = batch_of()
+    mask = torch.full((B, 1), -1, dtype=torch.int32)
+    if name == "forced_token_ids":
+        mask = torch.tensor([3, 9])
+    setattr(batch, name, mask)
+    change(mask)
+    return batch
+
+
+def free_memory(tensor: torch.Tensor) -> None:
+    tensor.untyped_storage().resize_(0)
 
 
 UNKNOWN = {
@@ -319,6 +335,56 @@ REQUESTS: dict[str, tuple[Callable[[], object], str]] = {
         "batch.forced_token_ids: expected a row for each of the 2 rows of the step, got 4; assign "
         "another",
     ),
+    "requests in a set": (
+        lambda: SamplingBatch.from_params({SamplingParams(seed=1)}, vocab_size=V),  # type: ignore[arg-type]
+        "params: expected a list of SamplingParams, one per row, got set",
+    ),
+    "an order in a set": (
+        lambda: batch_of().permute({1, 0}),  # type: ignore[arg-type]
+        "order: expected a list of rows, got a set, which has no order",
+    ),
+    "slots in a set": (
+        lambda: slots_of().put({0, 1}, [request()] * B),  # type: ignore[arg-type]
+        "put: expected a list of rows, got a set, which has no order",
+    ),
+    "a bad word in a set": (
+        lambda: request(bad_words=[{5, 6}]),
+        "bad_words: expected sequences of token ids, such as [[5, 6]], got {5, 6} among them; "
+        "words of text are the tokenizer's to encode",
+    ),
+    "ids to report in a set": (
+        lambda: request(logprob_token_ids={5, 6}),
+        "logprob_token_ids: expected a sequence of token ids, got {5, 6}",
+    ),
+    "tokens so far in a set": (
+        lambda: batch_of(frequency_penalty=1).update(
+            0,
+            request(frequency_penalty=1),
+            output_token_ids={5, 6},  # type: ignore[arg-type]
+        ),
+        "output_token_ids[0]: expected a sequence of token ids, got {5, 6}; a batch takes one per "
+        "row, such as [[5, 6], []]",
+    ),
+    "a row that is a text": (
+        lambda: batch_of().drop("0"),  # type: ignore[arg-type]
+        "drop: expected rows in [0, 2), got '0'",
+    ),
+    "a row that is none": (
+        lambda: batch_of().drop(None),  # type: ignore[arg-type]
+        "drop: expected rows in [0, 2), got None",
+    ),
+    "fewer slots than none": (
+        lambda: SamplingBatch.of_slots(-1, vocab_size=V),
+        "slots: expected an int from 0 to 1048576, got -1",
+    ),
+    "a name among others": (
+        lambda: request(ties=np.array(["exact", "keep"])),
+        "ties: expected one of exact, keep, got array(['exact', 'keep'], dtype='<U5')",
+    ),
+    "seeds for no batch": (
+        lambda: sampler_over().draw_seeds(None),  # type: ignore[arg-type]
+        "batch: expected a SamplingBatch, got NoneType; see SamplingBatch.from_params",
+    ),
     "a batch by its name": (
         lambda: SamplingBatch([request()], vocab_size=V),  # type: ignore[arg-type]
         "SamplingBatch: is not built by its name, got list [SamplingParams(temperature=1.0, "
@@ -343,6 +409,14 @@ def changed() -> object:
     weight = WEIGHT.clone()
     sampler = LMHeadSampler(weight, screening="int8", max_rows=4)
     weight.mul_(3)
+    return sampler(HIDDEN, batch_of(), 0)
+
+
+def with_weight(change: Callable[[torch.Tensor], object]) -> object:
+    """Take a step after the weight of the sampler was changed."""
+    weight = WEIGHT.clone()
+    sampler = sampler_over(weight)
+    change(weight)
     return sampler(HIDDEN, batch_of(), 0)
 
 
@@ -462,8 +536,32 @@ SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a scale in a tensor": (
         lambda: LMHeadSampler(WEIGHT, logit_scale=torch.tensor(2.0)),  # type: ignore[arg-type]
-        "logit_scale: expected a finite number > 0, got torch.float32 () on cpu; give float(…) of "
-        "it",
+        "logit_scale: expected a finite fp32 number > 0, got torch.float32 () on cpu; give "
+        "float(…) of it",
+    ),
+    "a scale beyond fp32": (
+        lambda: LMHeadSampler(WEIGHT, logit_scale=1e300),
+        "logit_scale: expected a finite fp32 number > 0, got 1e+300",
+    ),
+    "a soft-cap that is 0 in fp32": (
+        lambda: LMHeadSampler(WEIGHT, logit_softcap=1e-60),
+        "logit_softcap: expected None or a finite fp32 number > 0, got 1e-60",
+    ),
+    "a sparse weight": (
+        lambda: LMHeadSampler(WEIGHT.to_sparse()),
+        "lm_head_weight: expected a dense tensor, got one of layout torch.sparse_coo; pass "
+        "lm_head_weight.to_dense()",
+    ),
+    "a weight that is two": (
+        lambda: LMHeadSampler(TwoTensor(WEIGHT, WEIGHT)),
+        "lm_head_weight: expected a tensor with its numbers in its own memory, got a TwoTensor "
+        "without memory; pass a plain tensor of these numbers",
+    ),
+    "fewer rows of a weight": (
+        lambda: with_weight(lambda weight: setattr(weight, "data", weight.data[:10])),
+        "lm_head_weight: expected torch.float32 (20, 4) on cpu with strides (4, 1), as the sampler "
+        "was built over, got torch.float32 (10, 4) on cpu with strides (4, 1); build a new "
+        "LMHeadSampler over it",
     ),
     "an exchange of another name": (
         lambda: LMHeadSampler(WEIGHT, exchange="nccl"),
@@ -653,6 +751,44 @@ STEPS: dict[str, tuple[Callable[[LMHeadSampler], object], str]] = {
         ),
         'draft_logits: method="coupled" looks at no draft probabilities; leave it out, or choose '
         '"rejection" or "block"',
+    ),
+    "sparse hidden states": (
+        lambda sampler: sampler(HIDDEN.to_sparse(), batch_of(), 0),
+        "hidden_states: expected a dense tensor, got one of layout torch.sparse_coo; pass "
+        "hidden_states.to_dense()",
+    ),
+    "hidden states that are two": (
+        lambda sampler: sampler(TwoTensor(HIDDEN, HIDDEN), batch_of(), 0),
+        "hidden_states: expected a tensor with its numbers in its own memory, got a TwoTensor "
+        "without memory; pass a plain tensor of these numbers",
+    ),
+    "sparse positions": (
+        lambda sampler: sampler(HIDDEN, batch_of(), torch.tensor([3, 4]).to_sparse()),
+        "positions: expected a dense tensor, got one of layout torch.sparse_coo; pass "
+        "positions.to_dense()",
+    ),
+    "a grammar that was freed": (
+        lambda sampler: sampler(HIDDEN, masked("grammar_bitmask", free_memory), 0),
+        "batch.grammar_bitmask: its storage has 0 of 8 bytes; give it its numbers back before the "
+        "call, as FSDP's summon_full_params does",
+    ),
+    "a grammar of another width": (
+        lambda sampler: sampler(HIDDEN, masked("grammar_bitmask", lambda m: m.resize_(B, 2)), 0),
+        "batch.grammar_bitmask: expected a tensor [B, 1] of int32 on cpu, got torch.int32 (2, 2) "
+        "on cpu",
+    ),
+    "forced ids that were freed": (
+        lambda sampler: sampler(HIDDEN, masked("forced_token_ids", free_memory), 0),
+        "batch.forced_token_ids: its storage has 0 of 16 bytes; give it its numbers back before "
+        "the call, as FSDP's summon_full_params does",
+    ),
+    "kinds that can be read once": (
+        lambda sampler: sampler.warm_up(iter(["plain"])),  # type: ignore[arg-type]
+        "kinds: expected a list or a tuple, got <list_iterator object at ",
+    ),
+    "one number of rows for several": (
+        lambda sampler: sampler.warm_up(["plain"], rows=2),  # type: ignore[arg-type]
+        "rows: expected a list or a tuple, got 2",
     ),
     "strided hidden states": (
         lambda sampler: sampler(STRIDED, batch_of(), 0),

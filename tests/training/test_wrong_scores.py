@@ -46,8 +46,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"temperature": 0.0}, "temperature: .* got 0.0 in row 0; a greedy token has no distribution"),
     ({"temperature": torch.tensor([1.0, torch.nan, 1.0])}, "temperature: .* got nan in row 1"),
     ({"temperature": torch.ones(2)}, r"temperature: expected a tensor \[3\]"),
-    ({"logit_scale": -1.0}, "logit_scale: expected a finite number above 0, got -1.0"),
-    ({"logit_softcap": 0}, "logit_softcap: expected a finite number above 0, got 0"),
+    ({"logit_scale": -1.0}, "logit_scale: expected a finite fp32 number > 0, got -1.0"),
+    ({"logit_softcap": 0}, "logit_softcap: expected None or a finite fp32 number > 0, got 0"),
     ({"sparse": True}, "sparse: a row that kept every id has a dense gradient; pass sparse=False"),
     ({"shard": VocabShard(0, V + 1)}, "lm_head_weight: rank 0 needs 21 rows"),
     ({"shard": range(3)}, "shard: expected a VocabShard, got range"),
@@ -108,7 +108,7 @@ def _each_wrong(cases: list[tuple[dict[str, Any], str]]) -> list[str]:
     for wrong, _ in cases:
         given = _arguments() | {"shard": shard}
         given["lm_head_weight"] = given["lm_head_weight"][shard.start : shard.stop]
-        with pytest.raises((RankMismatch, ValueError)) as told:
+        with pytest.raises(RankMismatch) as told:
             kept_logprobs(**given | (wrong if rank == 1 else {}))
         texts.append(str(told.value))
     scores = kept_logprobs(**_right(shard))
@@ -132,6 +132,20 @@ ON_ONE_RANK: list[tuple[dict[str, Any], str]] = [
     ({"shard": None}, "rank 1: shard: expected a VocabShard on each of several ranks"),
     ({"shard": VocabShard(0, 10)}, "shard: the ranks' shards must tile"),
     ({"lm_head_weight": None}, "rank 1: lm_head_weight: expected a floating tensor"),
+    (
+        {"lm_head_weight": torch.zeros(10, D).to_sparse()},
+        "rank 1: lm_head_weight: expected a dense",
+    ),
+    ({"lm_head_weight": torch.zeros(10, D, device="meta")}, "rank 1: "),
+    ({"hidden_states": torch.zeros(3, D).to_sparse()}, "rank 1: hidden_states: expected a dense"),
+    ({"temperature": 10**400}, "rank 1: temperature: expected 1e-05 to 1.27e+30, got inf"),
+    ({"temperature": "0.7"}, "rank 1: temperature: expected a number, got '0.7'"),
+    ({"shard": (10, 20)}, "rank 1: shard: expected a VocabShard, got (10, 20)"),
+    ({"group": 3}, "rank 1: group: expected a torch process group"),
+    (
+        {"hidden_states": _arguments()["hidden_states"].requires_grad_()},
+        "gradient of hidden_states: must be the same on every rank, got rank 0: False",
+    ),
 ]
 
 
@@ -171,3 +185,18 @@ def test_the_sets_of_several_steps_follow_one_another():
         assert torch.equal(getattr(both, name), getattr(expected, name))
     with pytest.raises(ValueError, match=r"^parts: expected at least one KeptTokens, got none"):
         KeptTokens.cat([])
+    with pytest.raises(TypeError, match=r"^parts: expected a list of KeptTokens, got \[None\]"):
+        KeptTokens.cat([None])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    "ids", [7, [7.9], [True, False], [[7], [3]], torch.tensor([7.9]), torch.ones(V).bool(), "73"]
+)
+def test_what_lists_no_ids_is_no_set(ids):
+    with pytest.raises(TypeError, match=r"^sets\[1\]: expected a sequence of token ids, or None"):
+        KeptTokens.from_lists([[7, 3], ids])
+
+
+def test_a_step_without_sets_is_told_how_to_ask_for_them():
+    with pytest.raises(TypeError, match=r"^kept: expected the KeptSets .* built with kept_cap="):
+        KeptTokens.of_step(None)  # type: ignore[arg-type]

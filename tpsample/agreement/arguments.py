@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tpsample.core.checks import (
+    as_fp32,
     check_choice,
     check_int,
     describe,
@@ -73,7 +74,7 @@ def checked_arguments(given: dict[str, Any]) -> dict[str, Any]:
             f'screening: "{given["screening"]}" copies a weight, and lm_head_weight has no column; '
             "leave it out"
         )
-    return given | integers | {"head": _checked_head(given["head"])}
+    return given | integers | {"head": checked_head(given["head"])}
 
 
 def _check_weight(weight: object) -> None:
@@ -133,16 +134,25 @@ def _check_bias(bias: Tensor, weight: Tensor) -> None:
     require_memory("bias", bias)
 
 
-def _checked_head(head: Head) -> Head:
+def checked_head(head: Head) -> Head:
     """Return the head with floats of Python's, because other numbers cannot be sent as JSON."""
-    scale, cap = real_number(head.logit_scale), head.logit_softcap
-    if not math.isfinite(scale) or scale <= 0:
-        raise ValueError(
-            f"logit_scale: expected a finite number > 0, got {_shown(head.logit_scale)}"
-        )
-    if cap is not None and not (math.isfinite(real_number(cap)) and real_number(cap) > 0):
-        raise ValueError(f"logit_softcap: expected None or a finite number > 0, got {_shown(cap)}")
-    return Head(scale, None if cap is None else real_number(cap))
+    cap = head.logit_softcap
+    return Head(
+        _positive("logit_scale", head.logit_scale, ""),
+        None if cap is None else _positive("logit_softcap", cap, "None or "),
+    )
+
+
+def _positive(name: str, value: object, other: str) -> float:
+    """Return a number as a float, if it is above 0 and finite as the fp32 number that it becomes.
+
+    Args:
+        other: what else a message says is expected.
+    """
+    number = real_number(value)
+    if not 0 < as_fp32(number) < math.inf:
+        raise ValueError(f"{name}: expected {other}a finite fp32 number > 0, got {_shown(value)}")
+    return number
 
 
 def _shown(number: object) -> str:

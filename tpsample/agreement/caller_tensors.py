@@ -98,6 +98,7 @@ class CallerTensors:
             tensor = given if type(given) in _PLAIN else _local(given)
             require_memory(name, tensor)
             moved = tensor.data_ptr() != alias.data_ptr() or tensor.stride() != alias.stride()
+            moved = moved or tensor.shape != alias.shape or tensor.dtype != alias.dtype
             if moved or self._moving:
                 self._take(name, tensor, alias)
 

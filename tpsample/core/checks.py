@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import struct
+from collections.abc import Iterable, Mapping, Sequence, Set
 from numbers import Integral, Real
 from typing import Any, SupportsInt, TypeGuard
 
@@ -37,6 +38,7 @@ def require_plain(name: str, value: object) -> None:
 
     Raises:
         TypeError: a DTensor.
+        ValueError: a sparse or a nested tensor.
         RuntimeError: a tensor of a call that torch records, such as make_fx, or maps, such as vmap.
     """
     if type(value).__name__ == "DTensor":
@@ -44,6 +46,8 @@ def require_plain(name: str, value: object) -> None:
         what = "the whole of it, the same on every rank" if whole else "its part on this rank"
         call = "full_tensor" if whole else "to_local"
         raise TypeError(f"{name}: got a DTensor; pass {what}, {name}.{call}()")
+    if isinstance(value, Tensor):
+        _require_dense(name, value)
     by = "FakeTensorMode" if type(value).__name__ == "FakeTensor" else None
     if peek_interpreter_stack() is not None:
         by = "a transform of torch.func, such as vmap"
@@ -59,14 +63,35 @@ def require_plain(name: str, value: object) -> None:
         )
 
 
+def _require_dense(name: str, tensor: Tensor) -> None:
+    """Raise a ValueError for a tensor whose numbers do not lie at its strides."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        kind, way_out = f"one of layout {tensor.layout}", ".to_dense()"
+        if tensor.is_nested:
+            kind, way_out = "a nested one", ".to_padded_tensor(0)"
+        raise ValueError(f"{name}: expected a dense tensor, got {kind}; pass {name}{way_out}")
+
+
 def require_memory(name: str, tensor: Tensor) -> None:
     """Raise a ValueError unless the numbers of a tensor lie in its memory, where kernels read them.
 
     FSDP frees that of parameters between calls, and torch may put off to negate what is in it.
-    Tensors that keep their numbers in others are not asked.
+    Tensors of other classes, such as quantised ones, may keep their numbers in tensors inside.
     """
-    if type(tensor) not in (Tensor, torch.nn.Parameter) or not tensor.numel():
+    _require_dense(name, tensor)
+    if not tensor.numel():
         return
+    if type(tensor) in (Tensor, torch.nn.Parameter):
+        _require_numbers(name, tensor)
+    if not (tensor.is_meta or tensor.data_ptr()):
+        raise ValueError(
+            f"{name}: expected a tensor with its numbers in its own memory, got a "
+            f"{type(tensor).__name__} without memory; pass a plain tensor of these numbers"
+        )
+
+
+def _require_numbers(name: str, tensor: Tensor) -> None:
+    """Raise a ValueError if the storage of a plain tensor has other numbers, or too few."""
     if tensor.is_neg():
         raise ValueError(
             f"{name}: torch has put off to negate its numbers, which are those of another tensor; "
@@ -99,7 +124,7 @@ def check_int(name: str, value: object, low: int, high: int) -> int:
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     """Raise a ValueError unless a value is one of several."""
-    if value not in choices:
+    if not isinstance(value, (str, type(None))) or value not in choices:
         expected = ", ".join(map(str, choices))
         raise ValueError(f"{name}: expected one of {expected}, got {describe(value)}")
 
@@ -125,11 +150,25 @@ def real_number(value: Any) -> float:
         return math.inf if value > 0 else -math.inf
 
 
+def as_fp32(value: float) -> float:
+    """Return the fp32 number that a float becomes; infinite if it is too large."""
+    try:
+        rounded: float = struct.unpack("f", struct.pack("f", value))[0]
+    except OverflowError:
+        return math.copysign(math.inf, value)
+    return rounded
+
+
 def is_listing(value: object) -> bool:
     """Return whether a value lists others, which a text and a mapping do not."""
     return type(value) in (list, tuple) or (
-        isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
+        isinstance(value, Iterable) and not isinstance(value, (str, bytes, bytearray, Mapping))
     )
+
+
+def lists_in_order(value: object) -> bool:
+    """Return whether a value lists others in an order of the caller's, which a set does not."""
+    return is_listing(value) and not isinstance(value, Set)
 
 
 def fits(

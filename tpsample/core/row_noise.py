@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from tpsample.core.checks import describe, is_integer
+from tpsample.core.checks import check_int, describe, is_integer
 from tpsample.core.tensors import ordinary_tensors
 from tpsample.noise import philox4x32, row_stream, signed64
 
@@ -180,12 +180,15 @@ def seed_of(master: int, *identity: int) -> int:
 
     Raises:
         TypeError: a number is no int, or there is none.
+        ValueError: a number has more than 64 bits.
     """
     if not identity or not all(map(is_integer, (master, *identity))):
         raise TypeError(
             f"seed_of: expected a master and at least one number, all ints, got "
             f"{describe((master, *identity))}; a name becomes a number by a digest"
         )
+    for number in (master, *identity):
+        check_int("seed_of", number, -(2**63), 2**64 - 1)
     seed = int(master)
     for sample, number in enumerate(identity):
         key, position = (torch.tensor(signed64(int(x)), device="cpu") for x in (seed, number))

@@ -24,9 +24,15 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from tpsample.agreement.arguments import WEIGHT_DTYPES
+from tpsample.agreement.arguments import WEIGHT_DTYPES, checked_head
 from tpsample.core import word
-from tpsample.core.checks import check_tensor, describe, shorten
+from tpsample.core.checks import (
+    check_tensor,
+    describe,
+    positions_tensor,
+    require_memory,
+    shorten,
+)
 from tpsample.core.score import Head
 from tpsample.noise import LAYOUT
 from tpsample.output import SampleOutput
@@ -109,13 +115,13 @@ def write_record(
     Raises:
         TypeError, ValueError: what could not be read again, such as a position below 0.
     """
-    rows, device = hidden_states.shape[0], hidden_states.device
-    if isinstance(positions, int):
-        positions = torch.full((rows,), positions, device=device)
+    if not isinstance(output, SampleOutput):
+        raise TypeError(f"output: expected the SampleOutput of a step, got {type(output).__name__}")
+    rows = len(output.status)
     ids, failed = output.token_ids, output.status != word.Status.OK
     tensors = {
         "hidden_states": hidden_states,
-        "positions": positions,
+        "positions": positions_tensor(positions, rows, output.status.device),
         "seeds": output.seeds,
         "status": output.status,
         # The token that `on_failed` names was not drawn.
@@ -128,12 +134,16 @@ def write_record(
         tensors["lm_head_weight"] = lm_head_weight
         if bias is not None:
             tensors["bias"] = bias
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name}: expected a tensor, got {describe(tensor)}")
+        require_memory(name, tensor)
     tokens_so_far = {
         name: [[operator.index(token_id) for token_id in row] for row in lists]
         for name, lists in zip(TOKENS_SO_FAR, (prompt_token_ids, output_token_ids), strict=True)
         if lists is not None
     }
-    head = asdict(Head(logit_scale, logit_softcap))
+    head = asdict(checked_head(Head(logit_scale, logit_softcap)))
     Record(tensors, request_list(params), tokens_so_far, head, model).save(path)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tpsample.core.checks import check_int
+from tpsample.core.checks import check_int, describe, is_integer, lists_in_order
 from tpsample.core.sealed import Sealed
 from tpsample.core.tensors import KeepsTensors, ordinary_tensors, readable
 from tpsample.output import Logprobs, SampleOutput
@@ -72,10 +72,15 @@ class TopKTrace(KeepsTensors, Sealed):
                 k, or its logprobs.
 
         Raises:
+            TypeError: no output of a step.
             ValueError: another number of rows, fewer than k likely tokens, several samples, no step
                 left, or rows of other requests than in the first step.
         """
         logprobs = step.logprobs if isinstance(step, SampleOutput) else step
+        if not isinstance(logprobs, (Logprobs, type(None))):
+            raise TypeError(
+                f"step: expected a SampleOutput or its logprobs, got {type(step).__name__}"
+            )
         if isinstance(step, SampleOutput) and step.token_ids.ndim > 1:
             raise ValueError(
                 f"step: expected one token per row, got {step.token_ids.shape[1]} samples; take "
@@ -119,12 +124,14 @@ class TopKTrace(KeepsTensors, Sealed):
             ValueError: lengths that do not fit the rows and steps.
         """
         rows = len(self.token_ids)
-        given = [self.step] * rows if lengths is None else list(lengths)
-        until = torch.tensor(given, device="cpu")
-        if until.shape != (rows,) or not ((until >= 0) & (until <= self.step)).all():
+        given = [self.step] * rows if lengths is None else lengths
+        numbers = list(given) if lists_in_order(given) else []
+        if len(numbers) != rows or not all(is_integer(n) and 0 <= n <= self.step for n in numbers):
             raise ValueError(
-                f"lengths: expected {rows} numbers of steps up to {self.step}, got {lengths}"
+                f"lengths: expected {rows} numbers of steps up to {self.step}, got "
+                f"{describe(lengths)}"
             )
+        until = torch.tensor([int(number) for number in numbers], device="cpu")
         inside = torch.arange(self.step, device="cpu") < until.unsqueeze(1)
         recorded = {"lengths": until}
         for name in ("token_ids", "logprobs", "entropies", "top_token_ids", "top_logprobs"):

@@ -9,18 +9,20 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from tpsample.core.checks import describe
+from tpsample.core.checks import check_int, describe
 from tpsample.core.handles import handle_of
 from tpsample.core.row_noise import GREEDY_BELOW
 from tpsample.core.rules import FilterOrder
 from tpsample.core.tensors import ordinary_tensors, readable, tensors_of
 from tpsample.request.batch_checks import (
+    MAX_ROWS,
     check_arranged,
     check_device,
     check_options,
     check_order,
     check_requests,
     check_rows,
+    check_rows_in_order,
     check_sizes,
     request_list,
 )
@@ -147,7 +149,7 @@ class SamplingBatch(StepBatch):
         Raises:
             ValueError: a size out of range.
         """
-        none = [NO_REQUEST] * slots
+        none = [NO_REQUEST] * check_int("slots", slots, 0, MAX_ROWS)
         how: dict[str, Any] = {"vocab_size": vocab_size, "device": device, "kept_cap": kept_cap}
         batch = SamplingBatch.from_params(none, **how)
         batch._ready_to_select()
@@ -344,7 +346,7 @@ class SamplingBatch(StepBatch):
                 "bad_words and min_tokens refer to; pass [] if there are none"
             )
         prompts = None if prompt_token_ids is None else [prompt_token_ids]
-        tokens = prompts, [output_token_ids or ()]
+        tokens = prompts, [() if output_token_ids is None else output_token_ids]
         self._load([row], check_requests(row, [params], *tokens, self.vocab_size))
 
     def put(
@@ -367,7 +369,8 @@ class SamplingBatch(StepBatch):
         Raises:
             TypeError, ValueError: as `from_params`; a slot named twice, or one that is not there.
         """
-        rows, tokens = check_rows("put", slots, self.rows), (prompt_token_ids, output_token_ids)
+        rows = check_rows_in_order("put", slots, self.rows)
+        tokens = prompt_token_ids, output_token_ids
         requests = [params] if isinstance(params, SamplingParams) else params
         checked = check_requests(0, requests, *tokens, self.vocab_size)
         if len(rows) != len(checked) or len(set(rows)) < len(rows):

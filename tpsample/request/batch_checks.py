@@ -9,7 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpsample.core.checks import check_int, describe, is_integer, is_listing, shorten
+from tpsample.core.checks import (
+    check_int,
+    describe,
+    is_integer,
+    is_listing,
+    lists_in_order,
+    shorten,
+)
 from tpsample.core.word import MAX_VOCAB_SIZE
 from tpsample.request.entries import Entry
 from tpsample.request.params import SamplingParams
@@ -85,7 +92,7 @@ def _reads_prompt(request: Any) -> bool:
 def _ids(name: str, ids: Any) -> tuple[int, ...]:
     if isinstance(ids, Tensor):
         ids = ids.tolist()
-    if not is_listing(ids):
+    if not lists_in_order(ids):
         raise TypeError(
             f"{name}: expected a sequence of token ids, got "
             f"{describe(ids)}; a batch takes one per row, "
@@ -107,7 +114,7 @@ def request_list(params: Any) -> list[Any]:
             "params: expected a list of SamplingParams, one per row, got a single one; pass "
             "[params] * B, or params.fork(B) if it has a seed"
         )
-    if not is_listing(params):
+    if not lists_in_order(params):
         raise TypeError(
             f"params: expected a list of SamplingParams, one per row, got {type(params).__name__}"
         )
@@ -153,18 +160,25 @@ def check_options(kept_cap: Any, fixed_rounds: Any) -> None:
 
 def check_rows(name: str, rows: Any, count: int) -> list[int]:
     """Return one index of a row, or several, as a list."""
-    listed = rows.tolist() if isinstance(rows, Tensor) else rows
+    listed = rows.tolist() if hasattr(rows, "tolist") else rows
     listed = list(listed) if is_listing(listed) else [listed]
     plain = set(map(type, listed)) <= {int}
-    inside = not listed or 0 <= min(listed) <= max(listed) < count
-    if not (plain or all(map(is_integer, listed))) or not inside:
+    whole = plain or all(map(is_integer, listed))
+    if not whole or (listed and not 0 <= min(listed) <= max(listed) < count):
         raise ValueError(f"{name}: expected rows in [0, {count}), got {describe(rows)}")
     return listed if plain else list(map(int, listed))
 
 
+def check_rows_in_order(name: str, rows: Any, count: int) -> list[int]:
+    """Return rows as `check_rows` does, where their order has a meaning."""
+    if is_listing(rows) and not lists_in_order(rows):
+        raise TypeError(f"{name}: expected a list of rows, got a set, which has no order")
+    return check_rows(name, rows, count)
+
+
 def check_order(order: Any, count: int) -> list[int]:
     """Return a permutation of the rows as a list."""
-    checked = check_rows("order", order, count)
+    checked = check_rows_in_order("order", order, count)
     if sorted(checked) != list(range(count)):
         raise ValueError(f"order: expected a permutation of {count} rows, got {describe(order)}")
     return checked
@@ -172,7 +186,7 @@ def check_order(order: Any, count: int) -> list[int]:
 
 def check_arranged(order: Any, count: int, joining: int) -> list[int]:
     """Return the rows that `arrange` leaves: those below `count` stay, the others join."""
-    checked = check_rows("order", order, count + joining)
+    checked = check_rows_in_order("order", order, count + joining)
     named = set(checked)
     if len(named) < len(checked) or not named.issuperset(range(count, count + joining)):
         raise ValueError(

@@ -74,13 +74,16 @@ _OF_THE_MASK: tuple[tuple[Kind, ...], ...] = (
 
 
 def check_kinds(kinds: Sequence[Kind], rows: Sequence[int], most: int) -> None:
-    """Raise ValueError where `warm_up` can take no step of them.
+    """Raise TypeError or ValueError where `warm_up` can take no step of them.
 
     Args:
         most: rows of a step.
     """
+    for name, given in (("kinds", kinds), ("rows", rows)):
+        if isinstance(given, str) or not isinstance(given, Sequence):
+            raise TypeError(f"{name}: expected a list or a tuple, got {describe(given)}")
     for kind in kinds:
-        if kind not in KINDS:
+        if not isinstance(kind, str) or kind not in KINDS:
             names = ", ".join(map(repr, KINDS))
             raise ValueError(f"kinds: expected some of {names}, got {describe(kind)}")
     for num_rows in rows:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -11,11 +10,13 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 from tpsample.core.checks import (
+    as_fp32,
     check_choice,
     check_int,
     describe,
     is_integer,
     is_listing,
+    lists_in_order,
     real_number,
 )
 from tpsample.core.row_noise import GREEDY_BELOW, forked_seeds
@@ -124,7 +125,7 @@ class SamplingParams:
         self._ids("stop_token_ids")
         if self.logprobs is not None:
             self._int("logprobs", lambda n: n >= -1, "None or an int >= -1")
-        self._ids("logprob_token_ids")
+        self._ids("logprob_token_ids", in_order=True)
         check_choice("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
         check_choice("ties", self.ties, get_args(Ties))
         check_choice("filter_order", self.filter_order, get_args(FilterOrder))
@@ -134,7 +135,7 @@ class SamplingParams:
     @cached_property
     def greedy(self) -> bool:
         """Whether the token is the argmax of the logits."""
-        return _fp32(self.temperature) < _fp32(GREEDY_BELOW)
+        return as_fp32(self.temperature) < as_fp32(GREEDY_BELOW)
 
     @cached_property
     def filtered(self) -> bool:
@@ -247,7 +248,7 @@ class SamplingParams:
     ) -> None:
         value = getattr(self, name)
         number = real_number(value)
-        becomes = _fp32(number) if fp32 else number
+        becomes = as_fp32(number) if fp32 else number
         if not math.isfinite(becomes) or not ok(number) or not ok(becomes):
             other = ok(number) and number != becomes == becomes
             rounded = f", which is {becomes:g} in fp32" if other else ""
@@ -262,15 +263,20 @@ class SamplingParams:
             raise ValueError(f"{name}: expected {expected}, got {describe(value)}")
         self._set(name, int(value))
 
-    def _ids(self, name: str, *, empty: bool = True) -> None:
+    def _ids(self, name: str, *, empty: bool = True, in_order: bool = False) -> None:
         ids = getattr(self, name)
         if ids is not None:
-            self._set(name, _token_ids(name, ids, empty=empty))
+            self._set(name, _token_ids(name, ids, empty=empty, in_order=in_order))
 
 
-def _token_ids(name: str, ids: Any, *, empty: bool = True) -> tuple[int, ...]:
-    """Return a sequence of ids as a tuple, checked but for their upper bound."""
-    if not is_listing(ids):
+def _token_ids(
+    name: str, ids: Any, *, empty: bool = True, in_order: bool = False
+) -> tuple[int, ...]:
+    """Return a sequence of ids as a tuple, checked but for their upper bound.
+
+    A set of ids is taken where their order has no meaning.
+    """
+    if not (lists_in_order if in_order else is_listing)(ids):
         raise TypeError(f"{name}: expected a sequence of token ids, got {describe(ids)}")
     ids = tuple(ids)
     if not empty and not ids:
@@ -290,7 +296,7 @@ def _bad_words(sequences: Any) -> tuple[tuple[int, ...], ...]:
         raise TypeError(f"bad_words: expected sequences of token ids, got {describe(sequences)}")
     sequences = tuple(sequences)
     for sequence in sequences:
-        if not is_listing(sequence):
+        if not lists_in_order(sequence):
             raise TypeError(
                 "bad_words: expected sequences of token ids, such as [[5, 6]], got "
                 f"{describe(sequence)} among them; words of text are the tokenizer's to encode"
@@ -313,12 +319,3 @@ def _bias(biases: Any) -> dict[int, float]:
             )
         checked[_token_id("logit_bias", token_id)] = number
     return ReadOnlyDict(sorted(checked.items()))
-
-
-def _fp32(value: float) -> float:
-    """Return the fp32 number that a float becomes; infinite if it is too large."""
-    try:
-        rounded: float = struct.unpack("f", struct.pack("f", value))[0]
-    except OverflowError:
-        return math.copysign(math.inf, value)
-    return rounded

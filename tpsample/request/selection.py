@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpsample.core.checks import INDICES, check_tensor, describe, is_integer, is_listing
+from tpsample.core.checks import INDICES, check_tensor, describe, is_integer, lists_in_order
 from tpsample.core.tensors import (
     ALIGNED,
     HasViews,
@@ -319,7 +319,7 @@ def _numbers_of(host: Any, slots: Tensor) -> list[int]:
     """
     elsewhere = isinstance(host, Tensor) and host.device.type != "cpu"  # to read it would wait
     listed = host.tolist() if hasattr(host, "tolist") and not elsewhere else host
-    if elsewhere or not is_listing(listed) or not all(map(is_integer, listed)):
+    if elsewhere or not lists_in_order(listed) or not all(map(is_integer, listed := list(listed))):
         raise TypeError(
             "host: expected the numbers of slots as a list, an array or a tensor on the host, got "
             f"{describe(host)}"

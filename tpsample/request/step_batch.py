@@ -255,7 +255,7 @@ class StepBatch(KeepsTensors, Sealed, ABC):
 
     @grammar_bitmask.setter
     def grammar_bitmask(self, bitmask: Tensor | None) -> None:
-        self._assign("grammar_bitmask", bitmask, torch.int32, num_words(self.vocab_size))
+        self._assign("grammar_bitmask", bitmask)
 
     @property
     def forced_token_ids(self) -> Tensor | None:
@@ -268,24 +268,36 @@ class StepBatch(KeepsTensors, Sealed, ABC):
 
     @forced_token_ids.setter
     def forced_token_ids(self, forced: Tensor | None) -> None:
-        self._assign("forced_token_ids", forced, torch.int64)
+        self._assign("forced_token_ids", forced)
 
-    def _assign(self, name: str, mask: Tensor | None, dtype: torch.dtype, *width: int) -> None:
+    def _assign(self, name: str, mask: Tensor | None) -> None:
         if mask is None:
             self._assigned.pop(name, None)
             return
-        check_tensor(name, mask, (dtype,), ("B", *width), self.device)
-        if len(mask) < self.rows or (mask.shape[-1] > 1 and mask.stride(-1) != 1):
-            raise ValueError(
-                f"{name}: expected contiguous values of {self.rows} rows or more, got "
-                f"{describe(mask)} with strides {mask.stride()}"
-            )
+        self._check_mask(name, mask, told=name)
+        if len(mask) < self.rows:
+            raise ValueError(f"{name}: expected {self.rows} rows or more, got {describe(mask)}")
         self._table.make_controls()
         self._assigned[name] = Mask(mask, self._table.version)
 
+    def _check_mask(self, name: str, mask: Tensor, *, told: str) -> None:
+        """Raise a ValueError, which calls a mask as `told`, unless a step can read it."""
+        of_ids = name == "forced_token_ids"
+        dtype, width = (torch.int64, ()) if of_ids else (torch.int32, (num_words(self.vocab_size),))
+        check_tensor(told, mask, (dtype,), ("B", *width), self.device)
+        if mask.shape[-1] > 1 and mask.stride(-1) != 1:
+            raise ValueError(
+                f"{told}: expected a contiguous last axis, got {describe(mask)} with strides "
+                f"{mask.stride()}; call .contiguous()"
+            )
+
     def _check_masks(self, num_rows: int) -> None:
-        """Raise a ValueError if a mask is not of so many rows, or of rows that have changed."""
+        """Raise a ValueError if a mask is not of so many rows, or of rows that have changed.
+
+        It is the caller's, who may have resized or freed it since it was assigned.
+        """
         for name, mask in self._assigned.items():
+            self._check_mask(name, mask.tensor, told=f"batch.{name}")
             if mask.version != self._table.version:
                 raise ValueError(
                     f"batch.{name}: rows of the batch joined, left, moved or changed since it was "

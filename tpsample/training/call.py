@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tpsample.agreement.arguments import checked_head
 from tpsample.agreement.caller_tensors import is_dtensor, local_arguments
-from tpsample.core.checks import check_tensor, describe
+from tpsample.core.checks import check_tensor, describe, real_number, require_memory
 from tpsample.core.digest import digest_bits
 from tpsample.core.row_noise import GREEDY_BELOW, HOTTEST
 from tpsample.core.score import Head
@@ -76,25 +77,31 @@ def kept_logprobs(
             "head": Head(logit_scale, logit_softcap),
         },
     )
-    of_ranks = process_group_of(owners)
+    try:
+        of_ranks = process_group_of(owners)
+    except TypeError as wrong:  # the default group is told of it
+        of_ranks, error = process_group_of(None), error or wrong
     weight, same = None, {}
     try:
         if error is not None:
             raise error
         _check_weight(lm_head_weight, given["shard"], of_ranks)
         weight = given["weight"]
+        require_memory("lm_head_weight", weight)
         temperatures = _checked(hidden_states, weight, token_ids, kept, temperature)
-        _check_options(logit_scale, logit_softcap, sparse, kept, lm_head_weight)
+        _check_sparse(sparse, kept, lm_head_weight)
+        given["head"] = head = checked_head(given["head"])
         same = {
             "hidden_states": (tuple(hidden_states.shape), digest_bits(hidden_states)),
             "token_ids": digest_bits(token_ids),
             "kept": [digest_bits(tensor) for tensor in (kept.offsets, kept.token_ids, kept.whole)],
             "temperature": digest_bits(temperatures),
-            "logit_scale": logit_scale,
-            "logit_softcap": logit_softcap,
+            "logit_scale": head.logit_scale,
+            "logit_softcap": head.logit_softcap,
             "sparse": sparse,
+            "gradient of hidden_states": torch.is_grad_enabled() and hidden_states.requires_grad,
         }
-    except (TypeError, ValueError) as wrong:
+    except Exception as wrong:  # of whatever kind: the other ranks must hear of it
         error = wrong
     ranks = agreed(of_ranks, given["shard"], weight, same, error, _device_of(lm_head_weight))
     scored = Scored(ranks, given["head"], token_ids, kept, temperatures, sparse)
@@ -106,7 +113,9 @@ def kept_logprobs(
 
 
 def _device_of(weight: object) -> torch.device:
-    return weight.device if isinstance(weight, Tensor) else torch.device("cpu")
+    if isinstance(weight, Tensor) and not weight.is_meta:
+        return weight.device
+    return torch.device("cpu")
 
 
 def _check_weight(
@@ -156,7 +165,10 @@ def _checked(
         check_tensor("temperature", temperature, (torch.float32,), (rows,), device, of_each)
         given = temperature.detach()
     else:
-        given = torch.full((rows,), float(temperature), dtype=torch.float32, device=device)
+        number = temperature.item() if isinstance(temperature, Tensor) else temperature
+        if math.isnan(real_number(number)):
+            raise ValueError(f"temperature: expected a number, got {describe(temperature)}")
+        given = torch.full((rows,), real_number(number), dtype=torch.float32, device=device)
     wrong = (~((given >= GREEDY_BELOW) & (given <= HOTTEST))).nonzero().flatten().tolist()
     if wrong:
         raise ValueError(
@@ -166,14 +178,7 @@ def _checked(
     return given
 
 
-def _check_options(
-    logit_scale: Any, logit_softcap: Any, sparse: object, kept: KeptTokens, weight: object
-) -> None:
-    for name, value in (("logit_scale", logit_scale), ("logit_softcap", logit_softcap)):
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        off = name == "logit_softcap" and value is None
-        if not off and not (number and 0 < value < math.inf):
-            raise ValueError(f"{name}: expected a finite number above 0, got {describe(value)}")
+def _check_sparse(sparse: object, kept: KeptTokens, weight: object) -> None:
     if not isinstance(sparse, bool):
         raise TypeError(f"sparse: expected a bool, got {describe(sparse)}")
     if sparse and (bool(kept.whole.any()) or is_dtensor(weight)):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tpsample.core.checks import check_tensor, describe
+from tpsample.core.checks import INDICES, check_tensor, describe, lists_in_order
 from tpsample.output import KeptSets
 
 _CPU = torch.device("cpu")
@@ -76,12 +76,12 @@ class KeptTokens:
             [0, 2, 2]
 
         Raises:
-            TypeError, ValueError: no sequence of ids; an empty one.
+            TypeError, ValueError: no sequence of ids, such as a mask; an empty one.
         """
-        tensors = [
-            torch.as_tensor(() if ids is None else ids, dtype=torch.int64, device=_CPU).flatten()
-            for ids in sets
-        ]
+        if not lists_in_order(sets):
+            raise TypeError(f"sets: expected a list of sets of ids, got {describe(sets)}")
+        sets = list(sets)
+        tensors = [_ids_of(row, ids) for row, ids in enumerate(sets)]
         sizes = torch.tensor([0, *map(len, tensors)], dtype=torch.int64, device=_CPU)
         whole = torch.tensor([ids is None for ids in sets], dtype=torch.bool, device=_CPU)
         listed = torch.cat([sizes.new_empty(0), *tensors])
@@ -96,8 +96,10 @@ class KeptTokens:
             [0, 2, 4]
 
         Raises:
-            ValueError: there is none.
+            TypeError, ValueError: something else is among them, or there is none.
         """
+        if not isinstance(parts, Sequence) or not all(isinstance(p, KeptTokens) for p in parts):
+            raise TypeError(f"parts: expected a list of KeptTokens, got {describe(parts)}")
         if not parts:
             raise ValueError("parts: expected at least one KeptTokens, got none")
         offsets = F.pad(torch.cat([part.sizes for part in parts]).cumsum(0), (1, 0))
@@ -112,6 +114,11 @@ class KeptTokens:
             ValueError: a row kept more ids than the batch's `kept_cap`, so its set is not known; or
                 it has no token, so there is nothing to score.
         """
+        if not isinstance(kept, KeptSets):
+            raise TypeError(
+                f"kept: expected the KeptSets of a step, got {type(kept).__name__}; pass out.kept "
+                "of a batch that was built with kept_cap="
+            )
         if bool(kept.overflow.any()):
             rows = kept.overflow.nonzero().flatten().tolist()
             largest = int(kept.sizes[kept.overflow].max())
@@ -125,3 +132,20 @@ class KeptTokens:
                 "sets of the others by KeptTokens.from_lists"
             )
         return cls(kept.offsets, kept.token_ids[: kept.offsets[-1]], kept.whole)
+
+
+def _ids_of(row: int, ids: object) -> Tensor:
+    """Return the ids of a row on the CPU, int64 [n]; none if it kept every id."""
+    if ids is None:
+        return torch.empty(0, dtype=torch.int64, device=_CPU)
+    try:
+        tensor = torch.as_tensor(ids, device=_CPU)
+    except (TypeError, ValueError, RuntimeError):
+        tensor = torch.empty((), device=_CPU)
+    if not tensor.numel() and tensor.ndim == 1:
+        return tensor.long()
+    if tensor.ndim != 1 or tensor.dtype not in INDICES:
+        raise TypeError(
+            f"sets[{row}]: expected a sequence of token ids, or None for all, got {describe(ids)}"
+        )
+    return tensor.long()

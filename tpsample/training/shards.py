@@ -78,10 +78,10 @@ def agreed(
         vocab_size, (own,) = resolve_shards(None, [shard], [len(weight)])
         return HeadRanks(None, own, vocab_size)
     record = {
-        "error": None if error is None else str(error),
+        "error": None if error is None else str(error) or type(error).__name__,
         "same": same,
-        "shard": None if shard is None else (shard.start, shard.stop),
-        "held": None if weight is None else vars(HeldRows.of(weight)),
+        "shard": None if error or shard is None else (shard.start, shard.stop),
+        "held": None if error or weight is None else vars(HeldRows.of(weight)),
     }
     records = _gathered(record, group, device)
     wrong = [f"rank {r}: {record['error']}" for r, record in enumerate(records) if record["error"]]
