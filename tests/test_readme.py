@@ -168,6 +168,18 @@ def test_the_first_page_is_short_enough_to_read_and_shows_what_comes_out() -> No
     assert re.search(r"print\(token_ids\)  # such as tensor\(\[\d+, \d+\]\)", page)
 
 
+def test_the_first_page_installs_transformers_before_a_command_needs_it() -> None:
+    commands = [
+        command
+        for block in blocks_of("README.md")
+        if block.language == "bash"
+        for command in commands_of(block.text)
+    ]
+    installs = next(at for at, each in enumerate(commands) if "[hf]" in each)
+    needs = next(at for at, each in enumerate(commands) if re.search("cli generate|transf", each))
+    assert installs < needs
+
+
 def test_the_page_of_the_library_begins_with_an_index() -> None:
     index, *parts = (ROOT / "tpsample" / "README.md").read_text().split("\n## ")
     headings = [_anchor(part.partition("\n")[0]) for part in parts]

@@ -27,7 +27,7 @@ def main(job: Job) -> tuple[list[int], list[int]]:
         padded = F.pad(own, (0, 0, 0, most - count)), F.pad(slots[:count] + 1, (0, most - count))
         whole = [x.new_empty(most * job.world_size, *x.shape[1:]) for x in padded]
         for room, x in zip(whole, padded, strict=True):
-            dist.all_gather_into_tensor(room, x)
+            dist.all_gather(list(room.chunk(job.world_size)), x)
         out = sampler(whole[0], batch.select(whole[1] - 1), at)
         found += out.token_ids[job.rank * most :][:count].tolist()
         its = SamplingBatch.from_params(params[:count], vocab_size=V)

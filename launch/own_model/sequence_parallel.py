@@ -19,7 +19,7 @@ def main(job: Job) -> tuple[list[int], list[int]]:
     lengths = torch.arange(B) + PART * job.world_size - B  # tokens in each sequence
 
     gathered = torch.empty_like(whole)
-    dist.all_gather_into_tensor(gathered, own.contiguous())
+    dist.all_gather(list(gathered.chunk(job.world_size)), own.contiguous())
     hidden_states = gathered[lengths - 1, torch.arange(B)]  # of the last token of each sequence
 
     batch = SamplingBatch.from_params([SamplingParams(seed=s) for s in range(B)], vocab_size=V)

@@ -17,7 +17,7 @@ def main(job: Job) -> tuple[list[float], list[float]]:
     asked = {"top_p": 0.9, "logprobs": 0, "logprobs_mode": "processed_logprobs"}
     params = [SamplingParams(temperature=T, seed=seed, **asked) for seed in range(B)]
     batch = SamplingBatch.from_params(params, vocab_size=V, kept_cap=V)
-    with LMHeadSampler(lm_head, group="alone") as sampler:
+    with LMHeadSampler(lm_head, vocab_size=V, group="alone") as sampler:
         out = sampler(hidden_states, batch, 17)
 
     # log p = logit / T - logsumexp of logit / T over the kept set; T and the set have no gradient.

@@ -1,5 +1,6 @@
 """The command that says how long `warm_up()` takes counts what a warm-up launches."""
 
+import re
 import sys
 
 import pytest
@@ -7,9 +8,11 @@ import torch
 
 from benchmarks.lab.launches import listed
 from benchmarks.static.warm_up import specialisations
-from tests.support.commands import run_command
+from tests.support.commands import ROOT, run_command
 from tests.support.virtual import small_tiles
 from tpsample import LMHeadSampler
+
+COUNTED = re.compile(r"sm_90: (\d+) specialisations of \d+ kernels; lm_head_kernel (\d+), .*")
 
 
 @pytest.mark.long
@@ -29,6 +32,8 @@ def test_it_prints_a_line_of_an_architecture_and_two_of_this_cpu():
     done = run_command(*command, timeout_s=500)
     assert done.returncode == 0, done.stderr[-2000:]
     gpu, cold, warm, _ = done.stdout.splitlines()
-    assert gpu.startswith("sm_90: ") and "specialisations of 20 kernels" in gpu
+    assert (counted := COUNTED.fullmatch(gpu)), gpu
+    page = (ROOT / "tpsample/README.md").read_text()
+    assert f"and {counted[1]} on sm_90 and on sm_100; 80 and {counted[2]} of these" in page, gpu
     took = [float(line.split()[-5]) for line in (cold, warm)]
     assert took[0] > 2 * took[1] > 0

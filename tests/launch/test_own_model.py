@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import time
+import warnings
 
 import pytest
 import torch.distributed as dist
@@ -28,7 +29,11 @@ def _run(name: str) -> object:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
     spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
     spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
-    return module.main(Job(rank, world_size, rank, world_size))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        warnings.filterwarnings("error", module=name)  # an example does nothing doubtful
+        warnings.filterwarnings("ignore", 'backend: "auto" takes')  # tests have no kernels of a CPU
+        return module.main(Job(rank, world_size, rank, world_size))
 
 
 CASES = [(name, 2) for name in NAMES]

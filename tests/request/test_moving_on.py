@@ -103,6 +103,17 @@ def test_steps_that_draw_again_on_purpose_are_not_told_of():
             copy.deepcopy(batch).append(sampler(states(), batch, position).token_ids)
 
 
+def test_drafts_and_their_verification_are_not_told_of():
+    drafter, target, batch = sampler_of(), sampler_of(), batch_of()
+    with nothing_told():
+        for first in range(4, 10, 3):
+            ahead = [drafter(states(first + k), batch, first + k).token_ids for k in range(2)]
+            given = torch.stack([states(20 + first + k) for k in range(3)], dim=1)
+            verify(target, given, torch.stack(ahead, dim=1), batch, first)
+    with told_once(REPEATS):
+        drafter(states(), batch, 4)
+
+
 def test_rows_with_the_same_noise_are_told_of_once():
     sampler = sampler_of()
     batch = batch_of(seed=5)

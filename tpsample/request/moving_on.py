@@ -114,7 +114,7 @@ class MovingOn:
     def forget(self) -> None:
         """Begin anew, because rows joined, left, moved or changed."""
         self._first = self._last = self._seeds = b""
-        self._by = self._times = 0
+        self._by = self._first_by = self._times = 0
         self._state: Tensor | None = None  # a column of what the first step was given
         self._positions: Tensor | None = None  # of the last step
         self._appended: Tensor | None = None  # int64 [B], how many tokens since
@@ -174,12 +174,12 @@ class MovingOn:
         self._written = rows.written
         if not self._first:
             self._first, self._state = now, rows.given[..., :1].detach().clone()
-            self._seeds = bytes_of(rows.batch.seed)
+            self._first_by, self._seeds = rows.by, bytes_of(rows.batch.seed)
         elif now == self._last and rows.by == self._by:
             self._times += 1
             if self._times > 1 and self._draws_again(rows):
                 yield "positions", _POSITIONS
-        elif now == self._first and self._last != now:
+        elif now == self._first and self._last != now and rows.by == self._first_by:
             same = self._state is not None and torch.equal(self._state, rows.given[..., :1])
             if not same and self._draws_again(rows):
                 yield "positions", _POSITIONS
