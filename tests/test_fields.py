@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterable
 from dataclasses import fields, replace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.agreement import test_batches_differ
+from tests.filters import test_kept_modes, test_kept_set, test_lists
 from tests.fuzz.requests import request
 from tests.speculative import test_coupled, test_law, test_shards
 from tests.support import filtered, golden_parts, oracle
@@ -40,6 +42,12 @@ LISTS: dict[str, tuple[Iterable[dict[str, Any]], set[str]]] = {
     "drafts on shards": (test_shards.REQUESTS, REPORTS | {"seed", "repetition_scope"}),
     "laws of verified tokens": (test_law.FILTERED, FIELDS.difference(FILTERS)),
     "filters on ranks": (filtered.filter_requests(), FIELDS.difference(FILTERS, ["filter_order"])),
+    "kept sets by hand": (
+        [changes for _, changes, _ in test_kept_set.GOLDEN.values()],
+        FIELDS.difference(FILTERS),
+    ),
+    "kept sets of first words": (test_kept_modes.FIRST_WORDS, FIELDS.difference(FILTERS)),
+    "kept sets by lists": (test_lists.REQUESTS.values(), FIELDS.difference(FILTERS) | {"top_k"}),
 }
 """By name, requests, and the fields that they may lack."""
 
@@ -62,7 +70,10 @@ def test_each_filter_decides_some_rows_of_the_grid(name):
         for its in (params, [replace(each, **{name: off[name]}) for each in params])
     )
     differ = (rows.kept_mask() != without.kept_mask()).any(dim=1).sum().item()
-    assert differ >= 20, f"{name} decides {differ} of {len(rows.params)} rows"
+    assert differ >= 20, (
+        f"{name} decides {differ} of {len(rows.params)} rows; give it numbers in "
+        "tests.support.fields.VALUES that remove more"
+    )
 
 
 def test_every_field_has_values_and_values_that_are_refused():
@@ -74,7 +85,16 @@ def test_the_page_of_the_library_has_every_filter():
     ends = {rule.name: "a logit" for rule in ENDING}
     ends |= {"top_k": "a number of tokens", "top_p": "a share of the mass"}
     rows = [f"| `{rule.name}` | {rule.expected} | {ends[rule.name]} |" for rule in RULES]
-    assert "\n".join(rows) in (ROOT / "tpsample" / "README.md").read_text()
+    page = (ROOT / "tpsample" / "README.md").read_text()
+    missing = [row for row in rows if row not in page]
+    assert not missing, "tpsample/README.md: the table of filters lacks\n" + "\n".join(missing)
+    assert "\n".join(rows) in page, "tpsample/README.md: the filters are in another order"
+
+
+def test_the_page_of_masses_has_the_operations_of_every_rule():
+    headings = re.findall(r"^## \d+\. (.+)$", (ROOT / "tpsample" / "MASSES.md").read_text(), re.M)
+    missing = {rule.name for rule in ENDING} - set(headings)
+    assert not missing, f"tpsample/MASSES.md: no section is named {', '.join(sorted(missing))}"
 
 
 def test_the_oracle_has_every_field_with_its_default():

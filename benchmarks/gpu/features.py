@@ -30,6 +30,7 @@ from tpsample import (
     reference,
 )
 from tpsample.backends.triton_.screen_launches import accumulation_error
+from tpsample.core.rules import ENDING, MIN_P
 from tpsample.request.kinds import KINDS, batches_of
 
 ODD_BOUNDS = (33331, 64000)
@@ -107,7 +108,7 @@ CONTROLS: tuple[dict[str, Any], ...] = (
     {"min_tokens": 9, "stop_token_ids": [1, 4], "top_p": 0.9},
     {"top_k": 40, "top_p": 0.8, "repetition_penalty": 1.1},
     {"min_p": 0.02, "logprobs": 2, "logprobs_mode": "processed_logprobs"},
-    {"epsilon_cutoff": 3e-4, "top_n_sigma": 2.0},
+    *({rule.name: rule.example} for rule in ENDING if rule is not MIN_P),
     {"temperature": 0.0, "presence_penalty": 1.0, "logit_bias": {6: 2.5}},
     {},
 )

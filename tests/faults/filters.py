@@ -326,6 +326,10 @@ tpsample/core/rules.py
     - rows.least_word(y, torch.ones_like(rows.temperature))
     + rows.least_word(y, rows.temperature)
     > test_kept_sets_worked_out_by_hand[sigma-of-logits-before-temperature]
+    the limit of epsilon is rounded down
+    - epsilon).round().to(torch.int64)
+    + epsilon).floor().to(torch.int64)
+    > test_a_rule_ends_at_the_number_at_which_the_oracles_does[epsilon_cutoff-3]
     epsilon is of the likeliest token
     - (rows.total_mass().double() * epsilon)
     + (0.0 * rows.total_mass() + TOP_MASS * epsilon)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.support import host_reads
+from tests.support.fields import OTHER_FILTERS, one_with
 from tests.support.filtered import Rows, V, grid, kinds_of_logits
 from tests.support.ranks import run_ranks
 from tests.support.slots import GPU
@@ -54,23 +55,25 @@ def _rows(**options: Any) -> Rows:
     return Rows(kinds, [*params, *grid()[::61]], **options)
 
 
+FIRST_WORDS: list[dict[str, Any]] = [
+    {"top_k": 1},
+    {"top_k": 5},
+    {"top_k": 200},
+    {"top_k": 9, "top_p": 1e-6},
+    {"top_k": 40, "min_p": 0.1},
+    {"top_k": 60, "top_p": 0.99, "temperature": 40.0},
+    {"top_k": 300, "top_p": 0.9},
+    {"top_k": 700, "top_p": 0.3, "temperature": 40.0},
+    {"top_k": 50, "top_p": 0.8, "min_p": 0.3, "filter_order": "min_p_last"},
+    *({"top_k": 30, **each} for each in one_with(OTHER_FILTERS)),
+    {"top_k": 2, "allowed_token_ids": [7, 3, 1100]},
+]
+"""Requests whose first words decide them."""
+
+
 def _first_rows(**options: Any) -> Rows:
     """Rows that their first words decide, some of one token and some of more than the cap."""
-    requests: list[dict[str, Any]] = [
-        {"top_k": 1},
-        {"top_k": 5},
-        {"top_k": 200},
-        {"top_k": 9, "top_p": 1e-6},
-        {"top_k": 40, "min_p": 0.1},
-        {"top_k": 60, "top_p": 0.99, "temperature": 40.0},
-        {"top_k": 300, "top_p": 0.9},
-        {"top_k": 700, "top_p": 0.3, "temperature": 40.0},
-        {"top_k": 50, "top_p": 0.8, "min_p": 0.3, "filter_order": "min_p_last"},
-        {"top_k": 30, "epsilon_cutoff": 0.001},
-        {"top_k": 30, "top_n_sigma": 1.5},
-        {"top_k": 2, "allowed_token_ids": [7, 3, 1100]},
-    ]
-    params = [SamplingParams(seed=seed, **each) for seed, each in enumerate(requests)]
+    params = [SamplingParams(seed=seed, **each) for seed, each in enumerate(FIRST_WORDS)]
     kinds = [KINDS[name] for name in ("zipf", "all-equal", "two-valued", "spike")]
     return Rows(kinds, params, **options)
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -18,6 +19,7 @@ from tpsample.core import word
 from tpsample.core.masses import masses
 from tpsample.core.order import ABOVE_ALL, least_logit, least_word
 from tpsample.core.row_noise import RowNoise
+from tpsample.core.rules import ENDING
 from tpsample.filters.kept_sets import find_cut
 from tpsample.filters.sample import sample_filtered
 from tpsample.ranks.ranks import Ranks
@@ -197,6 +199,40 @@ def test_what_others_keep_is_as_the_table_says(name, theirs):
     probabilities, changes, _ = GOLDEN[name]
     kept = theirs(torch.tensor([probabilities]).log(), **changes)[0]
     assert set(kept.nonzero().flatten().tolist()) == OTHERS[name, theirs]
+
+
+def _between(keep: Callable[[float], int], count: int, high: float) -> tuple[float, float]:
+    """Return the neighbouring numbers between which a rule begins or ceases to keep so many."""
+    low, at_high = 0.0, keep(high) >= count
+    while low < (middle := (low + high) / 2) < high:
+        if (keep(middle) >= count) == at_high:
+            high = middle
+        else:
+            low = middle
+    return low, high
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("rule", ENDING, ids=lambda rule: rule.name)
+def test_a_rule_ends_at_the_number_at_which_the_oracles_does(rule, count):
+    """To less than half a unit of a mass, so that neither may round it otherwise."""
+    logits = -0.9 * torch.arange(30) + torch.rand(30, generator=torch.Generator().manual_seed(2))
+
+    def request(number: float) -> SamplingParams:
+        return SamplingParams(seed=1, temperature=0.9, **{rule.name: number})
+
+    def keep(number: float) -> int:
+        batch = SamplingBatch.from_params([request(number)], vocab_size=30)
+        return int(reference.kept_mask(logits.unsqueeze(0), batch).sum())
+
+    def oracle_keeps(number: float) -> int:
+        return int(oracle.kept_set(logits.numpy(), oracle_request(request(number))).sum())
+
+    ends = _between(keep, count, min(rule.high, 4.0))
+    assert sorted(map(keep, ends)) == [count - 1, count]
+    beyond = ends[0] * (1 - 1e-13), ends[1] * (1 + 1e-13)
+    found, expected = list(map(oracle_keeps, beyond)), list(map(keep, ends))
+    assert found == expected, f"{rule.name} of {beyond}: the oracle keeps {found}, not {expected}"
 
 
 @pytest.mark.parametrize("backend", ["torch", "numba", "triton"])

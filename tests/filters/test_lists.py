@@ -8,6 +8,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from tests.support.fields import OTHER_FILTERS, VALUES
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference
@@ -21,7 +22,10 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "small": {"top_p": 1e-9, "logprobs": 20, **PROCESSED},
     "with min_p": {"top_p": 0.9, "min_p": 0.02, "logprobs": 3, **PROCESSED},
     "min_p last": {"top_p": 0.8, "min_p": 0.1, "filter_order": "min_p_last"},
-    "with epsilon": {"top_p": 0.95, "epsilon_cutoff": 1e-3, "logprobs": 0, **PROCESSED},
+    **{
+        f"with {name}": {"top_p": 0.95, name: VALUES[name][0], "logprobs": 0, **PROCESSED}
+        for name in OTHER_FILTERS
+    },
     "logits": {"top_p": 0.7, "logprobs": 4, "logprobs_mode": "processed_logits"},
     "raw": {"top_p": 0.7, "logprobs": 4},
     "ties": {"top_p": 0.3, "ties": "keep"},

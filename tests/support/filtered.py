@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tests.support.cases import own_shard
-from tests.support.fields import with_others
+from tests.support.fields import OTHER_FILTERS, requests_with, with_others
 from tpsample import (
     LMHeadSampler,
     Logprobs,
@@ -50,7 +50,9 @@ def kinds_of_logits() -> dict[str, torch.Tensor]:
 
 def filter_requests(turn: int = 0) -> list[dict[str, Any]]:
     """Every top_k × top_p × min_p, in every order of the filters that can matter to them, some with
-    other filters: another `turn` has others."""
+    other filters: another `turn` has others. Each other filter also stands alone and beside top_p,
+    where no further one can hide it.
+    """
     requests = []
     for top_k, top_p, min_p in itertools.product(TOP_K, TOP_P, MIN_P):
         orders = ["sequential"]
@@ -60,7 +62,9 @@ def filter_requests(turn: int = 0) -> list[dict[str, Any]]:
             orders.append("min_p_last")
         for order in orders:
             requests.append({"top_k": top_k, "top_p": top_p, "min_p": min_p, "filter_order": order})
-    return with_others(requests, random.Random(turn))
+    requests = with_others(requests, random.Random(turn))
+    others = requests_with(OTHER_FILTERS)
+    return [*requests, *others, *({**each, "top_p": 0.9} for each in others)]
 
 
 def grid(turn: int = 0) -> list[SamplingParams]:

@@ -200,7 +200,7 @@ def kept_set(x: np.ndarray, request: Request) -> np.ndarray:
     if not left:
         return kept
     near = _within_sigma(x[left], request)
-    left = [v for v in _epsilon_cutoff(left, x, request) if x[v] >= near]
+    left = [v for v in _epsilon_cutoff(left, x, request) if float(x[v]) >= near]
     likely = _likely(x, request)
     if request.filter_order == "min_p_last":
         left = _top_p(_top_k(left, x, request), x, request)

@@ -11,8 +11,17 @@ the mass of the tokens that the rules before it leave.
 
 Fields, ranges, columns on the device, digests, what a step needs and launches, the kinds of a
 warm-up, and the table of the rules in `tpsample/README.md` follow from the descriptions. The passes
-of the backends know no rule. A new rule with an `end` is added to `RULES` and to the fields of
-`SamplingParams`, and its operations to `tpsample/MASSES.md`.
+of the backends know no rule. A new rule with an `end` is written here, in `RULES` too, and
+
+    tpsample/request/params.py        a field of `SamplingParams`, and its line in the docstring
+    tpsample/MASSES.md                a section with its operations, under its name
+    tpsample/README.md                a row of the table of filters
+    tests/support/fields.py           numbers that it takes, and some that it refuses
+    tests/support/oracle.py           its definition a second time
+    tests/filters/test_kept_set.py    sets that were worked out by hand
+    tests/support/golden.json         `python -m tests.support.golden` adds its tokens
+
+`tests/test_fields.py` and the tests that it names see whatever was left out.
 """
 
 from __future__ import annotations
