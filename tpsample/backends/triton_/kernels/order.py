@@ -396,7 +396,8 @@ def group_words_kernel(
     place, row, count = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
     group = tl.load(first_ptr + row.to(tl.int64) * count + place)
     columns = group_columns(group, tl.arange(0, GROUP), vocab_start, lead, GROUP)
-    mask = (group > 0) & (columns >= 0) & (columns < width)
+    # The interpreter of Triton 3.9 makes no mask of a number and a block.
+    mask = (columns >= 0) & (columns < tl.where(group > 0, width, 0))
     logits = tl.load(logits_ptr + row.to(tl.int64) * stride_logits + columns, mask=mask, other=0.0)
     words = order_words(logits, vocab_start + columns, mask)
     listed = words >= tl.load(least_ptr + row)
