@@ -31,6 +31,7 @@ from tpsample import (
 )
 from tpsample.backends.triton_.screen_launches import accumulation_error
 from tpsample.core.rules import ENDING, MIN_P
+from tpsample.core.weight_format import FORMATS
 from tpsample.request.kinds import KINDS, batches_of
 
 ODD_BOUNDS = (33331, 64000)
@@ -177,7 +178,7 @@ def product_error(problem: Problem, dtype: torch.dtype) -> str:
     exact = hidden.double() @ weight.double().T
     norms = hidden.double().norm(dim=1)[:, None] * weight.double().norm(dim=1)[None, :]
     error = float(((found - exact).abs() / norms).max())
-    assumed = accumulation_error(weight.shape[1], dtype)
+    assumed = accumulation_error(weight.shape[1], FORMATS[dtype])
     if error > assumed:
         raise AssertionError(f"products are off by {error:.2e}, assumed {assumed:.2e}")
     return f"{error:.2e}, assumed {assumed:.2e}"

@@ -27,6 +27,7 @@ from benchmarks.lab.problem import (
 from benchmarks.lab.timing import one_line
 from tpsample import SamplingBatch, SamplingParams, VocabShard
 from tpsample.backends.triton_.tile_table import Tile, all_tiles
+from tpsample.core.weight_format import BF16
 from tpsample.request.step import Inputs
 
 MAX_ERROR = 1.1e-5
@@ -223,7 +224,7 @@ def tiles_to_try(dry_run: bool) -> list[Tile]:
     if dry_run:
         small = Tile(block_v=256, block_b=4, block_d=64, num_warps=1, num_stages=1)
         return [small, dataclasses.replace(small, block_v=128)]
-    tiles = [tile for tile, dtype in all_tiles() if dtype == torch.bfloat16]
+    tiles = [tile for tile, weights in all_tiles() if weights is BF16]
     other = [dataclasses.replace(tile, block_d=32 if tile.block_d > 32 else 64) for tile in tiles]
     return [*tiles, *other]
 

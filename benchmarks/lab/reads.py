@@ -16,6 +16,7 @@ from benchmarks.lab import kernels
 from benchmarks.lab.baselines import has_triton
 from benchmarks.lab.timing import Timing
 from tpsample.backends.triton_.tile_table import Gpu, Tile, interpreter_tile, tile_for
+from tpsample.core.weight_format import FORMATS
 
 READ_PROGRAMS_PER_SM = (4, 8, 16)
 """Grids of the read kernel that are tried; the fastest one is the limit."""
@@ -119,7 +120,7 @@ def default_tile(weight: Tensor, rows: int) -> Tile:
     (vocab_rows, hidden_size), device = weight.shape, weight.device
     if device.type != "cuda":
         return interpreter_tile(rows, hidden_size)
-    return tile_for(rows, vocab_rows, hidden_size, weight.dtype, Gpu.of(device))
+    return tile_for(rows, vocab_rows, hidden_size, FORMATS[weight.dtype], Gpu.of(device))
 
 
 def multiprocessors(device: torch.device) -> int:

@@ -18,6 +18,7 @@ from tpsample.backends.screening.int8_copy import Int8Copy, limbs
 from tpsample.backends.triton_.screen_launches import GROUP, accumulation_error
 from tpsample.core.row_noise import RowNoise
 from tpsample.core.score import Head, logits_tile, score_tile
+from tpsample.core.weight_format import FORMATS
 from tpsample.distributed import Job
 
 TEMPERATURES = (0.0, 0.7, 1.0, 1.3)
@@ -56,7 +57,7 @@ def intervals(weight: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
     product = (whole @ copy.quantised.double().T) * unit * copy.scale.double()
     norm = exact.norm(dim=1, keepdim=True)
     lost = (exact - unit * whole).norm(dim=1, keepdim=True)
-    error = lost + accumulation_error(weight.shape[1], weight.dtype) * norm
+    error = lost + accumulation_error(weight.shape[1], FORMATS[weight.dtype]) * norm
     bound = norm * copy.residual_norm.double() + error * copy.norm.double()
     return (product - bound).float(), (product + bound).float()
 

@@ -24,6 +24,7 @@ from benchmarks.lab.results import Result, Row, View, row, with_ratios
 from tpsample import VocabShard
 from tpsample.backends.triton_ import tile_table
 from tpsample.backends.triton_.tile_table import Gpu, MeasuredTile, Tile
+from tpsample.core.weight_format import FORMATS
 
 WORLD_SIZES = (8, 1)
 MIN_GAIN = 1.02
@@ -71,8 +72,8 @@ def rows(run: Run) -> Iterator[list[Row]]:
 
 
 def _of_point(run: Run, problem: Problem, gpu: Gpu) -> list[Row]:
-    vocab_rows, hidden_size = problem.weight.shape
-    rule = tile_table.rule(problem.rows, vocab_rows, problem.weight.dtype, gpu)
+    (vocab_rows, hidden_size), weights = problem.weight.shape, FORMATS[problem.weight.dtype]
+    rule = tile_table.rule(problem.rows, vocab_rows, weights, gpu)
     if not gpu.arch:
         rule = tile_table.interpreter_tile(problem.rows, hidden_size)
     point: Row = {"shape": f"{vocab_rows}x{hidden_size}", "batch": problem.rows}
@@ -93,7 +94,8 @@ def _of_point(run: Run, problem: Problem, gpu: Gpu) -> list[Row]:
             run.uncaptured[name] = "see the notes"
         kind = "baseline" if name == of_rule else "tpsample"
         entry = MeasuredTile(
-            *(gpu, vocab_rows, hidden_size, tile_table.batch_tile(problem.rows), tiles[name]),
+            *(gpu, vocab_rows, hidden_size, weights.name),
+            *(tile_table.batch_tile(problem.rows), tiles[name]),
             us=timing.median_us,
             rule_us=times[of_rule].median_us,
         )

@@ -37,6 +37,7 @@ from benchmarks.lab.problem import tile_text
 from benchmarks.static.builds import Subject, launches, lm_head, subjects
 from benchmarks.static.report import DTYPE_NAMES, MAX_FLOAT64, MAX_FLOAT64_OF_ROWS, Row
 from tpsample.backends.triton_.tile_table import AMD_SHARED_BYTES, Gpu, all_tiles, rule
+from tpsample.core.weight_format import BF16
 
 METADATA = {
     "vgprs": "vgpr_count",
@@ -53,9 +54,9 @@ METADATA = {
 def few(archs: Sequence[int]) -> list[Subject]:
     """Return a plain LM head per architecture, and for the first a step with peers."""
     gpu = Gpu(arch=94, shared_bytes=AMD_SHARED_BYTES, amd=True)
-    tile = rule(64, 2**20, torch.bfloat16, gpu)
+    tile = rule(64, 2**20, BF16, gpu)
     steps = (Subject("push", archs[0], each) for each in launches(archs[0], "plain", world_size=8))
-    return [*(lm_head(arch, tile, torch.bfloat16) for arch in archs), *steps]
+    return [*(lm_head(arch, tile, BF16) for arch in archs), *steps]
 
 
 def compile_subject(subject: Subject) -> tuple[str, int]:

@@ -39,6 +39,7 @@ from tpsample.backends.triton_.tile_table import (
     rule,
     storing_tiles,
 )
+from tpsample.core.weight_format import BF16, FP16, FP32, WeightFormat
 from tpsample.request.kinds import KINDS, Kind, batches_of
 from tpsample.speculative.drafting import Method
 
@@ -96,7 +97,7 @@ class Subject:
         return _ours(GREEDY, self.launch.named | own)
 
 
-def subjects(archs: Sequence[int], tiles: Sequence[tuple[Tile, torch.dtype]]) -> list[Subject]:
+def subjects(archs: Sequence[int], tiles: Sequence[tuple[Tile, WeightFormat]]) -> list[Subject]:
     """Return all kernels on `archs`, the LM head with each of `tiles`."""
     of_archs = (
         (*_lm_heads(arch, tiles), *_storing(arch), *_screens(arch), *_small(arch)) for arch in archs
@@ -110,11 +111,10 @@ def few(archs: Sequence[int]) -> list[Subject]:
     They are a screen on sm_90 and where it has the least shared memory, and on sm_90 all else once.
     On sm_100 the largest tile has every feature, because it is the first to spill.
     """
-    fp32, short = (rule(64, 0, of, Gpu("H200", 90, 132)) for of in (torch.float32, torch.bfloat16))
-    largest = rule(MAX_BLOCK_B, 2**20, torch.bfloat16, _ABSENT[100])
-    tiles = [(fp32, torch.float32), (short, torch.bfloat16)]
+    tiles = [(rule(64, 0, of, Gpu("H200", 90, 132)), of) for of in (FP32, BF16)]
+    largest = rule(MAX_BLOCK_B, 2**20, BF16, _ABSENT[100])
     chosen = [each for arch in archs for each in _lm_heads(arch, tiles)]
-    chosen += _lm_heads(100, [(largest, torch.bfloat16)]) if 100 in archs else ()
+    chosen += _lm_heads(100, [(largest, BF16)]) if 100 in archs else ()
     for arch in archs:
         chosen += _screens(arch) if _SCREENED[0] in _FEW.get(arch, ()) else ()
         chosen += _small(arch) if "" in _FEW.get(arch, ()) else ()
@@ -135,9 +135,9 @@ _FEW = {
 """The variants that `few` takes beside the plain one, by architecture."""
 
 
-def lm_head(arch: int, tile: Tile, dtype: torch.dtype) -> Subject:
+def lm_head(arch: int, tile: Tile, weights: WeightFormat) -> Subject:
     """Return the LM head by itself, plain, against its greedy twin."""
-    return _lm_head(arch, "plain", "plain", epilogue=True, tile=tile, dtype=dtype)
+    return _lm_head(arch, "plain", "plain", epilogue=True, tile=tile, weights=weights)
 
 
 def package_kernels() -> set[str]:
@@ -152,27 +152,27 @@ def package_kernels() -> set[str]:
     return found
 
 
-def _lm_heads(arch: int, tiles: Sequence[tuple[Tile, torch.dtype]]) -> Iterator[Subject]:
+def _lm_heads(arch: int, tiles: Sequence[tuple[Tile, WeightFormat]]) -> Iterator[Subject]:
     """Yield every tile plain, and some variants.
 
     At batch tile 64 the LM head also pushes to peers, and there and with the smallest and the
     largest tile it has every feature. One tile shows that fp16 differs from bf16 in the name of the
     instruction alone.
     """
-    ends = [rule(rows, 2**20, torch.bfloat16, _ABSENT[arch]) for rows in (1, MAX_BLOCK_B)]
-    fit = [(t if d == torch.float32 else fitted(t, _ABSENT[arch]), d) for t, d in tiles]
-    for tile, dtype in dict.fromkeys(fit):
-        if dtype == torch.float16 and tile.block_b != 16:
+    ends = [rule(rows, 2**20, BF16, _ABSENT[arch]) for rows in (1, MAX_BLOCK_B)]
+    fit = [(fitted(t, _ABSENT[arch]) if of.tensor_cores else t, of) for t, of in tiles]
+    for tile, weights in dict.fromkeys(fit):
+        if weights is FP16 and tile.block_b != 16:
             continue
-        subject = partial(_lm_head, arch, tile=tile, dtype=dtype)
-        if dtype == torch.float32:
+        subject = partial(_lm_head, arch, tile=tile, weights=weights)
+        if not weights.tensor_cores:
             yield subject("given logits", "plain", shape=NONE)
             yield subject("given logits", *KINDS, shape=NONE, **EVERYTHING)
-        at_64 = tile.block_b == 64 and dtype == torch.bfloat16
+        at_64 = tile.block_b == 64 and weights is BF16
         yield subject("plain", "plain", epilogue=at_64 and arch == 90)
         if at_64:
             yield subject("push", "plain", world_size=8)
-        if at_64 or (tile in ends and dtype == torch.bfloat16):
+        if at_64 or (tile in ends and weights is BF16):
             kinds = [kind for kind in KINDS if is_short(tile) or kind not in EDITS]
             every = partial(subject, "everything", *kinds, shape=ODD, **EVERYTHING)
             found = [every(drafts=drafts).launch for drafts in {False, is_short(tile)}]
@@ -284,7 +284,7 @@ def launches(
 def samplers_of(
     arch: int,
     shape: tuple[int, int] = WIDE,
-    dtype: torch.dtype = torch.bfloat16,
+    weights: WeightFormat = BF16,
     world_size: int = 1,
     head: bool = False,
     **options: Any,
@@ -294,7 +294,7 @@ def samplers_of(
     Args:
         head: whether the head has a bias, a scale and a softcap.
     """
-    weight, gpu = torch.zeros(shape, dtype=dtype), _ABSENT[arch]
+    weight, gpu = torch.zeros(shape, dtype=weights.dtype), _ABSENT[arch]
     world = VirtualWorld(even_shards(len(weight), world_size))
     samplers = []
     with (

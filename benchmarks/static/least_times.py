@@ -50,6 +50,7 @@ from benchmarks.static.chips import (
 )
 from tpsample.backends.triton_.passes import MOST_BLOCKS, PROGRAMS_PER_SM
 from tpsample.backends.triton_.tile_table import Gpu, Tile, rule
+from tpsample.core.weight_format import BF16
 from tpsample.request.kinds import KINDS
 
 V, D, W, ROWS, SCREENED_ROWS = 128256, 4096, 8, 64, 16
@@ -214,8 +215,8 @@ def launches(arch: int) -> tuple[dict[str, Launch], dict[int, Launch], Launch]:
     gpu = Gpu(arch=arch, num_sms=132, shared_bytes=GPUS[arch].program_bytes)
     heads = {}
     for rows in (ROWS, SCREENED_ROWS):
-        tile = rule(rows, V // W, torch.bfloat16, gpu)
-        heads[rows] = builds.lm_head(arch, tile, torch.bfloat16).launch
+        tile = rule(rows, V // W, BF16, gpu)
+        heads[rows] = builds.lm_head(arch, tile, BF16).launch
     screened = builds.launches(arch, "plain", rows=SCREENED_ROWS, screening="int8")
     return found, heads, next(each for each in screened if each.kernel == builds.SCREEN)
 

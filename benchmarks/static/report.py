@@ -59,6 +59,7 @@ from benchmarks.static.sass import (
     spills,
 )
 from tpsample.backends.triton_.tile_table import Tile, all_tiles
+from tpsample.core.weight_format import BF16
 
 DTYPE_NAMES = {dtype: name for name, dtype in {**DTYPES, "i8": torch.int8}.items()}
 MAX_EPILOGUE = 31.0
@@ -212,7 +213,7 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(1)  # which suits small tensors; compilers have the cores
     if options.tile:
         tiles = [Tile(*map(int, each.split(","))) for each in options.tile]
-        chosen = [lm_head(arch, tile, torch.bfloat16) for arch in options.arch for tile in tiles]
+        chosen = [lm_head(arch, tile, BF16) for arch in options.arch for tile in tiles]
     elif options.few:
         chosen = few(options.arch)
     else:

@@ -50,8 +50,8 @@ tpsample/backends/numba_/kernels/compiled_ahead.py
     -         (passes.count_from, (STORED, INTS_2, INTS_2)),
     > test_every_kernel_that_python_calls_is_among_them
     logits of a caller have one dtype in the constructor
-    - for dtype in FRACTION_BITS:
-    + for dtype in list(FRACTION_BITS)[:1]:
+    - for dtype in LOGIT_DTYPES:
+    + for dtype in LOGIT_DTYPES[:1]:
     > test_no_call_of_several_ranks_compiles[6-True]
     ranks of a machine compile the same
     - kernel, types = next(free, order[0])

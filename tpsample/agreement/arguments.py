@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NoReturn, get_args
 
-import torch
 from torch import Tensor
 
 from tpsample.core.checks import (
@@ -20,13 +19,13 @@ from tpsample.core.checks import (
     require_memory,
     require_plain,
 )
-from tpsample.core.score import Head
+from tpsample.core.score import LOGIT_DTYPES, Head
 from tpsample.core.sealed import way_out
 from tpsample.core.vocab_shard import VocabShard
+from tpsample.core.weight_format import FORMATS
 from tpsample.core.word import MAX_VOCAB_SIZE, NO_TOKEN
 from tpsample.request.as_json import FIELDS
 
-WEIGHT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 ExchangeName = Literal["auto", "collective", "p2p", "peer", "two_level"]
 BackendName = Literal["auto", "triton", "numba", "torch"]
 ScreeningName = Literal["int8"]
@@ -95,8 +94,8 @@ def _check_weight(weight: object) -> None:
             "lm_head_weight: is on the meta device, so it has no numbers; build the sampler after "
             "the weights are loaded"
         )
-    if weight.dtype not in WEIGHT_DTYPES:
-        dtypes = ", ".join(map(str, WEIGHT_DTYPES))
+    if weight.dtype not in FORMATS:
+        dtypes = ", ".join(map(str, FORMATS))
         way_out = "convert it once with .to(torch.float32)"
         if weight.itemsize == 1:  # whose scale is not in it
             way_out = (
@@ -125,7 +124,7 @@ def _check_shard(shard: VocabShard, weight: Tensor, vocab_size: int | None) -> N
 
 
 def _check_bias(bias: Tensor, weight: Tensor) -> None:
-    right = fits(bias, WEIGHT_DTYPES, weight.shape[:1], weight.device)
+    right = fits(bias, LOGIT_DTYPES, weight.shape[:1], weight.device)
     if not right or (bias.shape[0] > 1 and bias.stride(0) != 1):
         raise ValueError(
             f"bias: expected a contiguous floating-point tensor [{weight.shape[0]}] on "

@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from tpsample.agreement.arguments import WEIGHT_DTYPES
 from tpsample.agreement.caller_tensors import CallerTensors
 from tpsample.agreement.ready_made import ReadyMadeLogits
 from tpsample.agreement.step import Call, StepAgreement
@@ -30,6 +29,7 @@ from tpsample.core.checks import (
     require_memory,
     require_plain,
 )
+from tpsample.core.score import LOGIT_DTYPES
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.output import SampleOutput
 from tpsample.request.kinds import Kind, check_kinds
@@ -323,7 +323,7 @@ def _refuse_hidden_states(rows: Tensor, weight: Tensor, axes: int) -> NoReturn:
 
 def _check_local_logits(rows: Tensor, weight: Tensor, shard: VocabShard) -> None:
     own, padded = len(shard), weight.shape[0]
-    if not any(fits(rows, WEIGHT_DTYPES, ("B", width), weight.device) for width in (own, padded)):
+    if not any(fits(rows, LOGIT_DTYPES, ("B", width), weight.device) for width in (own, padded)):
         other = "" if own == padded else f" or [B, {padded}]"
         raise ValueError(
             f"local_logits: expected fp32, bf16 or fp16 [B, {own}]{other} on {weight.device}, the "

@@ -25,6 +25,9 @@ from tpsample.core.exact_sum import exact_products
 from tpsample.core.row_noise import LOG2_E, RowNoise
 from tpsample.noise import tile_noise, token_noise
 
+LOGIT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+"""Of logits that a caller computed, and of biases: each of their numbers is one of fp32."""
+
 CHUNK_ELEMENTS = 2**18
 """Weights that a CPU converts at a time: 2 MB of float64, which its cache still holds when they are
 multiplied. Converting all of them first was measured to take up to 13 times as long."""

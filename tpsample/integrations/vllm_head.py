@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpsample.agreement.arguments import WEIGHT_DTYPES
 from tpsample.core.sealed import Sealed
+from tpsample.core.weight_format import FORMATS
 from tpsample.errors import UnsupportedParameter
 from tpsample.integrations.heads import HeadTap, is_quantised
 from tpsample.output import SampleOutput, VerifyOutput
@@ -131,7 +131,7 @@ def _is_product(lm_head: Any, processor: Any) -> bool:
     return (
         not is_quantised(lm_head)
         and weight is not None
-        and weight.dtype in WEIGHT_DTYPES
+        and weight.dtype in FORMATS
         and weight.ndim == 2
         and weight.stride(1) == 1
         and processor.head_dtype in (None, weight.dtype)

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from tpsample.agreement.arguments import WEIGHT_DTYPES, checked_head
+from tpsample.agreement.arguments import checked_head
 from tpsample.core import word
 from tpsample.core.checks import (
     check_tensor,
@@ -34,6 +34,7 @@ from tpsample.core.checks import (
     shorten,
 )
 from tpsample.core.score import Head
+from tpsample.core.weight_format import FORMATS
 from tpsample.noise import LAYOUT
 from tpsample.output import SampleOutput
 from tpsample.ranks.ranks import Ranks
@@ -76,7 +77,7 @@ _TENSORS: dict[str, tuple[tuple[torch.dtype, ...], tuple[str, ...]]] = {
     "seeds": ((torch.int64,), ()),
     "status": ((torch.int32,), ()),
     "token_ids": ((torch.int64,), ()),
-    "hidden_states": (WEIGHT_DTYPES, ("D",)),
+    "hidden_states": (tuple(FORMATS), ("D",)),
 }
 """Dtypes, and axes behind that of the rows; `token_ids` may have one of samples."""
 

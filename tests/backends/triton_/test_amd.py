@@ -16,6 +16,7 @@ from tests.support.commands import run_command
 from tpsample import noise
 from tpsample.backends.triton_.tile_table import AMD_SHARED_BYTES, Gpu, all_tiles, fitted, rule
 from tpsample.core import machine
+from tpsample.core.weight_format import BF16
 from tpsample.reference import NEAR_TIE
 
 MI300 = Gpu("AMD Instinct MI300X", 94, 304, AMD_SHARED_BYTES, amd=True)
@@ -59,18 +60,18 @@ def test_every_kernel_compiles(tmp_path):
 def test_the_report_says_no(vgpr_spills, local, product, fault):
     numbers = dict.fromkeys(amd.METADATA.values(), 0) | {"vgpr_spill_count": vgpr_spills}
     assembly = f"\t{product} v1\n" + "".join(f"    .{name}: {n}\n" for name, n in numbers.items())
-    tile, dtype = all_tiles()[0]
-    (*faults,) = amd.judge(lm_head(942, tile, dtype), assembly, local)["faults"]
+    tile, weights = all_tiles()[0]
+    (*faults,) = amd.judge(lm_head(942, tile, weights), assembly, local)["faults"]
     assert [each[: len(fault)] for each in faults] == [fault] * bool(fault)
 
 
 def test_tiles_fit_the_local_memory():
-    for tile, dtype in all_tiles():
-        if dtype != torch.float32:
+    for tile, weights in all_tiles():
+        if weights.tensor_cores:
             taken = fitted(tile, MI300)
             stage = 2 * (taken.block_v + taken.block_b) * taken.block_d
             assert max(1, taken.num_stages - 1) * stage <= 64 * 1024
-    assert rule(256, 128256, torch.bfloat16, MI300).block_b == 128
+    assert rule(256, 128256, BF16, MI300).block_b == 128
 
 
 def test_an_mi300_is_no_hopper_though_it_reports_9_4(monkeypatch):

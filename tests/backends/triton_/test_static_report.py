@@ -6,7 +6,6 @@ import sys
 from dataclasses import astuple
 
 import pytest
-import torch
 import triton
 
 from benchmarks.questions import tune
@@ -17,8 +16,9 @@ from benchmarks.static.report import MAX_EPILOGUE, judge
 from tests.support.commands import run_command
 from tpsample.backends.triton_.screen_launches import SCREEN_TILES
 from tpsample.backends.triton_.tile_table import Gpu, all_tiles, rule
+from tpsample.core.weight_format import BF16
 
-TILE_64, DTYPE = next((tile, dtype) for tile, dtype in all_tiles() if tile.block_b == 64)
+TILE_64, WEIGHTS = next(each for each in all_tiles() if each[0].block_b == 64)
 
 
 def run_report(folder, *options):
@@ -67,7 +67,7 @@ def test_every_kernel_meets_the_requirements(tmp_path, capsys):
 @pytest.mark.timeout(1000)
 def test_every_candidate_of_the_tuner_meets_the_requirements(tmp_path):
     gpu = Gpu("H200", 90, 132)
-    rules = [rule(rows, 128256, torch.bfloat16, gpu) for rows in tune.CANDIDATES]
+    rules = [rule(rows, 128256, BF16, gpu) for rows in tune.CANDIDATES]
     tiles = {tile for each in rules for tile in tune.candidates(each, gpu)}
     words = [f"--tile={','.join(map(str, astuple(tile)))}" for tile in tiles]
     status, rows = run_report(tmp_path, "--arch", "90", *words)
@@ -87,7 +87,7 @@ def test_bad_tiles_are_flagged(tmp_path):
 def test_too_much_shared_memory_is_flagged():
     def faults(arch, kilobytes):
         fits = dataclasses.replace(binary("HMMA.16816.F32.BF16"), shared_bytes=kilobytes * 1024)
-        return judge(lm_head(arch, TILE_64, DTYPE), fits, None)["faults"]
+        return judge(lm_head(arch, TILE_64, WEIGHTS), fits, None)["faults"]
 
     assert faults(89, 99) == faults(80, 163) == faults(120, 99) == []
     assert "shared memory: 102400 of 101376 bytes" in faults(89, 100)
@@ -117,7 +117,7 @@ def test_a_dear_epilogue_is_flagged(extra_per_logit, fault):
     logits_per_thread = TILE_64.block_v * TILE_64.block_b // (32 * TILE_64.num_warps)
     greedy = binary(PRODUCT)
     dear = binary(PRODUCT, *["FFMA"] * int(extra_per_logit * logits_per_thread))
-    row = judge(lm_head(90, TILE_64, DTYPE), dear, greedy)
+    row = judge(lm_head(90, TILE_64, WEIGHTS), dear, greedy)
     assert row["epilogue"] == extra_per_logit == row["fp"]
     assert row["faults"] == [] if fault is None else row["faults"][0].startswith(fault)
 
@@ -134,7 +134,7 @@ def test_a_dear_epilogue_is_flagged(extra_per_logit, fault):
     ids=["right", "spill", "stack", "wrong family", "none"],
 )
 def test_spills_and_fallbacks_are_flagged(compiled, fault):
-    faults = judge(lm_head(90, TILE_64, DTYPE), compiled, None)["faults"]
+    faults = judge(lm_head(90, TILE_64, WEIGHTS), compiled, None)["faults"]
     assert faults == [] if fault is None else faults[0].startswith(fault)
 
 
@@ -154,7 +154,7 @@ def test_occupancy(registers, num_warps, shared, programs):
 
 
 def test_at_the_wait_two_stages_are_not_in_flight():
-    row = judge(lm_head(90, TILE_64, DTYPE), binary("HGMMA.64x64x16.F32.BF16"), None)
+    row = judge(lm_head(90, TILE_64, WEIGHTS), binary("HGMMA.64x64x16.F32.BF16"), None)
     stage = row["programs_per_sm"] * TILE_64.block_v * TILE_64.block_d * 2
     stages = TILE_64.num_stages
     assert (row["at_wait"], row["behind"]) == (stage * (stages - 2), stage * (stages - 1))

@@ -17,30 +17,32 @@ from tests.support.ranks import run_ranks
 from tpsample import LMHeadSampler, RankMismatch
 from tpsample.backends.triton_ import tile_table
 from tpsample.backends.triton_.tile_table import Gpu, MeasuredTile, Tile
+from tpsample.core.weight_format import BF16, FP16, FP32
 from tpsample.pipeline import Pipeline
 
 H200 = Gpu("NVIDIA H200", 90, 132)
 TILE = Tile(128, 64, 64, 4, 4)
-ENTRY = MeasuredTile(H200, 128256, 4096, 64, Tile(64, 64, 128, 4, 3), 290.5, 301.0)
+ENTRY = MeasuredTile(H200, 128256, 4096, "bfloat16", 64, Tile(64, 64, 128, 4, 3), 290.5, 301.0)
 
 
 def test_a_measured_shape_takes_its_tile_and_any_other_the_rule(monkeypatch):
     monkeypatch.setattr(tile_table, "measured_tiles", lambda: {ENTRY.shape: ENTRY.tile})
     tile_table.tile_for.cache_clear()
 
-    def chosen(rows, vocab_rows=128256, hidden_size=4096, gpu=H200, dtype=torch.bfloat16):
-        return tile_table.tile_for(rows, vocab_rows, hidden_size, dtype, gpu)
+    def chosen(rows, vocab_rows=128256, hidden_size=4096, gpu=H200, weights=BF16):
+        return tile_table.tile_for(rows, vocab_rows, hidden_size, weights, gpu)
 
     assert chosen(64) == chosen(33) == ENTRY.tile
     others = [chosen(32), chosen(65), chosen(64, 128255), chosen(64, hidden_size=8192)]
-    others += [chosen(64, gpu=Gpu("NVIDIA H100", 90, 132)), chosen(64, dtype=torch.float32)]
+    others += [chosen(64, gpu=Gpu("NVIDIA H100", 90, 132))]
+    others += [chosen(64, weights=weights) for weights in (FP16, FP32)]
     tile_table.tile_for.cache_clear()
     assert ENTRY.tile not in others
 
 
 def test_rules_read_the_weights_once_and_fill_the_gpu():
     def rule(rows, vocab_rows):
-        return tile_table.tile_for(rows, vocab_rows, 8192, torch.bfloat16, H200)
+        return tile_table.tile_for(rows, vocab_rows, 8192, BF16, H200)
 
     assert [rule(rows, 128256).block_b for rows in (1, 17, 64, 65, 256, 512)] == [
         16, 32, 64, 128, 256, 256,
@@ -50,12 +52,12 @@ def test_rules_read_the_weights_once_and_fill_the_gpu():
         assert rule(rows, 128256 // 8).block_v == 64  # 251 tiles for 264 places
         assert rule(rows, 151936 // 8).block_v == 128  # 297 would be a second wave of 33
     b200 = dataclasses.replace(H200, arch=100)
-    assert tile_table.rule(16, 128256, torch.bfloat16, b200).block_v == 128  # nothing measured
+    assert tile_table.rule(16, 128256, BF16, b200).block_v == 128  # nothing measured
 
 
 def test_stored_rows_take_a_tile_of_their_own_on_sm_90():
     def chosen(rows, stores, gpu=H200):
-        return tile_table.tile_for(rows, 2**20, 8192, torch.bfloat16, gpu, stores=stores)
+        return tile_table.tile_for(rows, 2**20, 8192, BF16, gpu, stores=stores)
 
     assert chosen(256, True) == dataclasses.replace(chosen(256, False), num_warps=16)
     assert (chosen(128, False).block_v, chosen(128, True).block_v) == (128, 64)
@@ -69,13 +71,13 @@ def test_stored_rows_take_a_tile_of_their_own_on_sm_90():
 )
 def test_a_list_has_as_many_stages_as_shared_memory_has_room_for(arch, kilobytes, stages):
     gpu = Gpu("a GPU", arch, 100, kilobytes * 1024)
-    tiles = [tile_table.list_tile(rows, torch.bfloat16, gpu) for rows in (16, 32, 64)]
+    tiles = [tile_table.list_tile(rows, BF16, gpu) for rows in (16, 32, 64)]
     assert tuple(tile.num_stages for tile in tiles) == stages
-    largest = tile_table.rule(256, 128256, torch.bfloat16, gpu)
+    largest = tile_table.rule(256, 128256, BF16, gpu)
     assert largest.block_b == (256 if arch == 90 else 128)
-    short = tile_table.short_tile(64, torch.bfloat16, gpu)
+    short = tile_table.short_tile(64, BF16, gpu)
     assert short.num_warps == (8 if arch < 90 else 4)
-    shortest = tile_table.short_tile(16, torch.bfloat16, gpu)  # spills there, if not as deep
+    shortest = tile_table.short_tile(16, BF16, gpu)  # spills there, if not as deep
     assert shortest.block_d == (128 if arch == 120 else 64)
 
 
@@ -141,7 +143,7 @@ class TestTuner:
         tune.main(str(tmp_path / RESULT))
         new, old = tile_table.load(path)
         assert old == ENTRY and new.gpu == Gpu() and new.us <= new.rule_us
-        assert new.shape[1:] == (TINY.vocab_size, TINY.hidden_size, 16)
+        assert new.shape[1:] == (TINY.vocab_size, TINY.hidden_size, "bfloat16", 16)
 
     def test_a_wrong_token_stops_it(self, tmp_path, monkeypatch):
         finish = Pipeline.finish
@@ -168,7 +170,7 @@ class TestTuner:
     @pytest.mark.parametrize("block_b", [16, 32, 64, 128, 256])
     def test_candidates_of_a_gpu(self, arch, block_b):
         gpu = Gpu("a GPU", arch, 132, GPUS[arch].program_bytes)
-        rule = tile_table.rule(block_b, 128256, torch.bfloat16, gpu)
+        rule = tile_table.rule(block_b, 128256, BF16, gpu)
         tiles = tune.candidates(rule, gpu)
         assert tiles[0] == rule and len(set(tiles)) == len(tiles) >= 2
         large = 90 <= arch < 120  # with the registers and shared memory of a Hopper

@@ -120,9 +120,9 @@ def plain(gpu: EmulatedGpu, seeds: int) -> Compared:
 def tiles(gpu: EmulatedGpu, seeds: int) -> Compared:
     """A plain step with every tile of the table that fits, and with bf16 and fp16."""
     outcome, of = Compared(), Gpu("", gpu.arch, 132, GPUS[gpu.arch].program_bytes)
-    for seed, (tile, dtype) in enumerate(all_tiles()):
-        own: Tile = tile if dtype == torch.float32 else fitted(tile, of)
-        outcome += plain_step(seed, tile=own, dtype=dtype)
+    for seed, (tile, weights) in enumerate(all_tiles()):
+        own: Tile = fitted(tile, of) if weights.tensor_cores else tile
+        outcome += plain_step(seed, tile=own, dtype=weights.dtype)
     for tile in storing_tiles(gpu.arch):
         outcome += plain_step(0, tile=fitted(tile, of), dtype=torch.bfloat16, stores=True)
     return outcome

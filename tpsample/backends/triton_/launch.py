@@ -30,6 +30,7 @@ from tpsample.backends.triton_.tile_table import (
 )
 from tpsample.core.machine import compiler_doubt, interpreted
 from tpsample.core.score import Head
+from tpsample.core.weight_format import FORMATS, FP32
 from tpsample.request.controls.apply import ControlRows, StepControls
 from tpsample.request.step import Push, Step, TileWords
 from tpsample.settings import Settings
@@ -142,14 +143,14 @@ class TritonBackend(Backend):
         """
         if self.tile is not None:
             return self.tile
-        hidden_size, dtype = self._weight.shape[1], self._weight.dtype
+        hidden_size, weights = self._weight.shape[1], FORMATS[self._weight.dtype]
         if given:  # without a product; the tile of fp32 has room for every epilogue
-            hidden_size, dtype = 1, torch.float32
+            hidden_size, weights = 1, FP32
         if interpreted():
             return interpreter_tile(num_rows, hidden_size)
         if listed and not edits:
-            return list_tile(num_rows, dtype, self._gpu)
-        return tile_for(num_rows, self._num_ids, hidden_size, dtype, self._gpu, edits, stores)
+            return list_tile(num_rows, weights, self._gpu)
+        return tile_for(num_rows, self._num_ids, hidden_size, weights, self._gpu, edits, stores)
 
     def _launch(
         self,

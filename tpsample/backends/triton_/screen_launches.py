@@ -16,6 +16,7 @@ from tpsample.backends.triton_.kernels.screening import list_groups_kernel, scre
 from tpsample.backends.triton_.launcher import launch_kernel
 from tpsample.backends.triton_.tile_table import Gpu, Tile
 from tpsample.core.machine import interpreted
+from tpsample.core.weight_format import FORMATS, WeightFormat
 from tpsample.request.step import Step
 from tpsample.settings import Settings
 
@@ -54,16 +55,15 @@ def screen_block_e(tile: Tile, edits: bool) -> int:
     return min(tile.block_b, 8 if edits else 32)
 
 
-def accumulation_error(hidden_size: int, dtype: torch.dtype) -> float:
+def accumulation_error(hidden_size: int, weights: WeightFormat) -> float:
     """Return the relative error, in ‖w‖ ‖h‖, of the exact and of the 8-bit product together.
 
-    Tensor cores align and truncate the products of each instruction, 16 of them for 16-bit
-    weights: (D / 16 + 32) · 2^-22. fp32 weights are added one by one and rounded. The 8-bit product
-    is exact up to four roundings of what comes of it, for which 2^-19 is enough.
+    Tensor cores align and truncate the products of each instruction, 16 of them:
+    (D / 16 + 32) · 2^-22. Others are added one by one and rounded. The 8-bit product is exact up to
+    four roundings of what comes of it, for which 2^-19 is enough.
     """
-    if dtype == torch.float32:
-        product = hidden_size * 2.0**-23
-    else:
+    product = hidden_size * 2.0**-23
+    if weights.tensor_cores:
         product = (hidden_size / 16 + 32) * 2.0**-22
     return product + 2.0**-19
 
@@ -92,7 +92,7 @@ class Screen:
         block_d = screen_tile(1, self._gpu).block_d
         padded = -(-weight.shape[1] // block_d) * block_d
         self.copy = Int8Copy(weight[: len(shard)], padded)
-        self._hidden_size, self._dtype = weight.shape[1], weight.dtype
+        self._hidden_size, self._format = weight.shape[1], FORMATS[weight.dtype]
         first_id = shard.start // 4 * 4
         self.num_groups = -(-(shard.stop - first_id) // GROUP) if len(shard) else 0
         padded_groups = self.num_groups + _INTERPRETER_BLOCK_V // GROUP
@@ -155,7 +155,7 @@ class Screen:
             temperature_ptr=step.batch.temperature,
             **rows,
             num_listed_ptr=self.num_listed_ptr,
-            ACCUMULATION=accumulation_error(self._hidden_size, self._dtype),
+            ACCUMULATION=accumulation_error(self._hidden_size, self._format),
             HIDDEN_SIZE=self._hidden_size,
             BLOCK=min(1024, triton.next_power_of_2(self._hidden_size)),
             LEADS=self._overlap,

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from tpsample.core.machine import ASYNC_ARCHS, OVERLAP_ARCH, amd
+from tpsample.core.weight_format import BF16, FP16, FP32, WeightFormat
 
 
 @dataclass(frozen=True)
@@ -104,8 +105,8 @@ AMD_SHARED_BYTES = 64 * 1024
 """The local memory of a program on gfx942. One on gfx950 could have more, and gets the same."""
 
 FILE = Path(__file__).with_name("measured_tiles.json")
-Shape = tuple[Gpu, int, int, int]
-"""GPU, rows of the vocabulary, hidden size, rows of the batch tile; 16-bit weights."""
+Shape = tuple[Gpu, int, int, str, int]
+"""GPU, rows of the vocabulary, hidden size, name of the weights' format, rows of the batch tile."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,7 @@ class MeasuredTile:
     gpu: Gpu
     vocab_rows: int
     hidden_size: int
+    weights: str
     batch: int
     tile: Tile
     us: float
@@ -128,7 +130,7 @@ class MeasuredTile:
 
     @property
     def shape(self) -> Shape:
-        return self.gpu, self.vocab_rows, self.hidden_size, self.batch
+        return self.gpu, self.vocab_rows, self.hidden_size, self.weights, self.batch
 
 
 def load(path: Path) -> list[MeasuredTile]:
@@ -233,7 +235,7 @@ def tile_for(
     num_rows: int,
     vocab_rows: int,
     hidden_size: int,
-    dtype: torch.dtype,
+    weights: WeightFormat,
     gpu: Gpu,
     edits: bool = False,
     stores: bool = False,
@@ -246,28 +248,26 @@ def tile_for(
         stores: whether logits of some rows are stored.
     """
     if edits:
-        return short_tile(num_rows, dtype, gpu)
+        return short_tile(num_rows, weights, gpu)
     storing = _STORING_TILES.get(batch_tile(num_rows))
-    if stores and storing and gpu.arch == OVERLAP_ARCH and dtype != torch.float32:
+    if stores and storing and gpu.arch == OVERLAP_ARCH and weights.tensor_cores:
         return fitted(storing, gpu)
-    measured = measured_tiles().get((gpu, vocab_rows, hidden_size, batch_tile(num_rows)))
-    if measured is None or dtype == torch.float32:
-        return rule(num_rows, vocab_rows, dtype, gpu)
-    return measured
+    shape = gpu, vocab_rows, hidden_size, weights.name, batch_tile(num_rows)
+    return measured_tiles().get(shape) or rule(num_rows, vocab_rows, weights, gpu)
 
 
-def short_tile(num_rows: int, dtype: torch.dtype, gpu: Gpu) -> Tile:
+def short_tile(num_rows: int, weights: WeightFormat, gpu: Gpu) -> Tile:
     """The configuration for penalties and biases."""
-    return _FP32 if dtype == torch.float32 else fitted(_SHORT_TILES[batch_tile(num_rows)], gpu)
+    return fitted(_SHORT_TILES[batch_tile(num_rows)], gpu) if weights.tensor_cores else _FP32
 
 
-def list_tile(num_rows: int, dtype: torch.dtype, gpu: Gpu) -> Tile:
+def list_tile(num_rows: int, weights: WeightFormat, gpu: Gpu) -> Tile:
     """The configuration for a list of few ids, of up to 64 rows."""
-    return _FP32 if dtype == torch.float32 else fitted(_LIST_TILES[batch_tile(num_rows)], gpu)
+    return fitted(_LIST_TILES[batch_tile(num_rows)], gpu) if weights.tensor_cores else _FP32
 
 
 def fitted(tile: Tile, gpu: Gpu) -> Tile:
-    """Return a tile of 16-bit weights with no more stages than fit this GPU.
+    """Return a tile of tensor cores with no more stages than fit this GPU.
 
     Before sm_90, on AMD's GPUs and where a program has 99 KB, half the largest batch tile is
     taken: with masks, samples and stored rows the largest one spills on sm_80, sm_86 and sm_89.
@@ -284,9 +284,9 @@ def fitted(tile: Tile, gpu: Gpu) -> Tile:
     return tile.fitting(gpu, 2 * (tile.block_v + tile.block_b) * tile.block_d)
 
 
-def rule(num_rows: int, vocab_rows: int, dtype: torch.dtype, gpu: Gpu) -> Tile:
+def rule(num_rows: int, vocab_rows: int, weights: WeightFormat, gpu: Gpu) -> Tile:
     """The configuration of a shape that was not measured."""
-    if dtype == torch.float32:
+    if not weights.tensor_cores:
         return _FP32
     block_b = batch_tile(num_rows)
     at_once = AT_ONCE.get(block_b, 0) * gpu.num_sms
@@ -321,11 +321,10 @@ def storing_tiles(arch: int) -> list[Tile]:
     return list(_STORING_TILES.values()) if arch == OVERLAP_ARCH else []
 
 
-def all_tiles() -> list[tuple[Tile, torch.dtype]]:
-    """Every GPU configuration of any step, with the weight dtypes it serves."""
+def all_tiles() -> list[tuple[Tile, WeightFormat]]:
+    """Every GPU configuration of any step, with the weights that it serves."""
     tiles = [*_TILES.values(), *_SHORT_TILES.values(), *_LIST_TILES.values()]
-    halves = [(tile, dtype) for tile in tiles for dtype in (torch.bfloat16, torch.float16)]
-    return [*halves, (_FP32, torch.float32)]
+    return [*((tile, weights) for tile in tiles for weights in (BF16, FP16)), (_FP32, FP32)]
 
 
 def is_short(tile: Tile) -> bool:

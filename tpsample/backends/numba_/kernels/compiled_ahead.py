@@ -27,10 +27,11 @@ from tpsample.backends.numba_.kernels.decode import decode
 from tpsample.backends.numba_.kernels.draw import draw, draw_given, draw_stored
 from tpsample.backends.numba_.kernels.first_logits import store_first
 from tpsample.backends.numba_.kernels.head import NativeHead
-from tpsample.backends.numba_.kernels.inputs import FRACTION_BITS, Memory, weight_of
+from tpsample.backends.numba_.kernels.inputs import Memory, weight_of
 from tpsample.backends.numba_.kernels.int8 import Copy
 from tpsample.backends.numba_.kernels.noise import Draws
 from tpsample.backends.numba_.kernels.store import list_kept, store, store_given
+from tpsample.core.score import LOGIT_DTYPES
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ def entries(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]
             (store_first, (*own, HEAD, MEMORY, INTS, DOUBLES, INTS_3)),
             (store, (*own, HEAD, MEMORY)),
         ]
-    for dtype in FRACTION_BITS:
+    for dtype in LOGIT_DTYPES:
         logits = torch.empty(1, 1, dtype=dtype, device="cpu")
         given = typeof(weight_of(logits, 0, 0, 1))
         kernels += [

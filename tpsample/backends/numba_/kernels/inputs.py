@@ -6,7 +6,6 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from tpsample.backends.numba_.kernels.arrays import array_of
@@ -15,8 +14,7 @@ from tpsample.backends.numba_.kernels.numbers import as_fp32, least_bits, quantu
 from tpsample.backends.numba_.kernels.primitives import bits_as, larger, smaller
 from tpsample.backends.numba_.kernels.vectors import PADDING, ROWS
 from tpsample.backends.screening.int8_copy import BLOCK
-
-FRACTION_BITS = {torch.bfloat16: 7, torch.float16: 10, torch.float32: 23}
+from tpsample.core.weight_format import FORMATS
 
 
 class Weight(NamedTuple):
@@ -103,7 +101,7 @@ def weight_of(numbers: Tensor, first_id: int, start: int, stop: int) -> Weight:
     stride = numbers.stride(0) if num_rows > 1 else num_columns
     length = (num_rows - 1) * stride + num_columns if numbers.numel() else 0
     flat = array_of(numbers.as_strided((length,), (1,)))
-    return Weight(flat, stride, first_id, start, stop, FRACTION_BITS[numbers.dtype])
+    return Weight(flat, stride, first_id, start, stop, FORMATS[numbers.dtype].fraction_bits)
 
 
 @jit()
