@@ -186,6 +186,23 @@ def test_which_rows_need_few_logits(changes, bounded):
         assert there.max() < max(300, 8 * changes.get("top_k", 0))
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"top_p": 0.9}, {"top_k": 200}, {"top_k": 500, "top_p": 0.9}, {"top_k": 2000}, {"min_p": 0.1}],
+    ids=str,
+)
+def test_a_row_with_a_nan_computes_few_logits(changes):
+    """Nothing comes before the first of them, so that a broken row takes no time from others."""
+    case = problem("normal", 20000, 3, 48)
+    case.hidden_states[1, 5] = torch.nan
+    batch = of([SamplingParams(seed=row, **changes) for row in range(3)], 20000)
+    _, native = backends(case, VocabShard(0, 20000))
+    step = native.prepare(case.hidden_states, batch._view_of(3), torch.arange(3), 1)
+    words = torch.zeros(3, dtype=torch.int64)
+    native.best_words(step, words)
+    assert 0 < native.candidates[1] + native.whole[1] < 300
+
+
 @pytest.mark.parametrize("filters", [{"top_k": 5}, {"logprobs": 3}], ids=str)
 def test_a_plain_row_stores_its_logits_before_and_after_controls(filters):
     """The tables that a neighbour needs have nothing of this row."""

@@ -89,12 +89,15 @@ def can_raise(heap, top):
 
 @jit()
 def push_first(heap, upper, block, weight, hidden, row, head, stored):
-    """Push the order words of a block that can be among the largest.
+    """Push the order words of a block that can be among the largest; return how many it computed.
 
     Args:
         heap: int64 [count], the largest order words so far, the least first.
         upper: fp32 [BLOCK], upper ends of the logits; the others are as in `push_block`.
     """
+    computed = 0
+    if key_of(heap[0]) == KEY_NAN:  # nothing comes before the first NaNs
+        return computed
     lanes = lanes_reaching(upper, value_of(heap[0]), lanes_of(block))
     while lanes:
         j = lowest_lane(lanes)
@@ -104,7 +107,9 @@ def push_first(heap, upper, block, weight, hidden, row, head, stored):
         local = block.local - block.lane + j
         logit = exact_logits(weight, local, hidden, row, head)[1]
         stored[local] = logit
+        computed += 1
         push(heap, len(heap), pack(logit, block.base + j))
+    return computed
 
 
 @jit()
@@ -150,8 +155,8 @@ def draw_range(start, stop, part, arguments):
             them first.
         error_bound: fp32 [parts, rows of the memory], raised: how far an upper end is at most above
             its logit.
-        computed: int64 [parts, 2, R], added to: how many exact logits a row took one by one, and in
-            blocks without a proof.
+        computed: int64 [parts, 2, R], added to: how many exact logits a row took in blocks with a
+            proof, and in others.
     """
     weight, hidden, index, copy, draws, head, memory, listed, weighed, step = arguments[:10]
     best, first, error_bound, computed = arguments[10:]
@@ -178,7 +183,7 @@ def draw_blocks(shared, memory, of_rows, best, computed):
         block = block_at(weight, n)
         first_products(copy, quantised, weight, block, rows, products)
         for i in range(len(index)):
-            stored_row = memory.stored_rows[i]
+            stored_row, proof = memory.stored_rows[i], 0 if products.proved[i] else 1
             first_ends(copy, quantised, block, products, i, logits)
             if not plain[i]:
                 end_logits(logits, block, index[i], head, F32(1))
@@ -194,11 +199,10 @@ def draw_blocks(shared, memory, of_rows, best, computed):
                     put(logits, block, stored)
                 else:
                     error_bound[stored_row] = np.inf
-                push_first(
+                computed[proof, i] += push_first(
                     first[stored_row, : listed[i]], logits, block, weight, rows.hidden[i], index[i],
                     head, stored,
                 )  # fmt: skip
-            computed[1, i] += 0 if products.proved[i] else block.count
             if len(memory.raw) and draws_none(
                 listed[i], first[stored_row, 0], step[i], block, logits
             ):
@@ -207,11 +211,10 @@ def draw_blocks(shared, memory, of_rows, best, computed):
                 stream = stream_of(noise, i, s)
                 top = upper_scores(logits, block, stream, upper)
                 if can_raise(best[stored_row, s], top):
-                    taken = push_block(
+                    computed[proof, i] += push_block(
                         best[stored_row, s], upper, top, logits, block, stream, weight,
                         rows.hidden[i], index[i], head, stored,
                     )  # fmt: skip
-                    computed[0, i] += taken if products.proved[i] else 0
 
 
 @jit(entry=True)

@@ -104,7 +104,7 @@ def store_first_range(start, stop, part, arguments):
                 end_logits(lower, block, index[i], head, F32(-1))
             error_bound[i] = larger(error_bound[i], slack_of(upper, lower, block))
             put(upper, block, stored[memory.stored_rows[i]])
-    thresholds = np.empty(len(index), F32)
+    thresholds, is_nan = np.empty(len(index), F32), np.zeros(len(index), np.bool_)
     for i in range(len(index)):
         ends = stored[memory.stored_rows[i], weight.start : weight.stop]
         # As many logits reach the k-th largest end less the error bound.
@@ -121,8 +121,9 @@ def store_first_range(start, stop, part, arguments):
                 upper[k] = ends[block.local + k]
                 raw[block.local + k] = ends[block.local + k] = -np.inf
             lanes = lanes_reaching(upper, thresholds[i], ~U64(0))
-            while lanes:
+            while lanes and not is_nan[i]:  # a row with a NaN has no token
                 v = block.local + lowest_lane(lanes)
                 lanes &= lanes - U64(1)
                 raw[v], ends[v] = exact_logits(weight, v, rows.hidden[i], index[i], head)
                 computed[part, 0, i] += 1
+                is_nan[i] = ends[v] != ends[v]
