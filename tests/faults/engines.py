@@ -260,9 +260,15 @@ tpsample/integrations/sglang.py
     + index = torch.where(there, starts.unsqueeze(1) + offset + 1, len(kept.token_ids))
     > test_masks_are_the_kept_sets_of_the_rows_that_ask
     a row of SGLang keeps the request that stood there
-    - {request.rid: request for
-    + {row: request for row, request in enumerate(batch.reqs)} or {request.rid: request for
+    - return self._rows[with_sets].arrange(requests, load)
+    + numbers = list(range(len(requests)))
+    +         return self._rows[with_sets].arrange(numbers, lambda row: load(requests[row]))
     > test_rows_follow_their_requests_through_steps
+    a request of SGLang has the numbers of the last one of its name
+    - return self._rows[with_sets].arrange(requests, load)
+    + named = {request.rid: request for request in requests}
+    +         return self._rows[with_sets].arrange(list(named), lambda name: load(named[name]))
+    > test_a_request_may_have_the_name_of_one_that_is_done
     a greedy request of SGLang is drawn among its best token
     - temperature=0.0 if params.top_k == 1 else params.temperature,
     + temperature=params.temperature,
