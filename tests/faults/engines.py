@@ -269,6 +269,10 @@ tpsample/integrations/sglang.py
     + named = {request.rid: request for request in requests}
     +         return self._rows[with_sets].arrange(list(named), lambda name: load(named[name]))
     > test_a_request_may_have_the_name_of_one_that_is_done
+    a temperature of SGLang that fp32 cannot hold passes the door
+    - temperature = params.get("temperature")
+    + temperature = None
+    > test_a_number_that_cannot_be_taken_is_refused_at_the_door
     a greedy request of SGLang is drawn among its best token
     - temperature=0.0 if params.top_k == 1 else params.temperature,
     + temperature=params.temperature,

@@ -48,6 +48,19 @@ def test_a_field_that_is_not_honoured_is_refused_at_the_door(name):
         check_request(asked)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"temperature": 1e300}, "temperature: expected a finite fp32 number"),
+        ({"sampling_seed": 2**64}, "seed: expected None or an int of 64 bits"),
+    ],
+)
+def test_a_number_that_cannot_be_taken_is_refused_at_the_door(wrong, told):
+    check_request(request(temperature=None, sampling_seed=2**64 - 1))
+    with pytest.raises(ValueError, match=told):
+        check_request(request(**wrong))
+
+
 def test_deterministic_inference_keeps_the_sampler_that_was_asked_for(caplog):
     hooks = sglang.Hooks()
     hooks.backends.add("tpsample")

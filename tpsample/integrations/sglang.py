@@ -231,11 +231,14 @@ def params_of(request: Any, seed: int | None = None) -> SamplingParams:
 def check_request(request: Any) -> None:
     """Raise for what a request asks for and is not honoured, before it is let in.
 
+    An exception behind the door would end the server with everybody's requests.
+
     Args:
         request: `GenerateReqInput`, whose `sampling_params` is a mapping.
 
     Raises:
         UnsupportedParameter: (a ValueError) naming the field.
+        TypeError, ValueError: a temperature or a seed that SGLang takes and we cannot.
     """
     for name in REFUSED_OF_REQUEST:
         if getattr(request, name, None):
@@ -246,6 +249,10 @@ def check_request(request: Any) -> None:
             raise UnsupportedParameter(f"{name}: not supported with tpsample")
         if name not in (*SAMPLED, *LEFT_TO_SGLANG, *REFUSED):
             raise UnsupportedParameter(f"{name}: not known to tpsample")
+    temperature = params.get("temperature")
+    SamplingParams(
+        temperature=1.0 if temperature is None else temperature, seed=params.get("sampling_seed")
+    )
 
 
 def seed_of_request(request: Any) -> int:
