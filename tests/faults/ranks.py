@@ -305,6 +305,10 @@ tpsample/request/params.py
     + for name, value in named if name not in ("seed", "repetition_scope"))
     > test_ranks_with_other_requests_seeds_or_positions_are_told_which
 tpsample/ranks/process.py
+    ranks that have no sampler yet are told to reset it
+    - self.roll.way_out = NEW_GROUP
+    + self.roll.way_out = RESET
+    > test_ranks_that_did_not_meet_in_a_constructor_meet_over_a_new_group
     a sampler that nobody built is counted
     - self.shared.begun -= 1
     + pass

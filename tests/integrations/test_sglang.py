@@ -48,6 +48,19 @@ def test_a_field_that_is_not_honoured_is_refused_at_the_door(name):
         check_request(asked)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"temperature": 1e300}, "temperature: expected a finite fp32 number"),
+        ({"sampling_seed": 2**64}, "seed: expected None or an int of 64 bits"),
+    ],
+)
+def test_a_number_that_cannot_be_taken_is_refused_at_the_door(wrong, told):
+    check_request(request(temperature=None, sampling_seed=2**64 - 1))
+    with pytest.raises(ValueError, match=told):
+        check_request(request(**wrong))
+
+
 def test_deterministic_inference_keeps_the_sampler_that_was_asked_for(caplog):
     hooks = sglang.Hooks()
     hooks.backends.add("tpsample")
@@ -159,11 +172,16 @@ def test_tokens_are_the_oracles_and_a_row_of_nan_ends(caplog):
     assert expected[1] == int(logits[1].argmax())
 
 
+class Req:
+    """SGLang's, as its scheduler has it."""
+
+    def __init__(self, rid, sampling_params):
+        self.rid, self.sampling_params = rid, sampling_params
+
+
 def asked(rid, **more):
-    """SGLang's `Req`, as its scheduler has it."""
     fields = {"temperature": 1.0, "top_k": 1 << 30, "top_p": 1.0, "min_p": 0.0}
-    its = SimpleNamespace(**{**fields, "sampling_seed": None, **more})
-    return SimpleNamespace(rid=rid, sampling_params=its)
+    return Req(rid, SimpleNamespace(**{**fields, "sampling_seed": None, **more}))
 
 
 def batch_of(*requests):
@@ -193,6 +211,20 @@ def test_rows_follow_their_requests_through_steps(monkeypatch):
         logits = reference.logits(hidden, fakes.whole_weight())
         assert found == reference.sample(logits, alone, position).token_ids.tolist()
     assert loaded == [*"ab", "c", *"ba", "d"]
+
+
+def test_a_request_may_have_the_name_of_one_that_is_done():
+    place = sglang.Hooks()
+    place.armed = place.looked = True
+    place.head.lm_head = fakes.runner().model.lm_head
+    place.head.lm_head.org_vocab_size = V
+    place.processor = SimpleNamespace(logit_scale=None, final_logit_softcapping=None)
+    place.build("alone", 4, 8)
+    for seed, fields in ((1, {"top_k": 5}), (2, {"top_p": 0.5})):
+        place.keep_requests("made", batch_of(asked("a", sampling_seed=seed, **fields)))
+        batch = place.rows(with_sets=False).batch
+        assert batch.seed.tolist() == [seed]
+        assert batch.requests == (params_of(place.requests[0]),)
 
 
 def test_a_request_without_a_seed_has_sglangs_where_it_gives_one():

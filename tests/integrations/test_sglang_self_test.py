@@ -28,11 +28,14 @@ class Params(SimpleNamespace):
             vars(self).update(temperature=1.0, top_k=1)
 
 
-class Req(SimpleNamespace):
+class Req:
     """SGLang's request."""
 
+    lock: str
+    extend_end: int
+
     def __init__(self, rid: str, text: str, ids: Any, params: Params) -> None:
-        super().__init__(rid=rid, ids=list(ids), sampling_params=params, last_node="root")
+        self.rid, self.ids, self.sampling_params, self.last_node = rid, list(ids), params, "root"
         self.full_untruncated_fill_ids: list[int] = []
 
     def init_next_round_input(self, tree_cache: Any) -> None:

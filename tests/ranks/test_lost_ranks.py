@@ -179,6 +179,28 @@ def test_a_rank_that_stays_away_is_named_and_reset_recovers(exchange):
         assert "rank 1 did not answer" in found[rank][0]
 
 
+def _build_late(case: Case) -> str:
+    """Rank 1 comes to a constructor when the others have given up."""
+    rank = dist.get_rank()
+    dist.barrier()
+    time.sleep(2 * slowness() + GRACE_S + 1 if rank == 1 else 0)
+    with pytest.raises(PeerLost) as lost:
+        _make(case, "collective")
+    ready = dist.distributed_c10d._get_default_store()
+    ready.set(f"ready {rank}", "")
+    ready.wait([f"ready {other}" for other in range(dist.get_world_size())])
+    group = dist.new_group(timeout=timedelta(seconds=60 * slowness()))
+    sampler = _make(case, "collective", group=group)
+    assert_all_equal([sampler(case.hidden_states, case.batch, case.positions)], case.oracle())
+    return str(lost.value)
+
+
+def test_ranks_that_did_not_meet_in_a_constructor_meet_over_a_new_group():
+    """There is no sampler yet whose reset would help."""
+    for told in run_ranks(3, _build_late, Case.make(60, 3), group_timeout_s=2):
+        assert "If all ranks live, take a new process group; else restart the job" in told
+
+
 def _cut_off(case: Case) -> tuple[str, float]:
     """Rank 2 holds the store of the others, and is stopped while rank 0 misses a step."""
     rank, timeout = dist.get_rank(), timedelta(seconds=slowness())

@@ -170,6 +170,25 @@ def test_a_change_of_one_row_is_found_within_a_round():
         sampler(hidden_states, batch, step)
 
 
+@pytest.mark.parametrize("over", ["a module", "a tensor"])
+def test_a_change_of_one_row_of_an_assigned_weight_is_found_at_once(over):
+    """Torch counts it on the new tensor."""
+    head, new = head_of(1), head_of(2).weight.detach()
+    given = head if over == "a module" else head.weight
+    sampler, hidden_states = LMHeadSampler(given, screening="int8"), torch.randn(1, D)
+    batch = SamplingBatch.from_params([SamplingParams(temperature=0.0)], vocab_size=V)
+    head.load_state_dict({"weight": new}, assign=True)
+    sampler.refresh(*(() if over == "a module" else (head.weight,)))
+    for row in (100, 101):
+        sampler(hidden_states, batch, 1)
+        with torch.no_grad():
+            head.weight[row] = hidden_states[0] * 100 * row
+        with pytest.raises(ValueError, match=STALE):
+            sampler(hidden_states, batch, 2)
+        sampler.refresh()
+        assert sampler(hidden_states, batch, 3).token_ids.tolist() == [row]
+
+
 @pytest.mark.parametrize(
     ("new", "told"),
     [

@@ -47,7 +47,7 @@ class CallerTensors:
         given: the caller's tensors by argument, which may be DTensors; None leaves an argument out,
             and a module stands for its weight and its bias.
         settings: have the aliases.
-        moved: is called after an alias lies elsewhere in memory.
+        moved: is called after an alias lies elsewhere in memory, with the weight if it is that one.
 
     Attributes:
         warns: whether the next step warns if nobody else has a Parameter that is read. The first
@@ -58,7 +58,7 @@ class CallerTensors:
         self,
         given: Mapping[str, Tensor | nn.Module | None],
         settings: Settings,
-        moved: Callable[[], None],
+        moved: Callable[[Tensor | None], None],
     ) -> None:
         weight = given["lm_head_weight"]
         self._module = weight if isinstance(weight, nn.Module) else None
@@ -158,8 +158,8 @@ class CallerTensors:
                 "LMHeadSampler over it"
             )
         self._moving = True  # and it stays so if an interrupt comes before all is done
-        alias.data = new.detach()
-        self._moved()
+        alias.data = memory = new.detach()  # an alias has a count of changes of its own
+        self._moved(memory if name == "lm_head_weight" else None)
         self._moving = False
 
 

@@ -35,15 +35,18 @@ class Backend(ABC):
         self._num_ids = len(self._shard)
         self._scratch = Scratch(settings.device)
 
-    def rebind_weight(self) -> None:
+    def rebind_weight(self, weight: Tensor | None) -> None:
         """Bind anew to weight and bias, the same tensors, which now lie elsewhere in memory.
 
         Their shapes, dtypes, device and strides are those they had. A backend that has made
         something of an address or a slice of them makes it anew; the 8-bit copy waits for
         `refresh`.
+
+        Args:
+            weight: the caller's, whose changes torch counts; None if the bias alone has moved.
         """
-        if self.copy is not None:
-            self.copy.rebind_weight(self._weight[: self._num_ids])
+        if self.copy is not None and weight is not None:
+            self.copy.rebind_weight(weight[: self._num_ids])
 
     def compile_ahead(self) -> None:  # noqa: B027 (most backends compile where they step)
         """Compile what steps need as far as that is known without taking them."""

@@ -77,7 +77,8 @@ class Hooks(Sealed):
         head: keeps the hidden states of the last forward pass.
         processor: the `LogitsProcessor` that was given them.
         eos: the token that ends a request, for a row that has none.
-        requests: of the rows of this forward pass, in order, by SGLang's names.
+        requests: of the rows of this forward pass, in order. They stand for themselves, because a
+            client may give the name of one that is done to the next.
     """
 
     def __init__(self) -> None:
@@ -87,7 +88,7 @@ class Hooks(Sealed):
         self.head = HeadTap()
         self.processor: Any = None
         self.eos = 0
-        self.requests: dict[Hashable, Any] = {}
+        self.requests: list[Any] = []
         self._rows: dict[bool, EngineRows] = {}  # by whether they report kept sets
 
     def hand_on(
@@ -157,7 +158,7 @@ class Hooks(Sealed):
         """After `ForwardBatch.init_new`: keep the requests of its rows."""
         if self.armed:
             batch = next(value for value in (*args, *kwargs.values()) if hasattr(value, "reqs"))
-            self.requests = {request.rid: request for request in batch.reqs}
+            self.requests = list(batch.reqs)
         return forward_batch
 
     def rows(self, *, with_sets: bool, seeds: Tensor | None = None) -> StepRows:
@@ -166,13 +167,13 @@ class Hooks(Sealed):
         Args:
             seeds: int64 [B], SGLang's in deterministic inference, also of requests that name none.
         """
-        names = list(self.requests)
+        requests = self.requests
 
-        def load(name: Hashable) -> EngineRequest:
-            seed = None if seeds is None else int(seeds[names.index(name)])
-            return EngineRequest(params_of(self.requests[name], seed), (), (), self.eos)
+        def load(request: Hashable) -> EngineRequest:
+            seed = None if seeds is None else int(seeds[requests.index(request)])
+            return EngineRequest(params_of(request, seed), (), (), self.eos)
 
-        return self._rows[with_sets].arrange(names, load)
+        return self._rows[with_sets].arrange(requests, load)
 
     def build(self, group: Any, max_rows: int, kept_cap: int) -> LMHeadSampler:
         """Make the sampler over the LM head of the last forward pass. Collective.
@@ -230,11 +231,14 @@ def params_of(request: Any, seed: int | None = None) -> SamplingParams:
 def check_request(request: Any) -> None:
     """Raise for what a request asks for and is not honoured, before it is let in.
 
+    An exception behind the door would end the server with everybody's requests.
+
     Args:
         request: `GenerateReqInput`, whose `sampling_params` is a mapping.
 
     Raises:
         UnsupportedParameter: (a ValueError) naming the field.
+        TypeError, ValueError: a temperature or a seed that SGLang takes and we cannot.
     """
     for name in REFUSED_OF_REQUEST:
         if getattr(request, name, None):
@@ -245,6 +249,10 @@ def check_request(request: Any) -> None:
             raise UnsupportedParameter(f"{name}: not supported with tpsample")
         if name not in (*SAMPLED, *LEFT_TO_SGLANG, *REFUSED):
             raise UnsupportedParameter(f"{name}: not known to tpsample")
+    temperature = params.get("temperature")
+    SamplingParams(
+        temperature=1.0 if temperature is None else temperature, seed=params.get("sampling_seed")
+    )
 
 
 def seed_of_request(request: Any) -> int:

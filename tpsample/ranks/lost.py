@@ -6,6 +6,10 @@ from collections.abc import Sequence
 
 from tpsample.errors import PeerLost
 
+RESET = "call reset() on each"
+NEW_GROUP = "take a new process group"
+"""Ways out where all ranks live: of a sampler, and of a call that has none yet."""
+
 
 def peer_lost(
     missing: Sequence[int],
@@ -15,12 +19,14 @@ def peer_lost(
     *,
     since: str = "",
     alone: bool = False,
+    way_out: str = RESET,
 ) -> PeerLost:
     """Return the error that names the ranks that did not answer, or those that were too late.
 
     Args:
         since: from when on steps are counted, in words; nothing for the start.
         alone: several ranks are missing, and nobody else answered.
+        way_out: what helps if all ranks live.
     """
     when = "" if step is None else f" in step {step}{since}"
     which = "that step" if since else f"step {step}"
@@ -33,8 +39,8 @@ def peer_lost(
         who = f"{names(late) if late else 'some rank'} gave up or was too late{when}, but answers"
     reasons = "".join(f"; rank {rank}: {text}" for rank, text in said.items())
     return PeerLost(
-        f"exchange: {who}{reasons}{after}. If all ranks live, call reset() on each; else restart "
-        "the job without the lost ones",
+        f"exchange: {who}{reasons}{after}. If all ranks live, {way_out}; else restart the job "
+        "without the lost ones",
         missing or late,
         step,
     )

@@ -19,6 +19,7 @@ from torch import Tensor
 from tpsample.core.checks import describe
 from tpsample.core.digest import digest_text
 from tpsample.errors import PeerLost, RankMismatch
+from tpsample.ranks.lost import NEW_GROUP, RESET
 from tpsample.ranks.ranks import SAME_CALL, Ranks, Shared, gather_or_raise, require_equal
 from tpsample.ranks.roll_call import RollCall
 from tpsample.ranks.subgroups import group_timeout, subgroup
@@ -121,6 +122,7 @@ class ProcessRanks(Ranks):
                 raise RankMismatch(
                     f"{self.shared.left}; call reset() on every rank first, or take a new group"
                 )
+            self.roll.way_out = NEW_GROUP
             try:
                 self._begin(call)
                 yield
@@ -131,6 +133,8 @@ class ProcessRanks(Ranks):
                     self.shared.left = f"{type(error).__name__}: {error}"
                     self.roll.say(self.shared.left, refused=False)
                 raise
+            finally:
+                self.roll.way_out = RESET
 
     def _begin(self, call: str) -> None:
         """Send a digest of the call, as the first message of every other call has one."""

@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,7 +36,7 @@ from tpsample.core.repeated import repeated
 from tpsample.core.tensors import capturing
 from tpsample.errors import PeerLost, RankMismatch
 from tpsample.ranks.bounded_store import BoundedStore
-from tpsample.ranks.lost import names, peer_lost
+from tpsample.ranks.lost import RESET, names, peer_lost
 
 GRACE_S = 1.5
 """How long survivors wait for one another after a failure. With the store's calls before and after,
@@ -58,6 +59,7 @@ class RollCall:
     Attributes:
         number: how many samplers of the group were built up to this one; 0 before it is.
         step: number of the step this rank is in; None if nobody counts.
+        way_out: what helps ranks that lose each other now, and live.
     """
 
     def __init__(self, group: dist.ProcessGroup, rank: int, world_size: int) -> None:
@@ -68,6 +70,7 @@ class RollCall:
         self._generation = 0
         self._lost_at: float | None = None
         self.step: int | None = None
+        self.way_out = RESET
 
     def store(self, name: str) -> dist.Store:
         """Return a store that no earlier generation has written to, the same on every rank."""
@@ -230,13 +233,14 @@ class RollCall:
         steps = [answer["step"] for answer in answers if answer["step"] is not None]
         first = min(steps, default=step)
         since = " since the last reset" if self._generation else ""
+        how: dict[str, Any] = {"since": since, "way_out": self.way_out}
         if on_host:
             alone = 1 < len(silent) == self._world_size - 1
-            return peer_lost(silent, (), first, self.said(), since=since, alone=alone)
+            return peer_lost(silent, (), first, self.said(), alone=alone, **how)
         # A rank that is unheard but answers here was too late, or gave up before it sent.
         late = sorted({*unheard, *(rank for answer in answers for rank in answer["unheard"])})
         missing = [rank for rank in late if rank in silent]
-        return peer_lost(missing, late or reporting, first, self.said(), since=since)
+        return peer_lost(missing, late or reporting, first, self.said(), **how)
 
     def begin_anew(self, timeout_s: float) -> None:
         """Wait for all ranks, then forget who was missing. Collective.
@@ -321,8 +325,8 @@ class RollCall:
         """Return the error for a store that is gone, or that has not what this rank wrote."""
         return PeerLost(
             f"exchange: failed, and {self._store} does not answer either. If all ranks live "
-            "and the network is back, call reset() on each. Else the process that holds the "
-            "store, usually rank 0, is lost; restart the job",
+            f"and the network is back, {self.way_out}. Else the process that holds the store, "
+            "usually rank 0, is lost; restart the job",
             self._keepers(),
             step,
         )

@@ -109,15 +109,18 @@ class Int8Copy:
     def refresh(self) -> None:
         """Make the copy of the weight as it is now, in the same memory."""
         weight = self._weight
-        self._source = self._memory()
+        self._source: tuple[int, int | None] | None = self._memory()
         elements = GPU_CHUNK_ELEMENTS if weight.is_cuda else CHUNK_ELEMENTS
         step = whole(elements // max(1, weight.shape[1]) + 1, BLOCK)
         for start in range(0, len(self.norm), step):
             self._fill(weight, start, start + step)
 
     def rebind_weight(self, weight: Tensor) -> None:
-        """Be of this weight, of the same shape and dtype, from the next `refresh` on."""
-        self._weight = weight
+        """Be of this weight, of the same shape and dtype, from the next `refresh` on.
+
+        Torch counts changes by tensor, and an address may be that of an earlier weight.
+        """
+        self._weight, self._source = weight, None
 
     def is_current(self) -> bool:
         """Return whether nothing is known of a change of the weight. Waits for no device."""

@@ -70,8 +70,8 @@ class TritonBackend(Backend):
         self._scale = torch.ones(padded, dtype=torch.float32, device=device)
         self._launches: dict[tuple[Any, ...], _Launch | None] = {}
 
-    def rebind_weight(self) -> None:
-        super().rebind_weight()
+    def rebind_weight(self, weight: Tensor | None) -> None:
+        super().rebind_weight(weight)
         self._launches.clear()  # which know whether the weight is aligned
 
     def controls_of(self, rows: ControlRows) -> StepControls:
