@@ -485,7 +485,13 @@ class LMHeadSampler(Sealed):
             self.pipeline.desync.last = None
 
     def close(self) -> None:
-        """Release the exchange. Collective; every call that follows raises."""
+        """Release the exchange. Collective; every call that follows raises.
+
+        In a process that was forked it lets go of the copy alone, and nobody is told.
+        """
+        if self.ranks.inherited:
+            self.checks.closed = True
+            return
         with self.agreement.thread:
             if not self.checks.closed:
                 self.checks.closed = True

@@ -231,6 +231,19 @@ tpsample/ranks/ranks.py
     - while all(isinstance(value, Mapping) for value in values):
     + while not path:
     > test_ranks_are_told_the_same_and_go_on
+    a forked process sends over the connections of its parent
+    - if self.inherited:
+    + if False:
+    > test_a_forked_process_is_refused_and_its_parents_go_on
+tpsample/core/one_thread.py
+    a call in the middle of another of its thread goes on
+    - if self._inside is not None and self._is_running(self._inside):
+    + if False:
+    > test_a_call_in_the_middle_of_another_is_told
+    a call is refused after one that was interrupted as it ended
+    - return frame is not None
+    + return True
+    > test_a_call_that_was_interrupted_as_it_ended_is_not_in_the_way
 tpsample/agreement/step.py
     an argument that no call has is refused by its own rank alone
     - self.check_on_all_ranks(refuse_unknown, call, unknown)

@@ -652,7 +652,24 @@ def _of_inference_mode() -> SampleOutput:
     return SampleOutput(token_ids=ids, status=ids.int(), seeds=ids.clone())
 
 
+def inside_a_step(sampler: LMHeadSampler) -> object:
+    """Take a step whose hidden states take another one, whatever torch does with them."""
+
+    class Stepping(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, *args: Any, **named: Any) -> Any:
+            tokens(sampler, position=1)
+            return super().__torch_function__(*args, **named)
+
+    return sampler(HIDDEN.as_subclass(Stepping), batch_of(), 0)
+
+
 STEPS: dict[str, tuple[Callable[[LMHeadSampler], object], str]] = {
+    "a step in the middle of another": (
+        inside_a_step,
+        "sampler: this call began in the middle of another one of this thread, as in the handler "
+        "of a signal; make it after that one has returned",
+    ),
     **{
         f"{name} for {of.__qualname__}": (
             lambda sampler, of=of, name=name: refused(of, name, sampler),
