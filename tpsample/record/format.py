@@ -15,7 +15,6 @@ JSON is checked like a caller's. Memory stays within ten times the size of the f
 from __future__ import annotations
 
 import json
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,7 +38,7 @@ from tpsample.output import SampleOutput
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.as_json import from_json, to_json
 from tpsample.request.batch import SamplingBatch
-from tpsample.request.batch_checks import check_requests, request_list
+from tpsample.request.batch_checks import check_requests, request_list, token_lists
 from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
 
@@ -139,7 +138,7 @@ def write_record(
             raise TypeError(f"{name}: expected a tensor, got {describe(tensor)}")
         require_memory(name, tensor)
     tokens_so_far = {
-        name: [[operator.index(token_id) for token_id in row] for row in lists]
+        name: list(map(list, token_lists(name, lists, rows)))
         for name, lists in zip(TOKENS_SO_FAR, (prompt_token_ids, output_token_ids), strict=True)
         if lists is not None
     }
