@@ -1018,6 +1018,40 @@ def half_or(rank: int, other: Callable[[], object]) -> LMHeadSampler:
 
 
 TOGETHER: dict[str, tuple[Callable[[LMHeadSampler, int], object], str]] = {
+    **{
+        f"a warm-up with other {name}": (
+            lambda sampler, rank, changes=changes: sampler.warm_up(
+                **{"kinds": ["plain"], "rows": [1, 2], **(changes if rank else {})}
+            ),
+            "call: every rank must make the same call, got rank 0: warm_up of rows [1, 2], "
+            f"num_samples None, num_drafts 0, kinds ['plain'], rank 1: warm_up of {told}",
+        )
+        for name, changes, told in (
+            (
+                "kinds",
+                {"kinds": ["top_k"]},
+                "rows [1, 2], num_samples None, num_drafts 0, kinds ['top_k']",
+            ),
+            ("rows", {"rows": [1]}, "rows [1], num_samples None, num_drafts 0, kinds ['plain']"),
+            (
+                "draws",
+                {"num_samples": 2},
+                "rows [1, 2], num_samples 2, num_drafts 0, kinds ['plain']",
+            ),
+            (
+                "drafts",
+                {"num_drafts": 1},
+                "rows [1, 2], num_samples None, num_drafts 1, kinds ['plain']",
+            ),
+        )
+    },
+    "a prompt of other hidden states": (
+        lambda sampler, rank: LMHeadSampler(half(rank), backend="torch").prompt_logprobs(
+            HIDDEN + rank, torch.tensor([1, 2])
+        ),
+        "hidden_states: must be the same on every rank, by digest; look for a missing all-reduce "
+        "or broadcast before the LM head, got ",
+    ),
     "one call with draws of no kind on one rank": (
         lambda sampler, rank: sample_half(rank, num_samples=0 if rank else 2),
         "rank 1: num_samples: expected an int from 1 to 1048576, got 0",
