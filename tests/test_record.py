@@ -230,6 +230,8 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path):
     with pytest.raises(TypeError, match=r"^bias: expected a tensor, got \[0\]"):
         write_record(*step, 0, case.oracle(), bias=[0])  # type: ignore[arg-type]
     assert not (tmp_path / "step").exists()
+    with pytest.raises(ValueError, match=r"^record: cannot be written: .*Is a directory"):
+        write_record(tmp_path, *step[1:], 0, case.oracle())
 
 
 def test_a_model_is_not_downloaded_unless_that_is_allowed(tmp_path, monkeypatch):

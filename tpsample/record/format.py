@@ -195,6 +195,7 @@ class Record:
 
     def save(self, path: str | Path) -> None:
         """Write the file, if it can be read again."""
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         what = {
@@ -212,7 +213,10 @@ class Record:
             for name, tensor in self.tensors.items()
         }
         Record.of(text, copies)
-        save_file(copies, str(path), metadata={KEY: text})
+        try:
+            save_file(copies, str(path), metadata={KEY: text})
+        except SafetensorError as error:
+            raise ValueError(f"record: cannot be written: {error}") from error
 
     @staticmethod
     def of(text: str, tensors: dict[str, Tensor]) -> Record:
