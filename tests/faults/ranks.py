@@ -277,12 +277,12 @@ tpsample/agreement/step.py
     + return self.hidden_states
     > test_rows_that_are_not_drawn_may_have_any_hidden_states
     two threads are in one sampler
-    - self.thread.__enter__()
+    - self.thread.enter(sys._getframe(1))
     + pass
     > test_threads_draw_their_own_tokens_or_are_told[torch-60]
     a batch is not let go after a call
-    - batch.__exit__()
-    + str(batch)
+    - self._held.pop().__exit__()
+    + self._held.pop()
     > test_a_batch_that_is_busy_on_one_rank_is_told_to_every_rank
     samplers of two threads send at once
     - self._turn.acquire()

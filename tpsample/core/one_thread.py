@@ -38,7 +38,7 @@ class OneThread(AbstractContextManager[None]):
         return OneThread, (self._name, self._way_out)
 
 
-class OneCall(OneThread):
+class OneCall(AbstractContextManager[None]):
     """Lets one call into an object at a time, and none out of the middle of another.
 
     A thread gets into the middle of its own call by a signal's handler, or by the
@@ -54,8 +54,7 @@ class OneCall(OneThread):
     """
 
     def __init__(self, name: str, way_out: str, check: Callable[[], None]) -> None:
-        super().__init__(name, way_out)
-        self._check = check
+        self._name, self._thread, self._check = name, OneThread(name, way_out), check
         self._inside: FrameType | None = None  # whose body runs, until that has left
 
     def __enter__(self) -> None:
@@ -64,18 +63,18 @@ class OneCall(OneThread):
     def enter(self, body: FrameType) -> None:
         """Begin a call, whose body is a frame of this thread. `__exit__` ends it."""
         self._check()
-        super().__enter__()
+        self._thread.__enter__()
         if self._inside is not None and self._is_running(self._inside):
-            self._lock.release()
+            self._thread.__exit__()
             raise RuntimeError(
                 f"{self._name}: this call began in the middle of another one of this thread, as "
                 "in the handler of a signal; make it after that one has returned"
             )
         self._inside = body
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self._inside = None
-        super().__exit__(*error)
+        self._thread.__exit__()
 
     @staticmethod
     def _is_running(body: FrameType) -> bool:
