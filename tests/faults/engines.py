@@ -352,8 +352,8 @@ tpsample/record/verify.py
     > test_an_attribute_that_an_object_does_not_have_is_refused
 tpsample/record/trace.py
     a trace is one step longer
-    - inside = torch.arange(self.step) < until.unsqueeze(1)
-    + inside = torch.arange(self.step) <= until.unsqueeze(1)
+    - inside = torch.arange(self.step, device="cpu") < until.unsqueeze(1)
+    + inside = torch.arange(self.step, device="cpu") <= until.unsqueeze(1)
     > test_what_lies_behind_the_end_of_a_row_is_blank
 tpsample/core/machine.py
     an extra is looked for under a name that no index has

@@ -225,7 +225,7 @@ tpsample/request/selection.py
     + return {}
     > test_masks_by_slot_follow_the_slots
     a copied selection shares its rows and its masks
-    - return copy.deepcopy(self, {id(shared): shared for shared in (self._batch, self._table)})
+    - return copy.deepcopy(self, {id(shared): shared for shared in of_batch})
     + other = object.__new__(type(self))
     +         vars(other).update(vars(self))
     +         return other
