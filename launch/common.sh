@@ -23,6 +23,8 @@ fail() {
     exit 1
 }
 
+[[ $NPROC =~ ^[1-9][0-9]*$ ]] || fail "NPROC is '$NPROC': expected a number of ranks, from 1"
+
 # Show a command, then become it.
 start() {
     printf '%q ' "$@" >&2

@@ -20,6 +20,10 @@ fi
 [[ -n ${FIRST-} ]] || fail "FIRST is not set: name one of the machines, the same on all of them"
 [[ ${NNODES-} =~ ^[1-9][0-9]*$ ]] || fail "NNODES is '${NNODES-}': expected the number of machines"
 [[ $FIRST == *:* ]] || FIRST=$FIRST:29400
+port=${FIRST##*:}
+[[ $port =~ ^[1-9][0-9]{0,4}$ ]] && ((port < 65536)) ||
+    fail "FIRST is '$FIRST': expected a port below 65536 behind the colon, or none"
+[[ ${WAIT-25} =~ ^[0-9]+(\.[0-9]+)?$ ]] || fail "WAIT is '$WAIT': expected a number of seconds"
 
 if $dry_run; then
     is_first=0 first=${FIRST%:*} address=${ADDR-10.0.0.2}
@@ -32,5 +36,5 @@ fi
 
 # torchrun would look at names to find out which machine is the first, and they may mislead.
 start torchrun --nnodes "$NNODES" --nproc-per-node "$NPROC" --rdzv-backend c10d \
-    --rdzv-id "${JOB-tpsample}" --rdzv-endpoint "$first:${FIRST##*:}" \
+    --rdzv-id "${JOB-tpsample}" --rdzv-endpoint "$first:$port" \
     --rdzv-conf "is_host=$is_first" --local-addr "$address" -m tpsample.cli "$@"

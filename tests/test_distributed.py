@@ -106,6 +106,12 @@ def test_a_port_that_is_none_names_the_variable(port: str, monkeypatch: pytest.M
         pass
 
 
+@pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf"), "60", True])
+def test_a_timeout_is_a_number_of_seconds(timeout_s):
+    with pytest.raises(ValueError, match=r"^timeout_s: expected seconds above 0, up to 1000000000"):
+        join(timeout_s=timeout_s).__enter__()
+
+
 def test_alone_there_is_no_group() -> None:
     with join() as job:
         assert (job.rank, job.world_size, job.source) == (0, 1, "alone")

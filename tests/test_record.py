@@ -223,13 +223,15 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path):
         write_record(*step, -1, case.oracle())
     with pytest.raises(ValueError, match=r"prompt_token_ids: expected one list per row \(2\)"):
         write_record(*step, 0, case.oracle(), prompt_token_ids=[[1]])
-    with pytest.raises(TypeError, match="integer"):
+    with pytest.raises(TypeError, match=r"output_token_ids\[0\]: expected token ids, got 1\.5"):
         write_record(*step, 0, case.oracle(), output_token_ids=[[1.5], []])
     with pytest.raises(TypeError, match=r"^output: expected the SampleOutput .* got VerifyOutput"):
         write_record(*step, 0, VerifyOutput(*torch.zeros(4, 2).long()))  # type: ignore
     with pytest.raises(TypeError, match=r"^bias: expected a tensor, got \[0\]"):
         write_record(*step, 0, case.oracle(), bias=[0])  # type: ignore[arg-type]
     assert not (tmp_path / "step").exists()
+    with pytest.raises(ValueError, match=r"^record: cannot be written: .*Is a directory"):
+        write_record(tmp_path, *step[1:], 0, case.oracle())
 
 
 def test_a_model_is_not_downloaded_unless_that_is_allowed(tmp_path, monkeypatch):

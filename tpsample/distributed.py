@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store, TCPStore
 
-from tpsample.core.checks import describe
+from tpsample.core.checks import describe, real_number
 from tpsample.ranks.addresses import address_towards, interface_of
 from tpsample.ranks.process import ranks_of
 
@@ -40,6 +40,7 @@ _LAUNCHERS = {
 }
 
 
+_LONGEST_S = 10**9
 _WAY_OUT = "start with torchrun, or with mpirun and the package mpi4py"
 
 
@@ -81,7 +82,12 @@ def join(*, timeout_s: float = 60.0) -> Iterator[Job]:
 
     Raises:
         LaunchError: the launcher's variables are not enough, or there are more ranks than GPUs.
+        ValueError: a timeout that is no number of seconds.
     """
+    if not 0 < real_number(timeout_s) <= _LONGEST_S:
+        raise ValueError(
+            f"timeout_s: expected seconds above 0, up to {_LONGEST_S}, got {describe(timeout_s)}"
+        )
     job, store = _find(timedelta(seconds=timeout_s))
     device = device_of(job)
     if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:

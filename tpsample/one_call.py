@@ -14,6 +14,7 @@ from tpsample.core.vocab_shard import VocabShard
 from tpsample.output import SampleOutput
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
+from tpsample.request.step import Inputs
 from tpsample.sampler import LMHeadSampler
 
 
@@ -63,7 +64,8 @@ def sample(
             except Exception as wrong:  # which the peers, whose step has begun, are told
                 agreement.check_on_all_ranks(_refuse, wrong)
                 raise
-            return sampler(hidden_states, batch, positions, num_samples=num_samples)
+            pipeline, inputs = sampler.pipeline, Inputs(hidden_states)
+            return pipeline.finish(pipeline.start(inputs, batch, positions, num_samples))
 
 
 _FEW_ROWS = 256

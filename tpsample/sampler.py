@@ -16,6 +16,7 @@ from tpsample.agreement.construction import agree
 from tpsample.agreement.step_checks import MISSING, check_batch
 from tpsample.backends.over_zeros import list_over_zeros, verify_over_zeros
 from tpsample.backends.triton_.tile_table import tile_ends
+from tpsample.core.checks import check_tensor
 from tpsample.core.handles import handle_of
 from tpsample.core.sealed import Sealed
 from tpsample.core.tensors import ordinary_tensors
@@ -405,7 +406,12 @@ class LMHeadSampler(Sealed):
 
         Args:
             status: int32 [B], of a `SampleOutput` or a `VerifyOutput`.
+
+        Raises:
+            ValueError: another tensor.
         """
+        device = getattr(status, "device", self.weight.device)
+        check_tensor("status", status, (torch.int32,), "B", device, ", of an output of a call")
         self.pipeline.count_failed(status)
 
     def check(self) -> None:
@@ -485,7 +491,13 @@ class LMHeadSampler(Sealed):
             self.pipeline.desync.last = None
 
     def close(self) -> None:
-        """Release the exchange. Collective; every call that follows raises."""
+        """Release the exchange. Collective; every call that follows raises.
+
+        In a process that was forked it lets go of the copy alone, and nobody is told.
+        """
+        if self.ranks.inherited:
+            self.checks.closed = True
+            return
         with self.agreement.thread:
             if not self.checks.closed:
                 self.checks.closed = True

@@ -1,4 +1,5 @@
-"""A second thread in a sampler is told so, and two samplers of one group take turns."""
+"""A second thread in a sampler is told so, as is a call in the middle of another of its thread, and
+two samplers of one group take turns."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from tests.support import calls as collective
 from tests.support.calls import CALLS, V, batch_of, outcome, sampler_of
 from tests.support.cases import Case, own_sampler
+from tests.support.interrupts import Interrupt, interrupt_at
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 from tpsample import (
@@ -29,19 +31,29 @@ from tpsample import (
     reference,
     sample_draft,
 )
+from tpsample.core import one_thread
 
 BUSY = "sampler: a call is running in another thread"
+INSIDE = "sampler: this call began in the middle of another one of this thread"
 BUSY_BATCH = "batch: a call is running in another thread; give each thread a batch of its own"
 
 
-def _while_in_a_step(sampler: LMHeadSampler, case: Case, call: Callable[[], object]) -> str:
-    """Return what another thread is told that calls in the middle of a step, which stays right."""
+def _while_in_a_step(
+    sampler: LMHeadSampler, case: Case, call: Callable[[], object], *, threads: int
+) -> str:
+    """Return what a call in the middle of a step is told, which stays right.
+
+    Args:
+        threads: 2 for a call of another thread, 1 for one of the same.
+    """
     inside, told = sampler.local.best_words, []
 
     def pause(*args: object, **named: object) -> None:
-        with ThreadPoolExecutor(1) as pool:
-            error = pool.submit(call).exception()
-        told.append(f"{type(error).__name__}: {error}")
+        if threads == 1:
+            told.append(": ".join(outcome(call)))
+        else:
+            with ThreadPoolExecutor(1) as pool:
+                told.append(": ".join(pool.submit(outcome, call).result()))
         inside(*args, **named)  # type: ignore[arg-type]
 
     sampler.local.best_words = pause  # type: ignore[method-assign]
@@ -51,7 +63,10 @@ def _while_in_a_step(sampler: LMHeadSampler, case: Case, call: Callable[[], obje
     return told[0]
 
 
-def test_a_second_thread_is_told_by_every_call():
+@pytest.mark.parametrize(
+    ("threads", "message"), [(2, f"{BUSY}; build a sampler per thread"), (1, INSIDE)]
+)
+def test_a_call_in_the_middle_of_another_is_told(threads, message):
     case = Case.make(40, 3)
     sampler = LMHeadSampler(case.weight, backend="torch")
     logits = torch.zeros(3, 40)
@@ -63,10 +78,20 @@ def test_a_second_thread_is_told_by_every_call():
         sampler.warm_up,
     ]
     for call in calls:
-        told = _while_in_a_step(sampler, case, call)
-        assert told.startswith(f"RuntimeError: {BUSY}; build a sampler per thread"), told
+        told = _while_in_a_step(sampler, case, call, threads=threads)
+        assert told.startswith(f"RuntimeError: {message}"), told
     out = sampler(case.hidden_states, case.batch, case.positions)
     assert torch.equal(out.token_ids, case.oracle().token_ids)
+
+
+def test_a_call_that_was_interrupted_as_it_ended_is_not_in_the_way():
+    case, within = Case.make(40, 3), one_thread.__file__
+    sampler = LMHeadSampler(case.weight, backend="torch")
+    take = partial(sampler, case.hidden_states, case.batch, case.positions)
+    for instruction in range(1, interrupt_at(None, take, within) + 1):
+        with pytest.raises(Interrupt):
+            interrupt_at(instruction, take, within)
+        assert torch.equal(take().token_ids, case.oracle().token_ids), instruction
 
 
 def test_a_second_thread_in_a_batch_is_told():

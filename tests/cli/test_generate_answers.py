@@ -121,3 +121,7 @@ def test_a_record_of_a_text_is_confirmed_token_by_token(tiny: Path, tmp_path: Pa
     assert verified.stdout.count(": confirmed: token ") == 12
     refused = invoke(*COMMAND, "--model", "/nowhere", "--record", "/no/folder/x")
     assert refused.exit_code == 1 and "record: no folder '/no/folder'" in refused.stderr
+    refused = invoke(*COMMAND, "--model", "/nowhere", "--record", file.parent)
+    assert refused.exit_code == 1 and "is a folder; name a file in it" in refused.stderr
+    refused = invoke(*COMMAND, "--model", tiny, "--raw", "--prompt", "w1", "--prompt", "")
+    assert refused.exit_code == 1 and "prompt: '' has no token to continue" in refused.stderr

@@ -231,6 +231,19 @@ tpsample/ranks/ranks.py
     - while all(isinstance(value, Mapping) for value in values):
     + while not path:
     > test_ranks_are_told_the_same_and_go_on
+    a forked process sends over the connections of its parent
+    - if self.inherited:
+    + if False:
+    > test_a_forked_process_is_refused_and_its_parents_go_on
+tpsample/core/one_thread.py
+    a call in the middle of another of its thread goes on
+    - if self._inside is not None and self._is_running(self._inside):
+    + if False:
+    > test_a_call_in_the_middle_of_another_is_told
+    a call is refused after one that was interrupted as it ended
+    - return frame is not None
+    + return True
+    > test_a_call_that_was_interrupted_as_it_ended_is_not_in_the_way
 tpsample/agreement/step.py
     an argument that no call has is refused by its own rank alone
     - self.check_on_all_ranks(refuse_unknown, call, unknown)
@@ -264,12 +277,12 @@ tpsample/agreement/step.py
     + return self.hidden_states
     > test_rows_that_are_not_drawn_may_have_any_hidden_states
     two threads are in one sampler
-    - self.thread.__enter__()
+    - self.thread.enter(sys._getframe(1))
     + pass
     > test_threads_draw_their_own_tokens_or_are_told[torch-60]
     a batch is not let go after a call
-    - batch.__exit__()
-    + str(batch)
+    - self._held.pop().__exit__()
+    + self._held.pop()
     > test_a_batch_that_is_busy_on_one_rank_is_told_to_every_rank
     samplers of two threads send at once
     - self._turn.acquire()

@@ -198,6 +198,15 @@ def test_seeds_of_greedy_text_and_no_list_of_seeds_are_refused(model):
         adapter().generate(model, torch.tensor([[1, 2]]))
 
 
+def test_what_is_no_model_no_sampler_and_no_streamer_is_refused(model):
+    with pytest.raises(TypeError, match=r"^model: expected a model of transformers, got 'x'"):
+        adapter().sampler_of("x", 2)
+    with pytest.raises(TypeError, match=r"^sampler: expected one of sampler_of\(model\), got 'x'"):
+        generate(model, do_sample=True, sampler="x")
+    with pytest.raises(TypeError, match=r"^stream_to: expected a streamer of transformers, such"):
+        generate(model, do_sample=True, stream_to=3)
+
+
 def test_the_module_stands_for_its_function(model):
     """transformers would draw by itself without a word, because it calls no module."""
     options = {**KINDS["plain"], "seeds": [4, 5, 6]}

@@ -174,3 +174,5 @@ def test_padding_is_on_the_left():
         Prompts.of(IDS, MASK.flip(1))
     with pytest.raises(UnsupportedParameter, match="at least one id"):
         Prompts.of(IDS[:, :0], None)
+    with pytest.raises(UnsupportedParameter, match=r"^attention_mask: row 0 has no id that is not"):
+        Prompts.of(IDS, torch.zeros_like(MASK))

@@ -95,6 +95,9 @@ def test_a_machine_knows_its_own_addresses() -> None:
         ({"NNODES": "2"}, "nodes.sh: FIRST is not set"),
         ({"FIRST": "n1"}, "nodes.sh: NNODES is ''"),
         ({"FIRST": "n1", "NNODES": "two"}, "nodes.sh: NNODES is 'two'"),
+        ({"FIRST": "n1", "NNODES": "2", "NPROC": "0"}, "nodes.sh: NPROC is '0'"),
+        ({"FIRST": "n1:70000", "NNODES": "2"}, "nodes.sh: FIRST is 'n1:70000'"),
+        ({"FIRST": "n1", "NNODES": "2", "WAIT": "long"}, "nodes.sh: WAIT is 'long'"),
     ],
 )
 def test_nodes_says_what_is_missing(env: dict[str, str], message: str) -> None:

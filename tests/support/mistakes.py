@@ -23,6 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.two_tensor import TwoTensor
 
 from tpsample import (
+    Draft,
     LMHeadSampler,
     SampleOutput,
     SamplingBatch,
@@ -35,6 +36,8 @@ from tpsample import (
 )
 from tpsample.agreement import construction
 from tpsample.exchange import peer
+from tpsample.integrations.engine_rows import EngineRows
+from tpsample.record.format import write_record
 from tpsample.request.as_json import from_json
 
 V, D, B = 20, 4, 2
@@ -98,6 +101,11 @@ def tokens(
     """Return what a sampler draws of a batch, or of two plain rows."""
     found: list[int] = sampler(hidden, batch or batch_of(), position).token_ids.tolist()
     return found
+
+
+def tokens_and_all(sampler: LMHeadSampler) -> SampleOutput:
+    """Return what a sampler draws of two plain rows."""
+    return sampler(HIDDEN, batch_of(), 0)
 
 
 # -- requests and batches --------------------------------------------------------------------
@@ -168,6 +176,36 @@ def masked(name: str, change: Callable[[torch.Tensor], object]) -> SamplingBatch
 
 def free_memory(tensor: torch.Tensor) -> None:
     tensor.untyped_storage().resize_(0)
+
+
+def of_columns(**filters: Any) -> SamplingBatch:
+    return SamplingBatch.from_tensors(
+        vocab_size=V, temperature=torch.ones(B), seed=torch.arange(B), **filters
+    )
+
+
+def written() -> object:
+    """Read the temperatures of a selection after some were written to it."""
+    rows = batch_of().select(torch.tensor([0, 1]))
+    rows.temperature[:] = 0.5
+    return rows.temperature
+
+
+def moved_to(name: str, numbers: torch.Tensor) -> SamplingBatch:
+    """Return a batch one of whose tensors was given other numbers in other memory."""
+    batch = batch_of()
+    getattr(batch, name).data = numbers
+    return batch
+
+
+def engine_rows() -> EngineRows:
+    return EngineRows(V, B, torch.device("cpu"))
+
+
+def recorded(prompts: Any) -> None:
+    output = tokens_and_all(sampler_over())
+    requests = [SamplingParams(seed=row) for row in range(B)]
+    write_record("", HIDDEN, WEIGHT, requests, 0, output, prompt_token_ids=prompts)
 
 
 UNKNOWN = {
@@ -279,6 +317,36 @@ REQUESTS: dict[str, tuple[Callable[[], object], str]] = {
     "a device that is not here": (
         lambda: SamplingBatch.from_params([], vocab_size=V, device="cuda:99"),
         "device: torch has no 'cuda:99' here (",
+    ),
+    "a device of torch that is not installed": (
+        lambda: SamplingBatch.from_params([], vocab_size=V, device="hpu"),
+        "device: torch has no 'hpu' here (",
+    ),
+    "half a top_k on the host": (
+        lambda: of_columns(top_k=torch.tensor([2, 3]), host={"top_k": [2.5, 3]}),
+        "host: expected numbers of top_k, got [2.5, 3]",
+    ),
+    "a temperature that is written to a selection": (
+        written,
+        "selection.temperature: is a copy of the batch's, so nothing reads what was written to it; "
+        "write batch.temperature[slots] = values",
+    ),
+    "names in a set": (
+        lambda: engine_rows().arrange({"a"}, lambda _: None),  # type: ignore[arg-type, return-value]
+        "names: expected a list of the rows' names, got {'a'}",
+    ),
+    "a name of no request": (
+        lambda: engine_rows().arrange(["a"], lambda _: None),  # type: ignore[arg-type, return-value]
+        "load: expected an EngineRequest of 'a', got None",
+    ),
+    "a recorded prompt that is flat": (
+        lambda: recorded([5, 6]),
+        "prompt_token_ids[0]: expected a sequence of token ids, got 5; a batch takes one per row, "
+        "such as [[5, 6], []]",
+    ),
+    "a recorded prompt of no ids": (
+        lambda: recorded([[0.5], []]),
+        "prompt_token_ids[0]: expected token ids, got 0.5",
     ),
     "tokens of other rows": (
         lambda: batch_of(frequency_penalty=1).append(torch.zeros(3, dtype=torch.int64)),
@@ -633,6 +701,23 @@ SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
         "hidden_states: this sampler has no weight, lm_head_weight is [20, 0]; call sample_logits, "
         "or build it over the LM head",
     ),
+    "no sampler for drafts": (
+        lambda: sample_draft(None, torch.ones(B, V), batch_of(), 0, 0),  # type: ignore[arg-type]
+        "sampler: expected an LMHeadSampler, got None",
+    ),
+    "a batch for the sampler of a verification": (
+        lambda: verify(batch_of(), torch.ones(B, 1, D), torch.zeros(B, 0).long(), batch_of(), 0),  # type: ignore[arg-type]
+        "sampler: expected an LMHeadSampler, got SamplingBatch(2 rows of at most 2, vocab_size=20, "
+        "on cpu)",
+    ),
+    "no sampler for a verification of logits": (
+        lambda: verify_logits(None, torch.ones(B, 1, V), torch.zeros(B, 0).long(), batch_of(), 0),  # type: ignore[arg-type]
+        "sampler: expected an LMHeadSampler, got None",
+    ),
+    "an output for a status": (
+        lambda: sampler_over().count_failed([0, 1]),  # type: ignore[arg-type]
+        "status: expected a tensor [B] of int32 on cpu, of an output of a call, got [0, 1]",
+    ),
     "a sampler for a module": (
         lambda: sampler_over().forward(HIDDEN, batch_of(), 0),  # type: ignore[attr-defined]
         "LMHeadSampler has no forward; call it as sampler(hidden_states, batch, positions)",
@@ -652,7 +737,58 @@ def _of_inference_mode() -> SampleOutput:
     return SampleOutput(token_ids=ids, status=ids.int(), seeds=ids.clone())
 
 
+def inside_a_step(sampler: LMHeadSampler) -> object:
+    """Take a step whose hidden states take another one, whatever torch does with them."""
+
+    class Stepping(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, *args: Any, **named: Any) -> Any:
+            tokens(sampler, position=1)
+            return super().__torch_function__(*args, **named)
+
+    return sampler(HIDDEN.as_subclass(Stepping), batch_of(), 0)
+
+
+def freed_temperatures() -> SamplingBatch:
+    batch = batch_of()
+    free_memory(batch.temperature)
+    return batch
+
+
+def drafts_of(sampler: LMHeadSampler) -> list[Draft]:
+    """Return drafts of two rows, and of one."""
+    columns = len(sampler.shard)
+    first = Draft(torch.zeros(2).long(), torch.ones(2, columns), 0, "coupled", torch.zeros(2))
+    second = Draft(torch.zeros(1).long(), torch.ones(1, columns), 1, "coupled", torch.ones(1))
+    return [first, second]
+
+
 STEPS: dict[str, tuple[Callable[[LMHeadSampler], object], str]] = {
+    "seeds of another dtype in other memory": (
+        lambda sampler: tokens(sampler, moved_to("seed", torch.tensor([1, 2]).int())),
+        "batch.seed: stays in its place, and got other memory, as by batch.seed.data = …, which "
+        "nothing reads: torch.int32 (2,) on cpu; write batch.seed[:] = values",
+    ),
+    "more temperatures in other memory": (
+        lambda sampler: tokens(sampler, moved_to("temperature", torch.ones(3))),
+        "batch.temperature: stays in its place, and got other memory, as by batch.temperature.data "
+        "= …, which nothing reads: torch.float32 (3,) on cpu; write batch.temperature[:] = values",
+    ),
+    "temperatures that were freed": (
+        lambda sampler: tokens(sampler, freed_temperatures()),
+        "batch.temperature: its storage has 0 of 12 bytes; give it its numbers back before the "
+        "call, as FSDP's summon_full_params does",
+    ),
+    "drafts of other rows": (
+        lambda sampler: verify(sampler, torch.ones(1, 3, D), drafts_of(sampler), batch_of(), 0),
+        "draft_token_ids[1]: expected a draft of 2 rows, as the first is, got one of 1; draft "
+        "every row each time, and give lengths= to verify",
+    ),
+    "a step in the middle of another": (
+        inside_a_step,
+        "sampler: this call began in the middle of another one of this thread, as in the handler "
+        "of a signal; make it after that one has returned",
+    ),
     **{
         f"{name} for {of.__qualname__}": (
             lambda sampler, of=of, name=name: refused(of, name, sampler),
@@ -882,6 +1018,40 @@ def half_or(rank: int, other: Callable[[], object]) -> LMHeadSampler:
 
 
 TOGETHER: dict[str, tuple[Callable[[LMHeadSampler, int], object], str]] = {
+    **{
+        f"a warm-up with other {name}": (
+            lambda sampler, rank, changes=changes: sampler.warm_up(
+                **{"kinds": ["plain"], "rows": [1, 2], **(changes if rank else {})}
+            ),
+            "call: every rank must make the same call, got rank 0: warm_up of rows [1, 2], "
+            f"num_samples None, num_drafts 0, kinds ['plain'], rank 1: warm_up of {told}",
+        )
+        for name, changes, told in (
+            (
+                "kinds",
+                {"kinds": ["top_k"]},
+                "rows [1, 2], num_samples None, num_drafts 0, kinds ['top_k']",
+            ),
+            ("rows", {"rows": [1]}, "rows [1], num_samples None, num_drafts 0, kinds ['plain']"),
+            (
+                "draws",
+                {"num_samples": 2},
+                "rows [1, 2], num_samples 2, num_drafts 0, kinds ['plain']",
+            ),
+            (
+                "drafts",
+                {"num_drafts": 1},
+                "rows [1, 2], num_samples None, num_drafts 1, kinds ['plain']",
+            ),
+        )
+    },
+    "a prompt of other hidden states": (
+        lambda sampler, rank: LMHeadSampler(half(rank), backend="torch").prompt_logprobs(
+            HIDDEN + rank, torch.tensor([1, 2])
+        ),
+        "hidden_states: must be the same on every rank, by digest; look for a missing all-reduce "
+        "or broadcast before the LM head, got ",
+    ),
     "one call with draws of no kind on one rank": (
         lambda sampler, rank: sample_half(rank, num_samples=0 if rank else 2),
         "rank 1: num_samples: expected an int from 1 to 1048576, got 0",

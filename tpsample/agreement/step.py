@@ -16,6 +16,7 @@ would be merged with its peers' old ones.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from tpsample.agreement.arguments import refuse_unknown
 from tpsample.core.digest import digest_bits, digest_text
-from tpsample.core.one_thread import OneThread
+from tpsample.core.one_thread import OneCall, OneThread
 from tpsample.core.row_noise import SeedSource
 from tpsample.core.tensors import capturing
 from tpsample.errors import Desync, PeerLost, RankMismatch
@@ -99,10 +100,10 @@ class Call(NamedTuple):
 class StepAgreement:
     """Compares the steps of a sampler's ranks.
 
-    In a `with` statement, which may be nested, it lets one thread in and, if the body raises, tells
-    the peers why this rank cannot go on; they wait for it. Samplers over the same connections take
-    turns, because what two threads send would be mixed up. A batch that a check has found to be
-    free stays so until the body ends.
+    In a `with` statement it lets one call in and, if the body raises, tells the peers why this rank
+    cannot go on; they wait for it. Samplers over the same connections take turns, because what two
+    threads send would be mixed up. A batch that a check has found to be free stays so until the
+    body ends.
 
     Args:
         ranks: of the sampler.
@@ -117,8 +118,9 @@ class StepAgreement:
         self._ranks, self._seeds = ranks, seeds
         self._swap = exchange if isinstance(exchange, SwapExchange) else None
         self._refreshed = 0
-        self.thread = OneThread("sampler", "build a sampler per thread, or queue the calls")
-        self._held: list[OneThread | None] = []  # of batches, each body's behind a None
+        way_out = "build a sampler per thread, or queue the calls"
+        self.thread = OneCall("sampler", way_out, ranks.require_own_process)
+        self._held: list[OneThread] = []  # of batches
         self._turn = ranks.shared.turn if ranks.world_size > 1 else None
         self.reset()
 
@@ -126,20 +128,19 @@ class StepAgreement:
         """Begin what the peers take part in.
 
         Raises:
-            RuntimeError: another thread is inside.
+            RuntimeError: a call is running, or this process was forked by that of the ranks.
         """
-        self.thread.__enter__()
+        self.thread.enter(sys._getframe(1))
         if self._turn is not None:
             self._turn.acquire()
-        self._held.append(None)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if error is not None:
                 self._tell(error)
         finally:
-            while (batch := self._held.pop()) is not None:
-                batch.__exit__()
+            while self._held:
+                self._held.pop().__exit__()
             if self._turn is not None:
                 self._turn.release()
             self.thread.__exit__()

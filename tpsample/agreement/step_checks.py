@@ -221,7 +221,8 @@ class StepChecks:
             )
         check_int("top", top, 0, vocab_size)
         self._settings.ranks.require_group("prompt_logprobs")
-        return Call("prompt_logprobs", rows, num_samples=top, token_ids=ids)
+        how: dict[str, Any] = {"token_ids": ids, "hidden_states": hidden_states}
+        return Call("prompt_logprobs", rows, num_samples=top, **how)
 
     def warm_up(
         self, kinds: Sequence[Kind], rows: Sequence[int], num_samples: int | None, num_drafts: int
@@ -232,7 +233,8 @@ class StepChecks:
         samples = check_int("num_samples", check_num_samples(num_samples), 1, max_rows)
         check_kinds(kinds, rows, max_rows // samples)
         check_int("num_drafts", num_drafts, 0, max_rows - 1)
-        return Call("warm_up")
+        draws = f"num_samples {num_samples}, num_drafts {num_drafts}"  # which make its steps
+        return Call(f"warm_up of rows {list(map(int, rows))}, {draws}, kinds {[*kinds]}")
 
     def compare(self, hidden_states: Tensor | None) -> Call:
         """Return a comparison of the ranks."""

@@ -96,6 +96,8 @@ def generate(
     with report.errors():
         if record is not None and not record.parent.is_dir():
             raise ValueError(f"record: no folder {str(record.parent)!r} for {record.name}")
+        if record is not None and record.is_dir():
+            raise ValueError(f"record: {str(record)!r} is a folder; name a file in it")
         requests = requests_of(
             prompt or PROMPTS,
             temperature or (TEMPERATURES if not prompt else TEMPERATURES[2:3]),

@@ -65,9 +65,12 @@ class Request:
     def row(self, model: Model, *, raw: bool = False) -> Row:
         """Return the row that is to be drawn; `raw` as in `Model.prompt_token_ids`."""
         encode = partial(model.tokenizer.encode, add_special_tokens=False)
+        prompt_token_ids = model.prompt_token_ids(self.prompt, raw=raw)
+        if not prompt_token_ids:
+            raise ValueError(f"prompt: {describe(self.prompt)} has no token to continue")
         return Row(
             model,
-            model.prompt_token_ids(self.prompt, raw=raw),
+            prompt_token_ids,
             self.params(encode, model.eos_token_ids),
             stop=self.stop,
         )

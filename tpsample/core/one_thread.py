@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from types import FrameType
 
 
 class OneThread(AbstractContextManager[None]):
@@ -33,3 +36,50 @@ class OneThread(AbstractContextManager[None]):
     def __reduce__(self) -> tuple[type[OneThread], tuple[str, str]]:
         """A copy is another object's."""
         return OneThread, (self._name, self._way_out)
+
+
+class OneCall(AbstractContextManager[None]):
+    """Lets one call into an object at a time, and none out of the middle of another.
+
+    A thread gets into the middle of its own call by a signal's handler, or by the
+    ``__torch_function__`` of a tensor. A call that an exception has ended is not in the way,
+    wherever that arrived.
+
+    Args:
+        name, way_out: as of `OneThread`.
+        check: raises where no call may begin.
+
+    Raises:
+        RuntimeError: on entering, in the middle of a call, or while another thread is inside.
+    """
+
+    def __init__(self, name: str, way_out: str, check: Callable[[], None]) -> None:
+        self._name, self._thread, self._check = name, OneThread(name, way_out), check
+        self._inside: FrameType | None = None  # whose body runs, until that has left
+
+    def __enter__(self) -> None:
+        self.enter(sys._getframe(1))
+
+    def enter(self, body: FrameType) -> None:
+        """Begin a call, whose body is a frame of this thread. `__exit__` ends it."""
+        self._check()
+        self._thread.__enter__()
+        if self._inside is not None and self._is_running(self._inside):
+            self._thread.__exit__()
+            raise RuntimeError(
+                f"{self._name}: this call began in the middle of another one of this thread, as "
+                "in the handler of a signal; make it after that one has returned"
+            )
+        self._inside = body
+
+    def __exit__(self, *_: object) -> None:
+        self._inside = None
+        self._thread.__exit__()
+
+    @staticmethod
+    def _is_running(body: FrameType) -> bool:
+        """Return whether a frame is one of those that called this function."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame is not body:
+            frame = frame.f_back
+        return frame is not None

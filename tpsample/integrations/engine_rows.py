@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tpsample.core.checks import check_int, describe, lists_in_order
 from tpsample.core.sealed import Sealed
 from tpsample.core.tensors import ordinary_tensors
 from tpsample.request.batch import SamplingBatch
@@ -94,11 +95,23 @@ class EngineRows(Sealed):
             names: a name never stands for another request, and stands in a batch once.
             load: called for each row that was not in the batch of the step before, so also for
                 one that sat out a step; it returns all tokens so far.
+
+        Raises:
+            TypeError, ValueError: names without an order, what is no `EngineRequest`, or as
+                `SamplingBatch.arrange`; the rows stay as they were.
         """
+        if not lists_in_order(names):
+            raise TypeError(f"names: expected a list of the rows' names, got {describe(names)}")
         names = list(names)
         if names == self.rows.names:
             return self.rows
         joining = {name: load(name) for name in names if name not in self._requests}
+        for name, request in joining.items():
+            if not isinstance(request, EngineRequest):
+                raise TypeError(
+                    f"load: expected an EngineRequest of {describe(name)}, got {describe(request)}"
+                )
+            check_int("end", request.end, -(2**63), 2**63 - 1)
         known = self._requests | joining
         row_of = {name: row for row, name in enumerate(known)}
         self._batch.arrange(

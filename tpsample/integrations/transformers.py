@@ -85,6 +85,11 @@ def generate(
         )
     if seed is not None:
         raise TypeError(f"seed: got {describe(seed)}; pass seeds=, one per row, such as [1, 2]")
+    if stream_to is not None and not hasattr(stream_to, "put"):
+        raise TypeError(
+            "stream_to: expected a streamer of transformers, such as TextStreamer(tokenizer), got "
+            f"{describe(stream_to)}"
+        )
     _check(model, generation_config, synced_gpus)
     _check_dropped(inspect.currentframe())
     rows, mask = input_ids.shape[0], model_kwargs.get("attention_mask")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tpsample.agreement.caller_tensors import is_dtensor
+from tpsample.core.checks import describe
 from tpsample.core.score import Head, head_logits
 from tpsample.core.sealed import Sealed
 from tpsample.core.vocab_shard import VocabShard
@@ -65,8 +66,11 @@ class TransformersHead(Sealed):
 
         Raises:
             UnsupportedParameter: it is of a head with another scale, soft-cap or bias.
+            TypeError: it is none.
             ValueError: it is of a head of another size or dtype.
         """
+        if not isinstance(sampler, LMHeadSampler):
+            raise TypeError(f"sampler: expected one of sampler_of(model), got {describe(sampler)}")
         own: Any = sampler.settings
         if Head(**self.options) != own.head or (self.bias is None) != (own.bias is None):
             raise UnsupportedParameter(
@@ -139,6 +143,8 @@ def _rows(shard: VocabShard, weight: Tensor, bias: Tensor | None) -> tuple[Tenso
 
 
 def _linear(model: Any) -> Any:
+    if not hasattr(model, "get_output_embeddings"):
+        raise TypeError(f"model: expected a model of transformers, got {describe(model)}")
     lm_head = model.get_output_embeddings()
     if type(lm_head) is not torch.nn.Linear:
         raise UnsupportedParameter(

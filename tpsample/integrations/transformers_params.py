@@ -172,6 +172,11 @@ class Prompts:
                     "attention_mask: expected padding on the left alone; load the tokenizer with "
                     'padding_side="left"'
                 )
+            if length in padding:
+                raise UnsupportedParameter(
+                    f"attention_mask: row {padding.index(length)} has no id that is not padding; "
+                    "begin its prompt with one, such as that of the beginning of a text"
+                )
         rows = [ids[gap:] for ids, gap in zip(input_ids.tolist(), padding, strict=True)]
         return Prompts(rows, padding, length)
 

@@ -115,8 +115,13 @@ class ProcessRanks(Ranks):
     def can_exchange_tensors(self) -> bool:
         return True
 
+    @property
+    def inherited(self) -> bool:
+        return self.world_size > 1 and os.getpid() != self.shared.process
+
     @contextmanager
     def during(self, call: str) -> Iterator[None]:
+        self.require_own_process()
         with self.shared.turn:
             if self.shared.left is not None and self._backend != dist.Backend.NCCL:
                 raise RankMismatch(

@@ -6,6 +6,7 @@ ranks are added.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -69,6 +70,7 @@ class Shared:
         left: why a call was left half done; until a reset, no sampler goes on.
         renewed: the connections of the last reset, over which later samplers are built.
         turn: is held by the call that sends.
+        process: whose connections they are.
     """
 
     longest: int = 1
@@ -76,6 +78,7 @@ class Shared:
     left: str | None = None
     renewed: Any = None
     turn: Any = field(default_factory=threading.RLock)
+    process: int = field(default_factory=os.getpid)
 
     def make_room(self, max_rows: int) -> None:
         """Let there be room for the messages of a sampler with so many rows."""
@@ -153,6 +156,20 @@ class Ranks:
         """Whether a sum of tensors of this size sends each rank's to all the others."""
         small = self.world_size == 2 or own.nbytes <= _FEW_BYTES
         return own.device.type == "cpu" and small
+
+    @property
+    def inherited(self) -> bool:
+        """Whether the connections are those of the process that forked this one."""
+        return False
+
+    def require_own_process(self) -> None:
+        """Raise a RuntimeError if the connections are `inherited`."""
+        if self.inherited:
+            raise RuntimeError(
+                "group: its connections are those of the process that forked this one, and what "
+                "this one sends would be taken for that one's; sample there, or start this process "
+                "by spawn, with a process group of its own"
+            )
 
     def prepare(self, work: Callable[[], object]) -> None:
         """Do work that later waits of the ranks have no time for. Collective; not done by one."""

@@ -15,7 +15,6 @@ JSON is checked like a caller's. Memory stays within ten times the size of the f
 from __future__ import annotations
 
 import json
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,7 +39,7 @@ from tpsample.output import SampleOutput
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.as_json import from_json, to_json
 from tpsample.request.batch import SamplingBatch
-from tpsample.request.batch_checks import check_requests, request_list
+from tpsample.request.batch_checks import check_requests, request_list, token_lists
 from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
 
@@ -140,7 +139,7 @@ def write_record(
             raise TypeError(f"{name}: expected a tensor, got {describe(tensor)}")
         require_memory(name, tensor)
     tokens_so_far = {
-        name: [[operator.index(token_id) for token_id in row] for row in lists]
+        name: list(map(list, token_lists(name, lists, rows)))
         for name, lists in zip(TOKENS_SO_FAR, (prompt_token_ids, output_token_ids), strict=True)
         if lists is not None
     }
@@ -197,6 +196,7 @@ class Record:
 
     def save(self, path: str | Path) -> None:
         """Write the file, if it can be read again."""
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         what = {
@@ -214,7 +214,10 @@ class Record:
             for name, tensor in self.tensors.items()
         }
         Record.of(text, copies)
-        save_file(copies, str(path), metadata={KEY: text})
+        try:
+            save_file(copies, str(path), metadata={KEY: text})
+        except SafetensorError as error:
+            raise ValueError(f"record: cannot be written: {error}") from error
 
     @staticmethod
     def of(text: str, tensors: dict[str, Tensor]) -> Record:

@@ -445,6 +445,7 @@ class SamplingBatch(StepBatch):
                 f"batch: slots {self._table.empty} have no request; name the slots of the step by "
                 "batch.select, or drop these"
             )
+        self._table.require_places()
         if num_rows != (rows := self._table.row_seed.shape[0]):
             raise ValueError(
                 f"batch: expected {num_rows} rows, as hidden_states or logits have, got "

@@ -43,16 +43,14 @@ def check_requests(
             stacklevel=3,
         )
     lists = (
-        _token_lists("prompt_token_ids", prompts, len(requests)),
-        _token_lists("output_token_ids", outputs, len(requests)),
+        token_lists("prompt_token_ids", prompts, len(requests), first_row),
+        token_lists("output_token_ids", outputs, len(requests), first_row),
     )
     checked = []
     for row, (request, prompt, output) in enumerate(zip(requests, *lists, strict=True), first_row):
         if not isinstance(request, SamplingParams):
             raise TypeError(f"params[{row}]: expected SamplingParams, got {type(request).__name__}")
         request.check_vocab(vocab_size)
-        prompt = _ids(f"prompt_token_ids[{row}]", prompt)
-        output = _ids(f"output_token_ids[{row}]", output)
         outside = [token_id for token_id in output if not 0 <= token_id < vocab_size]
         if outside:
             raise ValueError(
@@ -121,15 +119,19 @@ def request_list(params: Any) -> list[Any]:
     return list(params)
 
 
-def _token_lists(name: str, lists: Any, num_rows: int) -> Sequence[Any]:
-    """Return one list of tokens so far per row; None stands for none so far."""
+def token_lists(name: str, lists: Any, num_rows: int, first_row: int = 0) -> list[tuple[int, ...]]:
+    """Return the tokens so far of each row; None stands for none so far.
+
+    Raises:
+        TypeError, ValueError: other values, naming the row, or lists of other rows.
+    """
     if lists is None:
         return [()] * num_rows
     if not is_listing(lists) or not isinstance(lists, (Sequence, Tensor)):
         raise TypeError(f"{name}: expected one list of token ids per row, got {describe(lists)}")
     if len(lists) != num_rows:
         raise ValueError(f"{name}: expected one list per row ({num_rows}), got {len(lists)}")
-    return list(lists)
+    return [_ids(f"{name}[{row}]", ids) for row, ids in enumerate(lists, first_row)]
 
 
 def check_sizes(vocab_size: Any, max_rows: Any, num_rows: int) -> int:
@@ -142,7 +144,7 @@ def check_device(device: Any) -> None:
     """Check that torch has a device here, before tensors are made on it."""
     try:
         torch.empty(0, device=device)
-    except (AssertionError, RuntimeError, TypeError) as error:
+    except (AssertionError, ImportError, RuntimeError, TypeError) as error:
         why = shorten(str(error).partition("\n")[0])
         raise ValueError(
             f"device: torch has no "

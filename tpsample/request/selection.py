@@ -98,6 +98,9 @@ class Selection(HasViews, StepBatch):
     @ordinary_tensors
     def _view(self) -> None:
         self._index = self._padded[: self.rows]
+        self._versions: dict[
+            str, int
+        ] = {}  # of the copies of `seed` and the like, as they are made
 
     @staticmethod
     def of(
@@ -145,6 +148,7 @@ class Selection(HasViews, StepBatch):
             _has_stepped=False,
         )
         self._assigned.clear()
+        self._versions.clear()
         none, (undrawn, bad) = self._table.slots, self._undrawn_rows
         index = self._index.copy_(slots).clamp_(PADDING, none).remainder_(none + 1)
         first = self._first.copy_(self._table.occupancy)
@@ -183,12 +187,28 @@ class Selection(HasViews, StepBatch):
     @property
     def temperature(self) -> Tensor:
         """fp32 [B], read of the batch. To change one, write to the batch."""
-        return torch.index_select(self._table.temperature, 0, self._index, out=self._temperature)
+        return self._copy_of("temperature", self._table.temperature, self._temperature)
 
     @property
     def seed(self) -> Tensor:
         """int64 [B], 64 bits, read of the batch as `temperature` is."""
-        return torch.index_select(self._table.seed, 0, self._index, out=self._seed)
+        return self._copy_of("seed", self._table.seed, self._seed)
+
+    def _copy_of(self, name: str, table: Tensor, out: Tensor) -> Tensor:
+        """Return what a column of the table holds for each row, unless the copy before was written.
+
+        Raises:
+            ValueError: it was, and nothing reads that.
+        """
+        versions, before = self._versions, out._version
+        if versions.pop(name, before) != before:
+            raise ValueError(
+                f"selection.{name}: is a copy of the batch's, so nothing reads what was written to "
+                f"it; write batch.{name}[slots] = values"
+            )
+        torch.index_select(table, 0, self._index, out=out)
+        versions[name] = out._version
+        return out
 
     @property
     def plan(self) -> BatchPlan:
@@ -201,6 +221,7 @@ class Selection(HasViews, StepBatch):
                 f"batch: expected {num_rows} rows, as hidden_states or logits have, got a "
                 f"selection of {self.rows} slots; pad slots with -1"
             )
+        self._table.require_places()
         if self._version != self._table.version:
             raise ValueError(
                 "batch: requests joined, left, moved or changed since this selection was made; "

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from tpsample.core import word
+from tpsample.core.checks import describe, require_memory
 from tpsample.core.one_thread import OneThread
 from tpsample.core.row_noise import SeedSource
 from tpsample.core.tensors import (
@@ -103,6 +104,23 @@ class RequestTable(HasViews):
         self.seed, self.occupancy = (self.numbers[i, : self.slots + 1] for i in (SEED, OCCUPANCY))
         # Kept, because torch.compile would compile anew for every length of a list it looks at.
         self.row_temperature, self.row_seed = self.temperature[:count], self.seed[:count]
+        self._places = self.row_temperature.data_ptr(), self.row_seed.data_ptr()
+
+    def require_places(self) -> None:
+        """Raise a ValueError if the numbers of rows lie elsewhere than the table, or are freed."""
+        temperature, seed = self.row_temperature, self.row_seed
+        now = temperature.data_ptr(), seed.data_ptr()
+        if now == self._places and temperature.shape == seed.shape:
+            return
+        is_hot = now[0] != self._places[0] or len(temperature) != len(self.entries)
+        name, given = ("temperature", temperature) if is_hot else ("seed", seed)
+        require_memory("batch.temperature", self.temperature)
+        require_memory("batch.seed", self.numbers)
+        self._view()  # so that it is as it was
+        raise ValueError(
+            f"batch.{name}: stays in its place, and got other memory, as by batch.{name}.data = …, "
+            f"which nothing reads: {describe(given)}; write batch.{name}[:] = values"
+        )
 
     def flagged(self, flag: int) -> list[int]:
         """Return the slots with a flag."""

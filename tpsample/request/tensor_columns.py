@@ -95,6 +95,10 @@ def _host_columns(host: Any, given: dict[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in given.items():
         try:
             column = torch.as_tensor(host[name], dtype=tensor.dtype)
+            if not tensor.dtype.is_floating_point:
+                whole = torch.as_tensor(host[name]) if len(column) else column
+                if whole.is_floating_point() or whole.dtype is torch.bool:
+                    raise TypeError("no integers")
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(
                 f"host: expected numbers of {name}, got {describe(host[name])}"

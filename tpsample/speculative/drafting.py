@@ -18,6 +18,7 @@ from tpsample.core.checks import (
     check_choice,
     check_int,
     check_tensor,
+    describe,
     positions_tensor,
     read_positions,
     require_plain,
@@ -68,7 +69,7 @@ class Draft:
         """Return tokens [B, K] and logits [B, K, V_local] of drafts in order; None for "coupled".
 
         Raises:
-            ValueError: drafts of another method, or in another order.
+            ValueError: drafts of another method, in another order, or of other rows.
         """
         for index, draft in enumerate(drafts):
             if (draft.method, draft.index) != (method, index):
@@ -76,6 +77,11 @@ class Draft:
                     f"draft_token_ids[{index}]: expected the draft of index {index} for method="
                     f'"{method}", got one of index {draft.index} for "{draft.method}"; pass '
                     "sample_draft what verify is called with"
+                )
+            if (rows := draft.token_ids.shape[0]) != (first := drafts[0].token_ids.shape[0]):
+                raise ValueError(
+                    f"draft_token_ids[{index}]: expected a draft of {first} rows, as the first is, "
+                    f"got one of {rows}; draft every row each time, and give lengths= to verify"
                 )
         token_ids = torch.stack([draft.token_ids for draft in drafts], dim=1)
         if method == "coupled":
@@ -118,7 +124,7 @@ def sample_draft(
         TypeError, ValueError: a wrong or unknown argument, before anything is sent. With several
             ranks every rank raises a RankMismatch (a ValueError) instead of the first.
     """
-
+    require_sampler(sampler)
     if unknown:
         sampler.agreement.refuse_unknown(sample_draft, unknown)
     if torch.compiler.is_compiling():
@@ -161,6 +167,12 @@ def sample_draft(
         if agreed._undrawn_rows is not None:
             token_ids = token_ids.masked_fill(agreed._undrawn_rows.rows, word.NO_TOKEN)
         return Draft(token_ids, draft_logits.detach(), int(index), method, at.clone())
+
+
+def require_sampler(sampler: object) -> None:
+    """Raise a TypeError for anything else, by which no other rank can be told."""
+    if not isinstance(sampler, LMHeadSampler):
+        raise TypeError(f"sampler: expected an LMHeadSampler, got {describe(sampler)}")
 
 
 def check_positions(drafts: Sequence[Draft], batch: StepBatch, positions: Tensor) -> None:

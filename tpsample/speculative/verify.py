@@ -28,6 +28,7 @@ from tpsample.speculative.drafting import (
     check_draft_logits,
     check_positions,
     check_request,
+    require_sampler,
 )
 
 
@@ -83,6 +84,7 @@ def verify(
         UnsupportedParameter: (a ValueError) "rejection" or "block", filters or logprobs between
             ranks without a process group.
     """
+    require_sampler(sampler)
     if unknown:
         sampler.agreement.refuse_unknown(verify, unknown)
     inputs = Inputs(hidden_states)
@@ -123,6 +125,7 @@ def verify_logits(
 
     The other arguments, what is returned and what is raised are those of `verify`.
     """
+    require_sampler(sampler)
     if unknown:
         sampler.agreement.refuse_unknown(verify_logits, unknown)
     inputs = Inputs(local_logits, are_logits=True, head_applied=head_applied)
