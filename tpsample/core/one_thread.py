@@ -78,7 +78,7 @@ class OneCall(AbstractContextManager[None]):
 
     @staticmethod
     def _is_running(body: FrameType) -> bool:
-        """Return whether a frame is one of those that called this function."""
+        """Return whether a frame is still on this thread's stack."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame is not body:
             frame = frame.f_back

@@ -98,9 +98,8 @@ class Selection(HasViews, StepBatch):
     @ordinary_tensors
     def _view(self) -> None:
         self._index = self._padded[: self.rows]
-        self._versions: dict[
-            str, int
-        ] = {}  # of the copies of `seed` and the like, as they are made
+        # Of the copies of `seed` and the like, as they are made.
+        self._versions: dict[str, int] = {}
 
     @staticmethod
     def of(
