@@ -422,7 +422,7 @@ tpsample/backends/numba_/kernels/draw.py
     native: the largest logit of a rough row is that of the last block
     - computed += 1
     -         push(heap, len(heap), pack(logit, block.base + j))
-    +         computed += 1
+    + computed += 1
     +         heap[0] = pack(logit, block.base + j)
     > backends/screening/test_filters.py::test_screened_rows_with_filters_draw_as_from_all_logits
 tpsample/backends/numba_/kernels/numbers.py
