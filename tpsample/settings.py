@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from tpsample.core.checks import describe
 from tpsample.core.row_noise import SeedSource
 from tpsample.core.score import Head
 from tpsample.core.vocab_shard import VocabShard
@@ -59,3 +60,9 @@ class Settings:
     def device(self) -> torch.device:
         """Where a step's tensors are."""
         return self.weight.device
+
+
+def require_sampler(value: object, expected: str = "an LMHeadSampler") -> None:
+    """Raise a TypeError for what has no settings of a sampler; no other rank can be told by it."""
+    if not isinstance(getattr(value, "settings", None), Settings):
+        raise TypeError(f"sampler: expected {expected}, got {describe(value)}")

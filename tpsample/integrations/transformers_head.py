@@ -16,6 +16,7 @@ from tpsample.core.sealed import Sealed
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.errors import UnsupportedParameter
 from tpsample.sampler import LMHeadSampler
+from tpsample.settings import require_sampler
 
 _PROBE = (-55.0, -7.0, -1.0, -0.125, 0.0, 0.5, 3.0, 31.0)
 
@@ -69,8 +70,7 @@ class TransformersHead(Sealed):
             TypeError: it is none.
             ValueError: it is of a head of another size or dtype.
         """
-        if not isinstance(sampler, LMHeadSampler):
-            raise TypeError(f"sampler: expected one of sampler_of(model), got {describe(sampler)}")
+        require_sampler(sampler, "one of sampler_of(model)")
         own: Any = sampler.settings
         if Head(**self.options) != own.head or (self.bias is None) != (own.bias is None):
             raise UnsupportedParameter(

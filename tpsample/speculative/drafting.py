@@ -18,7 +18,6 @@ from tpsample.core.checks import (
     check_choice,
     check_int,
     check_tensor,
-    describe,
     positions_tensor,
     read_positions,
     require_plain,
@@ -29,6 +28,7 @@ from tpsample.noise import DOMAIN_TOKEN
 from tpsample.output import SampleOutput
 from tpsample.request.step_batch import StepBatch
 from tpsample.sampler import LMHeadSampler
+from tpsample.settings import require_sampler
 
 Method = Literal["coupled", "rejection", "block"]
 """How drafts are accepted; see `tpsample.speculative.verify`."""
@@ -167,12 +167,6 @@ def sample_draft(
         if agreed._undrawn_rows is not None:
             token_ids = token_ids.masked_fill(agreed._undrawn_rows.rows, word.NO_TOKEN)
         return Draft(token_ids, draft_logits.detach(), int(index), method, at.clone())
-
-
-def require_sampler(sampler: object) -> None:
-    """Raise a TypeError for anything else, by which no other rank can be told."""
-    if not isinstance(sampler, LMHeadSampler):
-        raise TypeError(f"sampler: expected an LMHeadSampler, got {describe(sampler)}")
 
 
 def check_positions(drafts: Sequence[Draft], batch: StepBatch, positions: Tensor) -> None:

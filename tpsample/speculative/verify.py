@@ -21,6 +21,7 @@ from tpsample.request.plan import BatchView
 from tpsample.request.step import Inputs
 from tpsample.request.step_batch import StepBatch
 from tpsample.sampler import LMHeadSampler
+from tpsample.settings import require_sampler
 from tpsample.speculative.acceptance import verify_by_ratio
 from tpsample.speculative.drafting import (
     Draft,
@@ -28,7 +29,6 @@ from tpsample.speculative.drafting import (
     check_draft_logits,
     check_positions,
     check_request,
-    require_sampler,
 )
 
 
