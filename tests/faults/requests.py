@@ -400,7 +400,7 @@ tpsample/agreement/step_checks.py
     > test_a_call_wrong_on_one_rank_raises_the_same_on_every_rank[collective]
 tpsample/core/checks.py
     numbers are read that are still to be negated
-    - if tensor.is_neg():
+    - if is_plain and tensor.is_neg():
     + if False:
     > test_numbers_that_are_still_to_be_negated_are_refused
 tpsample/core/tensors.py

@@ -6,7 +6,7 @@ import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence, Set
 from numbers import Integral, Real
-from typing import Any, SupportsInt, TypeGuard
+from typing import Any, NoReturn, SupportsInt, TypeGuard
 
 import torch
 from torch import Tensor
@@ -46,8 +46,8 @@ def require_plain(name: str, value: object) -> None:
         what = "the whole of it, the same on every rank" if whole else "its part on this rank"
         call = "full_tensor" if whole else "to_local"
         raise TypeError(f"{name}: got a DTensor; pass {what}, {name}.{call}()")
-    if isinstance(value, Tensor):
-        _require_dense(name, value)
+    if isinstance(value, Tensor) and (value.layout is not torch.strided or value.is_nested):
+        _refuse_layout(name, value)
     by = "FakeTensorMode" if type(value).__name__ == "FakeTensor" else None
     if peek_interpreter_stack() is not None:
         by = "a transform of torch.func, such as vmap"
@@ -63,13 +63,12 @@ def require_plain(name: str, value: object) -> None:
         )
 
 
-def _require_dense(name: str, tensor: Tensor) -> None:
+def _refuse_layout(name: str, tensor: Tensor) -> NoReturn:
     """Raise a ValueError for a tensor whose numbers do not lie at its strides."""
-    if tensor.layout is not torch.strided or tensor.is_nested:
-        kind, way_out = f"one of layout {tensor.layout}", ".to_dense()"
-        if tensor.is_nested:
-            kind, way_out = "a nested one", ".to_padded_tensor(0)"
-        raise ValueError(f"{name}: expected a dense tensor, got {kind}; pass {name}{way_out}")
+    kind, way_out = f"one of layout {tensor.layout}", ".to_dense()"
+    if tensor.is_nested:
+        kind, way_out = "a nested one", ".to_padded_tensor(0)"
+    raise ValueError(f"{name}: expected a dense tensor, got {kind}; pass {name}{way_out}")
 
 
 def require_memory(name: str, tensor: Tensor) -> None:
@@ -78,36 +77,32 @@ def require_memory(name: str, tensor: Tensor) -> None:
     FSDP frees that of parameters between calls, and torch may put off to negate what is in it.
     Tensors of other classes, such as quantised ones, may keep their numbers in tensors inside.
     """
-    _require_dense(name, tensor)
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        _refuse_layout(name, tensor)
     if not tensor.numel():
         return
-    if type(tensor) in (Tensor, torch.nn.Parameter):
-        _require_numbers(name, tensor)
-    if not (tensor.is_meta or tensor.data_ptr()):
-        raise ValueError(
-            f"{name}: expected a tensor with its numbers in its own memory, got a "
-            f"{type(tensor).__name__} without memory; pass a plain tensor of these numbers"
-        )
-
-
-def _require_numbers(name: str, tensor: Tensor) -> None:
-    """Raise a ValueError if the storage of a plain tensor has other numbers, or too few."""
-    if tensor.is_neg():
+    is_plain = type(tensor) in (Tensor, torch.nn.Parameter)
+    if is_plain and tensor.is_neg():
         raise ValueError(
             f"{name}: torch has put off to negate its numbers, which are those of another tensor; "
             "call .resolve_neg()"
         )
-    if tensor.is_contiguous():
+    if is_plain:
         numbers = tensor.numel()
-    else:
-        ends = zip(tensor.shape, tensor.stride(), strict=True)
-        numbers = 1 + sum((size - 1) * step for size, step in ends)
-    needed = (tensor.storage_offset() + numbers) * tensor.itemsize
-    has = tensor.untyped_storage().nbytes()
-    if has < needed:
+        if not tensor.is_contiguous():
+            ends = zip(tensor.shape, tensor.stride(), strict=True)
+            numbers = 1 + sum((size - 1) * step for size, step in ends)
+        needed = (tensor.storage_offset() + numbers) * tensor.itemsize
+        has = tensor.untyped_storage().nbytes()
+        if has < needed:
+            raise ValueError(
+                f"{name}: its storage has {has} of {needed} bytes; give it its numbers back before "
+                "the call, as FSDP's summon_full_params does"
+            )
+    if not (tensor.data_ptr() or tensor.is_meta):
         raise ValueError(
-            f"{name}: its storage has {has} of {needed} bytes; give it its numbers back before the "
-            "call, as FSDP's summon_full_params does"
+            f"{name}: expected a tensor with its numbers in its own memory, got a "
+            f"{type(tensor).__name__} without memory; pass a plain tensor of these numbers"
         )
 
 
