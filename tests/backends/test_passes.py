@@ -71,6 +71,19 @@ def test_first_words_are_those_of_the_definition(twins, count):
     assert not first[:, ordered.shape[1] :].any()
 
 
+def test_a_group_that_is_not_chosen_lists_nothing_where_its_word_has_an_id():
+    """A word of 0 is that of the last id of the largest vocabulary, which a shard may hold."""
+    twins = Twins(*SHARDS[1])
+    first_id = word.MAX_VOCAB_SIZE - twins.logits.shape[1]
+    done = torch.arange(len(twins.logits)) % 2 == 0
+    plain, triton = (
+        replace(rows, first_id=first_id, done=done) for rows in (twins.plain, twins.triton)
+    )
+    for count in (9, 300):
+        assert equal(triton.first_words(count), plain.first_words(count))
+    assert not told(triton).best_scores(COUNT)[done].any()
+
+
 @pytest.mark.parametrize(
     ("shard", "num_samples"),
     [

@@ -229,6 +229,10 @@ tpsample/backends/triton_/kernels/order.py
     + tl.cumsum(listed.to(tl.int32), axis=0)
     > test_first_words_are_those_of_the_definition
 tpsample/backends/triton_/kernels/best_scores.py
+    kernel: best scores are taken of a group that nobody chose
+    - mask = (group_word > 0) & (columns >= 0)
+    + mask = (columns >= 0)
+    > test_a_group_that_is_not_chosen_lists_nothing_where_its_word_has_an_id
     kernel: best scores that decide nothing are weighed
     - if order > record:
     + if order > 0:
@@ -603,6 +607,10 @@ tpsample/backends/triton_/kernels/sums.py
     + mass = own_mass
     > test_programs_of_several_blocks[3]
 tpsample/backends/triton_/kernels/order.py
+    kernel: a group that is not chosen lists its words
+    - (columns < tl.where(group > 0, width, 0))
+    + (columns < width)
+    > test_a_group_that_is_not_chosen_lists_nothing_where_its_word_has_an_id
     kernel: of equal scores of a place the last id wins
     - beats = (values > best.numbers) |
     + beats = (values >= best.numbers) |
