@@ -30,15 +30,11 @@ NEEDS = (
 )
 SUITES = (
     *("tests/exchange", "tests/ranks", "tests/gpu", "tests/test_compiled.py"),
-    *(
-        "tests/test_interpreter.py",
-        "tests/test_distributed.py",
-        "tests/backends/numba_/test_launch.py",
-    ),
-    *("tests/backends/triton_/test_kernels.py", "tests/backends/triton_/test_tiles.py"),
-    *("tests/backends/triton_/test_control_kernels.py", "tests/backends/test_passes.py"),
-    "tests/backends/test_cuts.py",
-    *("tests/backends/triton_/test_step_launches.py",),
+    *("tests/test_interpreter.py", "tests/test_distributed.py"),
+    *("tests/backends/numba_/test_launch.py", "tests/backends/test_passes.py"),
+    *("tests/backends/test_cuts.py", "tests/backends/triton_/test_kernels.py"),
+    *("tests/backends/triton_/test_tiles.py", "tests/backends/triton_/test_control_kernels.py"),
+    "tests/backends/triton_/test_step_launches.py",
     *("tests/sampler/test_from_logits.py", "tests/sampler/test_other_samplers.py"),
     *("tests/sampler/test_warm_up.py", "tests/fuzz/test_fuzz.py"),
 )

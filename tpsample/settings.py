@@ -63,6 +63,6 @@ class Settings:
 
 
 def require_sampler(value: object, expected: str = "an LMHeadSampler") -> None:
-    """Raise a TypeError for what has no settings of a sampler; no other rank can be told by it."""
+    """Raise a TypeError for anything without a sampler's settings. It names no ranks to tell."""
     if not isinstance(getattr(value, "settings", None), Settings):
         raise TypeError(f"sampler: expected {expected}, got {describe(value)}")

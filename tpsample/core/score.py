@@ -26,7 +26,7 @@ from tpsample.core.row_noise import LOG2_E, RowNoise
 from tpsample.noise import tile_noise, token_noise
 
 LOGIT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-"""Of logits that a caller computed, and of biases: each of their numbers is one of fp32."""
+"""The dtypes that a caller's logits and biases may have. fp32 holds each of their numbers."""
 
 CHUNK_ELEMENTS = 2**18
 """Weights that a CPU converts at a time: 2 MB of float64, which its cache still holds when they are

@@ -8,7 +8,7 @@ from tpsample.errors import PeerLost
 
 RESET = "call reset() on each"
 NEW_GROUP = "take a new process group"
-"""Ways out where all ranks live: of a sampler, and of a call that has none yet."""
+"""The advice to ranks that all live: to those of a sampler, and to those that are building one."""
 
 
 def peer_lost(

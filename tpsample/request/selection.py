@@ -194,7 +194,7 @@ class Selection(HasViews, StepBatch):
         return self._copy_of("seed", self._table.seed, self._seed)
 
     def _copy_of(self, name: str, table: Tensor, out: Tensor) -> Tensor:
-        """Return what a column of the table holds for each row, unless the copy before was written.
+        """Return a column of the table for each row, unless a caller wrote to the last copy.
 
         Raises:
             ValueError: it was, and nothing reads that.

@@ -274,20 +274,20 @@ class StepBatch(KeepsTensors, Sealed, ABC):
         if mask is None:
             self._assigned.pop(name, None)
             return
-        self._check_mask(name, mask, told=name)
+        self._check_mask(name, mask, shown=name)
         if len(mask) < self.rows:
             raise ValueError(f"{name}: expected {self.rows} rows or more, got {describe(mask)}")
         self._table.make_controls()
         self._assigned[name] = Mask(mask, self._table.version)
 
-    def _check_mask(self, name: str, mask: Tensor, *, told: str) -> None:
-        """Raise a ValueError, which calls a mask as `told`, unless a step can read it."""
+    def _check_mask(self, name: str, mask: Tensor, *, shown: str) -> None:
+        """Raise a ValueError unless a step can read a mask, which the message calls `shown`."""
         of_ids = name == "forced_token_ids"
         dtype, width = (torch.int64, ()) if of_ids else (torch.int32, (num_words(self.vocab_size),))
-        check_tensor(told, mask, (dtype,), ("B", *width), self.device)
+        check_tensor(shown, mask, (dtype,), ("B", *width), self.device)
         if mask.shape[-1] > 1 and mask.stride(-1) != 1:
             raise ValueError(
-                f"{told}: expected a contiguous last axis, got {describe(mask)} with strides "
+                f"{shown}: expected a contiguous last axis, got {describe(mask)} with strides "
                 f"{mask.stride()}; call .contiguous()"
             )
 
@@ -297,7 +297,7 @@ class StepBatch(KeepsTensors, Sealed, ABC):
         It is the caller's, who may have resized or freed it since it was assigned.
         """
         for name, mask in self._assigned.items():
-            self._check_mask(name, mask.tensor, told=f"batch.{name}")
+            self._check_mask(name, mask.tensor, shown=f"batch.{name}")
             if mask.version != self._table.version:
                 raise ValueError(
                     f"batch.{name}: rows of the batch joined, left, moved or changed since it was "

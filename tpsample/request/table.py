@@ -107,13 +107,13 @@ class RequestTable(HasViews):
         self._places = self.row_temperature.data_ptr(), self.row_seed.data_ptr()
 
     def require_places(self) -> None:
-        """Raise a ValueError if the numbers of rows lie elsewhere than the table, or are freed."""
+        """Raise a ValueError if a caller gave the rows' numbers other memory, or freed it."""
         temperature, seed = self.row_temperature, self.row_seed
         now = temperature.data_ptr(), seed.data_ptr()
         if now == self._places and temperature.shape == seed.shape:
             return
-        is_hot = now[0] != self._places[0] or len(temperature) != len(self.entries)
-        name, given = ("temperature", temperature) if is_hot else ("seed", seed)
+        is_temperature = now[0] != self._places[0] or len(temperature) != len(self.entries)
+        name, given = ("temperature", temperature) if is_temperature else ("seed", seed)
         require_memory("batch.temperature", self.temperature)
         require_memory("batch.seed", self.numbers)
         self._view()  # so that it is as it was
