@@ -50,10 +50,11 @@ def _address(pointer: Any) -> int:
 
 def _three_ways(known: KnownLaunches, grid: tuple[int, ...], arguments: dict[str, Any]) -> None:
     """Launch by Triton, then as something new may be, then as something known."""
-    named_so = {name for name, value in arguments.items() if isinstance(value, torch.Tensor)}
+    whole = {**known._fixed, **arguments}
+    named_so = {name for name, value in whole.items() if isinstance(value, torch.Tensor)}
     assert all(name.endswith("_ptr") for name in named_so), f"a pointer by another name: {named_so}"
     made.clear()
-    known._kernel[grid](**arguments, **launcher.UNFUSED)
+    known._kernel[grid](**whole, **launcher.UNFUSED)
     for _ in range(2):
         _known_way(known, grid, arguments)
     by_triton, *others = made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import triton
@@ -18,7 +18,7 @@ from tpsample.backends.triton_.arguments import (
     make_mask,
 )
 from tpsample.backends.triton_.kernels.lm_head import lm_head_kernel
-from tpsample.backends.triton_.launcher import launch_kernel
+from tpsample.backends.triton_.launcher import PreparedLaunch
 from tpsample.backends.triton_.screen_launches import Screen
 from tpsample.backends.triton_.tile_table import (
     MAX_BLOCK_B,
@@ -35,11 +35,15 @@ from tpsample.request.controls.apply import ControlRows, StepControls
 from tpsample.request.step import Push, Step, TileWords
 from tpsample.settings import Settings
 
-_Launch: TypeAlias = tuple[tuple[int], dict[str, Any]]
-"""Grid and arguments of a launch, as far as they do not change from step to step."""
-
 _OFF = control_arguments(None)
 """The arguments of a step without request controls."""
+_NOTHING_STORED = dict.fromkeys(
+    (
+        *("logits_ptr", "stride_logits_b", "slot_ptr", "num_stored"),
+        *("tile_first_ptr", "tile_best_ptr", "stride_words"),
+    )
+)
+"""The arguments of a step that stores no logits."""
 
 
 class TritonBackend(Backend):
@@ -68,7 +72,7 @@ class TritonBackend(Backend):
         padded = settings.max_rows + MAX_BLOCK_B
         self._streams = torch.zeros(4, padded, dtype=torch.int32, device=device)
         self._scale = torch.ones(padded, dtype=torch.float32, device=device)
-        self._launches: dict[tuple[Any, ...], _Launch | None] = {}
+        self._launches: dict[tuple[Any, ...], PreparedLaunch | None] = {}
 
     def rebind_weight(self, weight: Tensor | None) -> None:
         super().rebind_weight(weight)
@@ -82,15 +86,17 @@ class TritonBackend(Backend):
     ) -> None:
         given, batch, logits = step.local_logits is not None, step.batch, step.logits
         inputs = step.hidden_states if step.local_logits is None else step.local_logits
-        controls, masks, edits = _OFF, False, False
+        controlled = masks = edits = False
         if step.controls is not None:
             controls = control_arguments(step.controls)
-            masks, edits = controls["mask_ptr"] is not None, has_edits(controls)
+            controlled, masks = True, controls["mask_ptr"] is not None
+            edits = has_edits(controls)
         screen = self.screen if self.screen is not None and self.screen.takes(step) else None
         if screen is not None and part == 0:
-            screen.launch(step, controls, self._streams, self._scale)
+            screen.launch(step, controls if controlled else _OFF, self._streams, self._scale)
         num_samples, stores = step.noise.num_samples, logits is not None
-        kind = inputs.shape[0], num_samples, given, masks, edits, stores, screen is not None
+        screened = screen is not None
+        kind = inputs.shape[0], num_samples, given, controlled, masks, edits, stores, screened
         key = part, parts, push is not None, self.tile, kind
         try:
             launch = self._launches[key]
@@ -98,32 +104,34 @@ class TritonBackend(Backend):
             launch = self._launches[key] = self._launch(part, parts, push, *kind)
         if launch is None:
             return
-        grid, arguments = launch
-        tile_words = step.tile_words
-        if stores and num_samples and (not tile_words or tile_words.size != arguments["BLOCK_V"]):
-            tile_words = step.tile_words = self._tile_words(step, num_samples, arguments["BLOCK_V"])
-        # One dictionary, because a call that merges several takes the host a microsecond more.
-        named = {
-            **arguments,
-            **controls,
+        others = {
             "hidden_ptr": inputs,
             "stride_hidden_b": inputs.stride(0),
             "seed_ptr": batch.seed,
             "position_ptr": step.noise.positions,
             "temperature_ptr": batch.temperature,
             "words_ptr": words,
+        }
+        if controlled:
+            others |= controls
+        if logits is not None:
+            others |= self._storing(step, logits, launch.fixed["BLOCK_V"])
+        launch(**others)
+
+    def _storing(self, step: Step, logits: Tensor, size: int) -> dict[str, Any]:
+        """Return the arguments of a step that stores logits, in tiles of so many ids."""
+        samples, tile_words = step.noise.num_samples, step.tile_words
+        if samples and (tile_words is None or tile_words.size != size):
+            tile_words = step.tile_words = self._tile_words(step, samples, size)
+        return {
             "logits_ptr": logits,
-            "stride_logits_b": None if logits is None else logits.stride(0),
-            "slot_ptr": None if logits is None else batch.plan.stored_place,
-            "num_stored": None if logits is None else logits.shape[0] // 2,
+            "stride_logits_b": logits.stride(0),
+            "slot_ptr": step.batch.plan.stored_place,
+            "num_stored": logits.shape[0] // 2,
             "tile_first_ptr": tile_words and tile_words.first,
             "tile_best_ptr": tile_words and tile_words.best,
             "stride_words": tile_words and tile_words.first.stride(0),
-            "listed_ptr": None if screen is None else screen.listed_ptr,
-            "num_listed_ptr": None if screen is None else screen.num_listed_ptr,
-            **early_launch(screen is not None and self._overlap),
         }
-        launch_kernel(lm_head_kernel, grid, **named)
 
     def _tile_words(self, step: Step, num_samples: int, size: int) -> TileWords:
         """Return memory for the words of tiles of so many ids."""
@@ -160,12 +168,13 @@ class TritonBackend(Backend):
         num_rows: int,
         num_samples: int,
         given: bool,
+        controlled: bool,
         masks: bool,
         edits: bool,
         stores: bool,
         listed: bool,
-    ) -> _Launch | None:
-        """Return what all steps of a kind share, or None if the part is empty."""
+    ) -> PreparedLaunch | None:
+        """Return the launch of all steps of a kind, or None if the part is empty."""
         start, stop = self._shard.start, self._shard.stop
         tile = self._tile_of(num_rows, edits, stores, given, listed)
         num_tiles = -(-(stop - start // 4 * 4) // tile.block_v) if stop > start else 0
@@ -175,7 +184,8 @@ class TritonBackend(Backend):
         if first == last:
             return None
         weight, head = self._weight, Head() if given else self._head
-        arguments = {
+        screen = self.screen if listed else None
+        fixed = {
             "weight_ptr": None if given else weight,
             "stride_weight_v": None if given else weight.stride(0),
             "stream_ptr": self._streams,
@@ -196,10 +206,16 @@ class TritonBackend(Backend):
             "OVERLAP": self._overlap,
             "PREFETCH": 0 if given else self._prefetch(tile),
             **push_arguments(push),
+            **({} if controlled else _OFF),
+            **({} if stores else _NOTHING_STORED),
+            "listed_ptr": screen and screen.listed_ptr,
+            "num_listed_ptr": screen and screen.num_listed_ptr,
+            **early_launch(listed and self._overlap),
             "num_warps": tile.num_warps,
             "num_stages": tile.num_stages,
         }
-        return ((last - first) * -(-num_rows // tile.block_b),), arguments
+        grid = ((last - first) * -(-num_rows // tile.block_b),)
+        return PreparedLaunch(lm_head_kernel, grid, **fixed)
 
     def _prefetch(self, tile: Tile) -> int:
         """Return how many bytes of each row a program asks for before it has made its noise.

@@ -9,10 +9,11 @@ the driver whether these are of a GPU: the arguments of a step are checked befor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
+from torch import Tensor
 from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
@@ -27,7 +28,8 @@ OPTIONS = ("num_warps", "num_stages", "launch_pdl")
 """Arguments of a launch that are Triton's, and not the kernel's."""
 UNFUSED = {"enable_fp_fusion": False}
 """Every kernel rounds every product, as its twin does; by itself each Triton does as it likes."""
-_RUN = JITFunction.run
+_RUN = JITFunction.run  # a function in its place sees every launch
+_NONE: Mapping[str, Any] = {}
 
 
 def launch_kernel(kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
@@ -39,13 +41,35 @@ def launch_kernel(kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
         arguments: all of the kernel's by name, and options of Triton such as num_warps.
     """
     known = _KNOWN.get(id(kernel))
-    if known is None and type(kernel) is JITFunction and not amd():
+    if known is None and _can_be_known(kernel):
         known = _KNOWN[id(kernel)] = KnownLaunches(kernel)
-    # A function in the place of Triton's own sees every launch.
     if known is None or JITFunction.run is not _RUN:
         kernel[grid](**arguments, **UNFUSED)
     else:
         known.launch(grid, arguments)
+
+
+class PreparedLaunch:
+    """Launches of a kernel that differ in few arguments, so that the host looks at these alone.
+
+    Args:
+        kernel, grid: as of `launch_kernel`.
+        fixed: arguments that stay as they are. Their tensors stay where they are.
+
+    Attributes:
+        fixed: the same, by name.
+    """
+
+    def __init__(self, kernel: Any, grid: tuple[int, ...], **fixed: Any) -> None:
+        self._kernel, self._grid, self.fixed = kernel, grid, fixed
+        self._known = KnownLaunches(kernel, fixed) if _can_be_known(kernel) else None
+
+    def __call__(self, **others: Any) -> None:
+        """Launch the kernel with its other arguments, by name."""
+        if self._known is None or JITFunction.run is not _RUN:
+            self._kernel[self._grid](**self.fixed, **others, **UNFUSED)
+        else:
+            self._known.launch(self._grid, others)
 
 
 class KnownLaunches:
@@ -53,13 +77,19 @@ class KnownLaunches:
 
     Args:
         kernel: for a GPU of NVIDIA. For AMD's the size of a tensor matters, too.
+        fixed: arguments of all of these launches, as of `PreparedLaunch`.
     """
 
-    def __init__(self, kernel: JITFunction[Any]) -> None:
-        self._kernel = kernel
-        pointers = [param for param in kernel.params if param.name.endswith("_ptr")]
-        numbers = [param for param in kernel.params if param not in pointers]
-        names = [param.name for param in (*pointers, *numbers)]
+    def __init__(self, kernel: JITFunction[Any], fixed: Mapping[str, Any] = _NONE) -> None:
+        self._kernel, self._fixed = kernel, fixed
+        params = [param for param in kernel.params if param.name not in fixed]
+        pointers = [param for param in params if param.name.endswith("_ptr")]
+        numbers = [param for param in params if param not in pointers]
+        kept = {param.name: fixed[param.name] for param in kernel.params if param.name in fixed}
+        self._kept = [
+            value.data_ptr() if isinstance(value, Tensor) else value for value in kept.values()
+        ]
+        names = [*(param.name for param in (*pointers, *numbers)), *kept]
         self._pointers = _values_of([param.name for param in pointers])
         self._numbers = _values_of([param.name for param in numbers])
         self._in_order = _values_of([names.index(name) for name in kernel.arg_names])
@@ -74,7 +104,7 @@ class KnownLaunches:
         """Launch by the binary of an equal launch, or by Triton if there was none.
 
         Args:
-            arguments: those of the kernel, and `OPTIONS`.
+            arguments: those of the kernel that are not fixed, and `OPTIONS`.
         """
         pointers, numbers = self._pointers(arguments), self._numbers(arguments)
         addresses = [0 if pointer is None else pointer.data_ptr() for pointer in pointers]
@@ -86,16 +116,22 @@ class KnownLaunches:
         binary = self._binaries.get(kind)
         if binary is not None:
             stream = driver.active.get_current_stream(device)
-            binary(*self._in_order((*addresses, *numbers)), stream=stream)
+            binary(*self._in_order((*addresses, *numbers, *self._kept)), stream=stream)
             return
-        assert arguments.keys() <= {*self._kernel.arg_names, *OPTIONS}
-        compiled = self._kernel[grid](**arguments, **UNFUSED)
+        named = {**self._fixed, **arguments}
+        assert named.keys() <= {*self._kernel.arg_names, *OPTIONS}
+        compiled = self._kernel[grid](**named, **UNFUSED)
         # Triton returns something else while another thread compiles, and None if a hook said so.
         if not isinstance(compiled, CompiledKernel):
             return
         if len(self._binaries) >= MOST_KNOWN:  # two threads may pass it together
             self._binaries.clear()
         self._binaries[kind] = compiled[(*grid, 1, 1)[:3]]
+
+
+def _can_be_known(kernel: Any) -> bool:
+    """Return whether a kernel is Triton's own, for a GPU whose launches are known by their kind."""
+    return type(kernel) is JITFunction and not amd()
 
 
 _KNOWN: dict[int, KnownLaunches] = {}
