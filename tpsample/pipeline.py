@@ -89,6 +89,8 @@ class Pipeline:
             view._note_step(self, inputs.given, call.positions, call.now, call.num_samples)
             if view._lacks_output and self._rebuilt.is_forgetful(view, view.seed, call.positions):
                 warnings.warn(REBUILT, stacklevel=3)
+            if view._names_slots:
+                self.local.read_slots(view)
             view = view._read()
         out = SampleOutput.empty(view.seed, num_samples) if out is None else out
         return self.begin(inputs, view, call.positions, out, call.num_samples)
@@ -165,7 +167,7 @@ class Pipeline:
                 with range_of("filters"):
                     cut = finish_logits(self.stored(step), step, self.ranks, payloads)
             if step.batch.undrawn is not None:
-                out.fill_skipped(*step.batch.undrawn)
+                self.local.fill_skipped(out, step.batch.undrawn)
             self.desync.last = step.noise.positions, out.seeds, out.token_ids
         return cut
 

@@ -190,7 +190,32 @@ tpsample/request/step_batch.py
     - if not (masks or tables.has_penalties
     + if not (tables.has_penalties
     > test_masks_by_slot_follow_the_slots
+tpsample/backends/triton_/kernels/slots.py
+    a slot is drawn for every row that names it
+    - drawn = inside & occupied & (earlier == 0)
+    + drawn = inside & occupied
+    > test_rows_find_the_slots_that_they_name[200]
+    rows look for an earlier one in their own block alone
+    - for start in range(0, (tl.program_id(0) + 1) * BLOCK, BLOCK):
+    + for start in range(tl.program_id(0) * BLOCK, (tl.program_id(0) + 1) * BLOCK, BLOCK):
+    > test_rows_find_the_slots_that_they_name[200]
+    a slot without a request is drawn on a GPU
+    - mask=inside, other=-1) >= 0
+    + mask=inside, other=-1) >= -1
+    > test_rows_find_the_slots_that_they_name[64]
+    padding has the status of a wrong slot
+    - tl.where(bad, STATUS_BAD_SLOT, 0)
+    + STATUS_BAD_SLOT + 0 * bad.to(tl.int32)
+    > test_rows_that_are_not_drawn_are_skipped[3]
+    only the first sample of a row is skipped
+    - for sample in range(num_samples):
+    + for sample in range(1):
+    > test_rows_that_are_not_drawn_are_skipped[3]
 tpsample/request/selection.py
+    a selection that steps again reads no seed anew
+    - _taken_again=False, _is_read=False)
+    + _taken_again=False)
+    > test_a_step_reads_what_was_written_to_the_batch_after_the_selection
     slots that the host does not know report no kept sets
     - kept_cap=kept_cap,
     -             fixed_rounds=True,

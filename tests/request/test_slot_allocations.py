@@ -49,7 +49,7 @@ def change(batch: SamplingBatch, slot: int, kind: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["plain", "controls"])
-def test_a_step_over_slots_allocates_nothing(name):
+def test_a_step_over_slots_allocates_nothing(name, monkeypatch):
     batch, sampler = slots_of(KINDS[name]), sampler_of("triton")
     masks = name == "controls"
     hidden_states, positions = torch.randn(6, D), torch.arange(6)
@@ -69,8 +69,9 @@ def test_a_step_over_slots_allocates_nothing(name):
         _, out = step(SLOTS, *kept)
     assert operators.made == []
     assert (out.token_ids >= 0).tolist() == [True, False, True, False, False, True]
-    if name == "plain":  # the number that tpsample/README.md says
-        assert len(noise_on_cpu(lambda: step(SLOTS, *kept)).split(", ")) == 15
+    if name == "plain":  # the copy that tpsample/README.md tells of
+        monkeypatch.setattr("tpsample.core.tensors.READ_ON", ())
+        assert noise_on_cpu(lambda: step(SLOTS, *kept)) == "aten.copy_.default"
     with Operators() as operators:  # the count sees what it forbids
         step(SLOTS)
     assert len(operators.made) > 9

@@ -37,6 +37,7 @@ from tpsample.ranks.ranks import Ranks
 from tpsample.request.kinds import KINDS
 from tpsample.request.plan import BatchView
 from tpsample.request.step import Inputs
+from tpsample.request.step_batch import StepBatch
 from tpsample.settings import Settings
 from tpsample.speculative import drawn_drafts
 from tpsample.speculative.acceptance import verify_by_ratio
@@ -119,7 +120,7 @@ def exchange(world_size: int) -> Exchange:
 
 
 def step(
-    batch: SamplingBatch,
+    batch: StepBatch,
     *,
     world_size: int = 1,
     num_samples: int = 1,
@@ -151,6 +152,8 @@ def step(
     weight = weight.zero_() if screened else weight
     backend = TritonBackend(settings_of(weight, shard, bias=bias, head=head, **options))
     backend.tile = tile
+    if batch._names_slots:
+        backend.read_slots(batch)
     positions, view = torch.zeros(batch.rows, dtype=torch.int64), batch._view_of(batch.rows)
     hidden_states = torch.empty(view.rows, D, dtype=dtype)
     out = SampleOutput.empty(view.seed, None if num_samples == 1 else num_samples)
@@ -159,6 +162,8 @@ def step(
     for part, own in enumerate(words.begin(begun.num_words)):
         backend.best_words(begun, own, part, words.parts, words.push)
     words.finish(out, view.seed)
+    if view.undrawn is not None:
+        backend.fill_skipped(out, view.undrawn)
     if view.plan.stored_index is None:
         return 0
     with Operators() as operators:
@@ -274,6 +279,7 @@ def cases(launches: list[tuple[Any, str]]) -> dict[str, Any]:
     }
     everything = {name: value for params in EXAMPLES.values() for name, value in params.items()}
     drafts = torch.zeros(ROWS, 2, dtype=torch.int64)
+    slots = SamplingBatch.of_slots(ROWS, vocab_size=V)
     grammar = torch.full((ROWS, -(-V // 32)), -1, dtype=torch.int32)
     forced = torch.full((ROWS,), -1, dtype=torch.int64)
     for name, requests in FIXED.items():
@@ -292,6 +298,7 @@ def cases(launches: list[tuple[Any, str]]) -> dict[str, Any]:
         "all together": lambda: step(batch_of(**everything)),
         "drafts": lambda: step(batch_of(**everything)._with_drafts(drafts)),
         "samples, head": lambda: step(batch_of(), num_samples=2, head=Head(0.5, 30.0)),
+        "slots": lambda: step(slots.select(torch.arange(ROWS))),
         "fp32": lambda: step(batch_of(), dtype=torch.float32, tile=Tile(64, 16, 32, 4, 2)),
         "weight at an odd address": lambda: step(batch_of(), odd_address=True),
         "screened": lambda: step(batch_of(), screened=True),

@@ -12,8 +12,9 @@ from tpsample.core.row_noise import RowNoise
 from tpsample.core.tensors import Scratch
 from tpsample.output import SampleOutput
 from tpsample.request.controls.apply import ControlRows, StepControls
-from tpsample.request.plan import BatchPlan, BatchView
+from tpsample.request.plan import BatchPlan, BatchView, Undrawn
 from tpsample.request.step import Found, Push, Step, rows_of_memory
+from tpsample.request.step_batch import StepBatch
 from tpsample.settings import Settings
 
 
@@ -85,6 +86,14 @@ class Backend(ABC):
     def memory_of_found(self, plan: BatchPlan, num_samples: int) -> Found | None:
         """Return memory of zeros for `Step.found`, if the backend finds more than logits."""
         return None
+
+    def read_slots(self, batch: StepBatch) -> None:
+        """Let a batch read the slots that its rows name, for a step that begins now."""
+        batch._read_slots()
+
+    def fill_skipped(self, out: SampleOutput, undrawn: Undrawn) -> None:
+        """Do `SampleOutput.fill_skipped` for the rows that are not drawn."""
+        out.fill_skipped(*undrawn)
 
     def controls_of(self, rows: ControlRows) -> StepControls:
         """Return the controls of a step's rows over the shard."""

@@ -106,6 +106,7 @@ def batches_of(
     because these decide how a token is found. Filtered ones are also in fixed rounds, which steps
     over slots are on a GPU. Rows of one filter alone may all be decided by their best scores, and
     others need a search. So a kind that is searched whatever its logits are comes with each filter.
+    Where kernels are compiled, rows that name slots come, too.
 
     Args:
         num_rows: of each batch; more where the filters of a mix need more.
@@ -135,6 +136,8 @@ def batches_of(
             yield _batch_of(mix, num_rows, many_logprobs=True, **how)
     if not compiled:
         return
+    slots = SamplingBatch.of_slots(num_rows, **how)
+    yield slots.select(torch.arange(num_rows, device=device))
     for mix in dict.fromkeys((*_sets_of(kinds, _OF_THE_HEAD), *_sets_of(kinds, _OF_THE_MASK))):
         yield _batch_of(mix, num_rows, **how)
         if num_drafts:

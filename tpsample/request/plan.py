@@ -34,6 +34,21 @@ class Undrawn(NamedTuple):
     bad: Tensor
 
 
+class SlotRows(NamedTuple):
+    """The rows of a selection, in memory that each step writes anew.
+
+    Attributes:
+        slots: int64 [B], the slot that each row reads, S if it is not drawn.
+        undrawn: which rows are not drawn.
+        temperature, seed: fp32 and int64 [B], those of the slots.
+    """
+
+    slots: Tensor
+    undrawn: Undrawn
+    temperature: Tensor
+    seed: Tensor
+
+
 class RowKinds(NamedTuple):
     """Indices of rows in the batch, and of the stored ones among the stored rows; int64 each.
 
@@ -276,6 +291,11 @@ class BatchView(NamedTuple):
     def _undrawn_rows(self) -> Undrawn | None:
         """The rows that are not drawn, under the name that a batch has for them."""
         return self.undrawn
+
+    @property
+    def _names_slots(self) -> bool:
+        """Whether some rows may not be drawn."""
+        return self.undrawn is not None
 
     @property
     def _stores_logits(self) -> bool:

@@ -42,9 +42,9 @@ from tpsample.core.tensors import (
 from tpsample.request.entries import ASKS, STATE, TOP
 from tpsample.request.filters import LogprobRows, RowFilters
 from tpsample.request.moving_on import Mask
-from tpsample.request.plan import BatchPlan, BatchView, Undrawn
+from tpsample.request.plan import BatchPlan, BatchView, SlotRows, Undrawn
 from tpsample.request.row_filter import keeps_all
-from tpsample.request.step_batch import StepBatch
+from tpsample.request.step_batch import ReadSlots, StepBatch
 from tpsample.request.table import RequestTable
 
 PADDING = -1
@@ -66,11 +66,12 @@ class Selection(HasViews, StepBatch):
         num_rows: B.
     """
 
-    _index: Tensor
-    _undrawn_rows: Undrawn
+    _names_slots = True
     _version: int  # of the table that it was taken of
     _known: list[int] | None = None  # the slots that rows read, where the host knows them
     _has_stepped = _taken_again = False
+    # Whether the rows have what the slots say, and whether temperatures and seeds are of this step.
+    _is_found = _is_read = False
 
     @ordinary_tensors
     def __init__(self, batch: StepBatch, table: RequestTable, num_rows: int) -> None:
@@ -78,12 +79,11 @@ class Selection(HasViews, StepBatch):
         self._batch, self.rows, self._scratch = batch, num_rows, Scratch(self.device)
         numbers = self._numbers = torch.arange(num_rows, device=self.device)
         self._stored_numbers = numbers.to(torch.int32)
-        # The slot that each row reads, S if it is not drawn.
-        self._padded = numbers.new_zeros(num_rows + -num_rows % ALIGNED)
-        self._first, self._seed = torch.empty_like(table.occupancy), torch.empty_like(numbers)
-        self._temperature = torch.empty_like(numbers, dtype=torch.float32)
+        self._named, self._first = torch.empty_like(numbers), torch.empty_like(table.occupancy)
+        self._padded = numbers.new_zeros(num_rows + -num_rows % ALIGNED)  # the index of the rows
         none = torch.zeros_like(numbers, dtype=torch.bool)
-        self._undrawn_rows = Undrawn(none, none.clone())
+        self._columns = numbers.to(torch.float32), torch.empty_like(numbers)
+        self._skipped = Undrawn(none, none.clone())
         self._view()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -97,7 +97,8 @@ class Selection(HasViews, StepBatch):
 
     @ordinary_tensors
     def _view(self) -> None:
-        self._index = self._padded[: self.rows]
+        index = self._padded[: self.rows]
+        self._slot_rows = SlotRows(index, self._skipped, *self._columns)
         # Of the copies of `seed` and the like, as they are made.
         self._versions: dict[str, int] = {}
 
@@ -145,24 +146,58 @@ class Selection(HasViews, StepBatch):
             _known=None if known is None else self._table.read_by(known),
             _taken_again=self._has_stepped,
             _has_stepped=False,
+            _is_found=False,
+            _is_read=False,
         )
         self._assigned.clear()
         self._versions.clear()
-        none, (undrawn, bad) = self._table.slots, self._undrawn_rows
-        index = self._index.copy_(slots).clamp_(PADDING, none).remainder_(none + 1)
+        self._named.copy_(slots)
+        return self
+
+    def _read_slots(self, read: ReadSlots | None = None) -> None:
+        rows, versions = self._slot_rows, self._versions
+        if read is None:
+            _ = self.temperature, self.seed
+        else:
+            self._refuse_written()
+            read(self._named, self._table, rows)
+            versions.update(temperature=rows.temperature._version, seed=rows.seed._version)
+        vars(self).update(_is_found=True, _is_read=True)
+
+    @property
+    def _found(self) -> SlotRows:
+        """The rows. Their slots are found when somebody asks, and those of a step on a GPU are by a
+        kernel, with temperatures and seeds."""
+        if self._is_found:
+            return self._slot_rows
+        vars(self)["_is_found"] = True
+        none, (index, (undrawn, bad), _, seed) = self._table.slots, self._slot_rows
+        index.copy_(self._named).clamp_(PADDING, none).remainder_(none + 1)
         first = self._first.copy_(self._table.occupancy)
         first.scatter_reduce_(0, index, self._numbers, "amin")
-        winner = torch.index_select(first, 0, index, out=self._seed)  # which is read later
+        winner = torch.index_select(first, 0, index, out=seed)  # which is read later
         torch.ne(winner, self._numbers, out=undrawn)
-        torch.ne(slots, PADDING, out=bad).logical_and_(undrawn)
+        torch.ne(self._named, PADDING, out=bad).logical_and_(undrawn)
         index.masked_fill_(undrawn, none)
-        return self
+        return self._slot_rows
+
+    @property
+    def _index(self) -> Tensor:
+        return self._found.slots
+
+    @property
+    def _undrawn_rows(self) -> Undrawn:
+        return self._found.undrawn
 
     @ordinary_tensors
     def _repeated(self, times: int) -> Selection:
         """Return the rows with each standing `times` times in a row."""
         repeated = Selection(self._batch, self._table, self.rows * times)
-        targets, sources = ((rows._index, *rows._undrawn_rows) for rows in (repeated, self))
+        vars(repeated)["_is_found"] = True
+        targets, sources = (
+            (rows.slots, *rows.undrawn, rows.temperature, rows.seed)
+            for rows in (repeated._slot_rows, self._found)
+        )
         for target, source in zip(targets, sources, strict=True):
             target.copy_(source.repeat_interleave(times))
         if self._known is not None:
@@ -186,28 +221,30 @@ class Selection(HasViews, StepBatch):
     @property
     def temperature(self) -> Tensor:
         """fp32 [B], read of the batch. To change one, write to the batch."""
-        return self._copy_of("temperature", self._table.temperature, self._temperature)
+        return self._copy_of("temperature", self._table.temperature)
 
     @property
     def seed(self) -> Tensor:
         """int64 [B], 64 bits, read of the batch as `temperature` is."""
-        return self._copy_of("seed", self._table.seed, self._seed)
+        return self._copy_of("seed", self._table.seed)
 
-    def _copy_of(self, name: str, table: Tensor, out: Tensor) -> Tensor:
-        """Return a column of the table for each row, unless a caller wrote to the last copy.
-
-        Raises:
-            ValueError: it was, and nothing reads that.
-        """
-        versions, before = self._versions, out._version
-        if versions.pop(name, before) != before:
-            raise ValueError(
-                f"selection.{name}: is a copy of the batch's, so nothing reads what was written to "
-                f"it; write batch.{name}[slots] = values"
-            )
+    def _copy_of(self, name: str, table: Tensor) -> Tensor:
+        """Return a column of the table for each row, unless a caller wrote to the last copy."""
+        self._refuse_written(name)
+        out: Tensor = getattr(self._found, name)
         torch.index_select(table, 0, self._index, out=out)
-        versions[name] = out._version
+        self._versions[name] = out._version
         return out
+
+    def _refuse_written(self, *names: str) -> None:
+        """Raise a ValueError if a caller wrote to the last copy of a column: nothing reads that."""
+        for name in names or tuple(self._versions):
+            before = getattr(self._slot_rows, name)._version
+            if self._versions.pop(name, before) != before:
+                raise ValueError(
+                    f"selection.{name}: is a copy of the batch's, so nothing reads what was "
+                    f"written to it; write batch.{name}[slots] = values"
+                )
 
     @property
     def plan(self) -> BatchPlan:
@@ -231,11 +268,13 @@ class Selection(HasViews, StepBatch):
         return self
 
     def _read(self, times: int = 1) -> BatchView:
-        vars(self).update(_has_stepped=True, _taken_again=False)
+        if not self._is_read:
+            self._read_slots()
+        vars(self).update(_has_stepped=True, _taken_again=False, _is_read=False)
         rows = self if times == 1 else self._repeated(times)
         plan = rows._plan_that_stores() if rows._stores_logits else rows._plain_plan
-        numbers = rows.temperature, rows.seed
-        return BatchView(*numbers, plan, self._controls(), rows._undrawn_rows)
+        _, undrawn, temperature, seed = rows._slot_rows
+        return BatchView(temperature, seed, plan, self._controls(), undrawn)
 
     @cached_property
     def _plain_plan(self) -> BatchPlan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -19,8 +19,11 @@ from tpsample.output import SampleOutput, VerifyOutput
 from tpsample.request.controls.apply import ControlRows
 from tpsample.request.controls.tables import num_words
 from tpsample.request.moving_on import Mask, MovingOn, SteppedRows
-from tpsample.request.plan import BatchPlan, BatchView, Undrawn
+from tpsample.request.plan import BatchPlan, BatchView, SlotRows, Undrawn
 from tpsample.request.table import RequestTable
+
+ReadSlots = Callable[[Tensor, RequestTable, SlotRows], None]
+"""It fills rows by the slots, int64 [B], that they name in a table; see `.selection`."""
 
 
 class StepBatch(KeepsTensors, Sealed, ABC):
@@ -43,9 +46,7 @@ class StepBatch(KeepsTensors, Sealed, ABC):
         "seed": "it stays in its place; write batch.seed[:] = values",
     }
 
-    # Of a selection: int64 [B], the slots that the rows read; and the rows that are not drawn.
-    _index: Tensor | None = None
-    _undrawn_rows: Undrawn | None = None
+    _names_slots = False  # whether the rows are slots of another batch, which may not be drawn
     _lacks_output = False  # whether rows look at their output, on a CPU, and came without any
 
     def __init__(
@@ -133,6 +134,23 @@ class StepBatch(KeepsTensors, Sealed, ABC):
             times: how often each row stands in a row, once per drafted position.
         """
 
+    def _read_slots(self, read: ReadSlots | None = None) -> None:
+        """Read the slots that the rows name, for a step that begins now.
+
+        Args:
+            read: how. Default: by operators of torch.
+        """
+
+    @property
+    def _index(self) -> Tensor | None:
+        """int64 [B], the slots that the rows of a selection read."""
+        return None
+
+    @property
+    def _undrawn_rows(self) -> Undrawn | None:
+        """The rows of a selection that are not drawn."""
+        return None
+
     @abstractmethod
     def _state_slots(self) -> Tensor:
         """Return int64 [B], where the controls of each row are."""
@@ -194,7 +212,7 @@ class StepBatch(KeepsTensors, Sealed, ABC):
             self._note_append(token_ids.shape[0])
             controls, moving = self._table.controls, self._moving
             if moving.needy is not None:
-                moving.append(token_ids, self.vocab_size, of_slots=self._index is not None)
+                moving.append(token_ids, self.vocab_size, of_slots=self._names_slots)
             if controls is not None and controls.looks_at_output:
                 columns = token_ids.unsqueeze(1) if token_ids.ndim == 1 else token_ids
                 slots = self._state_slots()
@@ -220,8 +238,9 @@ class StepBatch(KeepsTensors, Sealed, ABC):
         if not now:
             return
         of, masks = b"", self._assigned
-        if self._index is not None:
-            of, masks = bytes_of(self._index), self._binding()
+        index = self._index
+        if index is not None:
+            of, masks = bytes_of(index), self._binding()
         now, table = of + now, self._table
         written = 0 if of else table.temperature._version + table.numbers._version
         if not masks and self._moving.has_moved(now, id(by), table.version, written):

@@ -141,7 +141,7 @@ def sample_draft(
             batch._for_rows(num_rows),
             positions_tensor(positions, num_rows, draft_logits.device),
         )
-        read_positions(at, padded=rows._undrawn_rows is not None)
+        read_positions(at, padded=rows._names_slots)
         return Call(
             f"sample_draft {method}",
             num_rows,

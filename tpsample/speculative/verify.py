@@ -211,6 +211,7 @@ def _verify(
         agreed, at, drafts = call.batch, call.positions, call.token_ids
         assert isinstance(agreed, StepBatch) and at is not None and drafts is not None
 
+        sampler.local.read_slots(agreed)
         undrawn, room = agreed._undrawn_rows, room_of(sampler.backend)
         without = None if undrawn is None else undrawn.rows
         drafts, at_rows = room.drafted_rows(drafts, without, at, sampler.vocab_size)

@@ -141,6 +141,8 @@ def expected(name: str) -> list[str]:
     screen = SCREEN if "screened" in name else []
     masks = ["token_mask"] * name.endswith(MASKED)
     drafted = ["drafted_rows"] * name.startswith(VERIFICATIONS)
+    if name == "slots":
+        return ["read_slots", "lm_head", finish, "skip_rows"]
     return [*drafted, *masks, *screen, "lm_head", finish, *ways]
 
 

@@ -20,6 +20,7 @@ from tpsample.backends.triton_.arguments import (
 from tpsample.backends.triton_.kernels.lm_head import lm_head_kernel
 from tpsample.backends.triton_.launcher import PreparedLaunch
 from tpsample.backends.triton_.screen_launches import Screen
+from tpsample.backends.triton_.slots import fill_skipped, read_slots
 from tpsample.backends.triton_.tile_table import (
     MAX_BLOCK_B,
     Gpu,
@@ -31,8 +32,11 @@ from tpsample.backends.triton_.tile_table import (
 from tpsample.core.machine import compiler_doubt, interpreted
 from tpsample.core.score import Head
 from tpsample.core.weight_format import FORMATS, FP32
+from tpsample.output import SampleOutput
 from tpsample.request.controls.apply import ControlRows, StepControls
+from tpsample.request.plan import Undrawn
 from tpsample.request.step import Push, Step, TileWords
+from tpsample.request.step_batch import StepBatch
 from tpsample.settings import Settings
 
 _OFF = control_arguments(None)
@@ -77,6 +81,12 @@ class TritonBackend(Backend):
     def rebind_weight(self, weight: Tensor | None) -> None:
         super().rebind_weight(weight)
         self._launches.clear()  # which know whether the weight is aligned
+
+    def read_slots(self, batch: StepBatch) -> None:
+        batch._read_slots(read_slots)
+
+    def fill_skipped(self, out: SampleOutput, undrawn: Undrawn) -> None:
+        fill_skipped(out, undrawn)
 
     def controls_of(self, rows: ControlRows) -> StepControls:
         return StepControls.of(rows, self._shard, make_mask)

@@ -1,0 +1,81 @@
+"""The rows of a step over slots: which are drawn, and what the tokens of the others are.
+
+Twins: `Selection` of `tpsample.request.selection`, and `SampleOutput.fill_skipped`.
+"""
+
+import triton
+import triton.language as tl
+
+from tpsample.backends.triton_.kernels.constant import Constant
+from tpsample.core import word
+
+NO_TOKEN = Constant(word.NO_TOKEN)
+STATUS_BAD_SLOT = Constant(int(word.Status.BAD_SLOT))
+PADDING = Constant(-1)
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_slots"])
+def read_slots_kernel(
+    # inputs
+    slot_ptr,  # [num_rows] int64, as the caller named them
+    occupancy_ptr,  # [num_slots + 1] int64, below 0 where there is no request
+    temperature_ptr,  # [num_slots + 1] fp32
+    seed_ptr,  # [num_slots + 1] int64
+    # outputs
+    index_ptr,  # [num_rows] int64, the slot that a row reads, num_slots if it is not drawn
+    undrawn_ptr,  # [num_rows] bool
+    bad_ptr,  # [num_rows] bool, of rows that are not drawn those that are no padding
+    row_temperature_ptr,  # [num_rows] fp32
+    row_seed_ptr,  # [num_rows] int64
+    # sizes
+    num_rows,
+    num_slots,
+    BLOCK: tl.constexpr,
+):
+    """Find the slots that rows read. Grid: (ceil(num_rows / BLOCK),)."""
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offs < num_rows
+    slots = tl.load(slot_ptr + offs, mask=mask, other=PADDING)
+    inside = (slots >= 0) & (slots < num_slots)
+    occupied = tl.load(occupancy_ptr + slots, mask=inside, other=-1) >= 0
+    # The first row that names a slot has it.
+    earlier = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, (tl.program_id(0) + 1) * BLOCK, BLOCK):
+        others = start + tl.arange(0, BLOCK)
+        named = tl.load(slot_ptr + others, mask=others < num_rows, other=PADDING)
+        same = (named[None, :] == slots[:, None]) & (others[None, :] < offs[:, None])
+        earlier = tl.maximum(earlier, tl.max(same.to(tl.int32), axis=1))
+    drawn = inside & occupied & (earlier == 0)
+    index = tl.where(drawn, slots, num_slots)
+    tl.store(index_ptr + offs, index, mask=mask)
+    tl.store(undrawn_ptr + offs, drawn == 0, mask=mask)
+    tl.store(bad_ptr + offs, (drawn == 0) & (slots != PADDING), mask=mask)
+    temperature = tl.load(temperature_ptr + index, mask=mask)
+    tl.store(row_temperature_ptr + offs, temperature, mask=mask)
+    tl.store(row_seed_ptr + offs, tl.load(seed_ptr + index, mask=mask), mask=mask)
+
+
+@triton.jit(
+    do_not_specialize=["num_rows", "num_samples"],
+    do_not_specialize_on_alignment=["token_ptr", "status_ptr"],
+)
+def skip_rows_kernel(
+    # inputs
+    undrawn_ptr,  # [num_rows] bool
+    bad_ptr,  # [num_rows] bool
+    # outputs
+    token_ptr,  # [num_rows, num_samples] int64
+    status_ptr,  # [num_rows] int32
+    # sizes
+    num_rows,
+    num_samples,
+    BLOCK: tl.constexpr,
+):
+    """Write the tokens and the status of rows that are not drawn. Grid as above."""
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    undrawn = tl.load(undrawn_ptr + offs, mask=offs < num_rows, other=0) != 0
+    bad = tl.load(bad_ptr + offs, mask=undrawn, other=0) != 0
+    tl.store(status_ptr + offs, tl.where(bad, STATUS_BAD_SLOT, 0), mask=undrawn)
+    for sample in range(num_samples):
+        tokens = tl.full((BLOCK,), NO_TOKEN, tl.int64)
+        tl.store(token_ptr + offs * num_samples + sample, tokens, mask=undrawn)
