@@ -59,6 +59,7 @@ class LMHeadSampler(Sealed):
             its mesh brings its rows: `shard`, `group` and `vocab_size` follow from it. A module
             brings its `weight` and `bias`, which are looked up in each step: the next step reads
             whatever takes their place, as `load_state_dict(assign=True)` and `tie_weights` do it.
+            Its forward and its hooks are not called; see `sample_logits` for one that needs them.
         vocab_size: V, at most 2^20; must match. Default: where the shards or weight rows end.
         shard: global ids of this rank's rows; the ranks' shards tile [0, V). For a vocabulary that
             is padded before it is split, as in vLLM and Megatron, see `VocabShard.padded`. Default:

@@ -125,6 +125,18 @@ tpsample/agreement/caller_module.py
     - if more:
     + if False:
     > test_a_module_that_is_more_than_a_product_is_refused
+    a linear layer with a forward of its own is taken for its weight
+    - if isinstance(module, nn.Linear) and type(module).forward is not nn.Linear.forward:
+    + if False:
+    > test_a_linear_layer_with_a_forward_of_its_own_is_refused_and_the_ways_out_work
+    hooks of a head are silently ignored
+    - _warn_of_hooks(module)
+    + pass
+    > test_hooks_that_no_step_calls_are_warned_of_where_the_sampler_is_built
+    hooks of torch itself are warned of
+    - if not (getattr(hook, "__module__", None) or "").startswith("torch.")
+    + if True
+    > test_a_module_of_two_ranks_and_one_that_fsdp_shards
 tpsample/agreement/held_rows.py
     whole logits with shards are taken without V
     - if vocab_size is None and named:

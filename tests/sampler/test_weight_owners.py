@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -100,6 +101,41 @@ def test_a_module_that_is_more_than_a_product_is_refused():
         LMHeadSampler(_linear(2)).refresh(torch.zeros(V, D))
 
 
+class Quantised(nn.Linear):
+    """As a head of bitsandbytes or of a training with fake quantisation."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return nn.functional.linear(hidden_states, self.weight.round())
+
+
+def test_a_linear_layer_with_a_forward_of_its_own_is_refused_and_the_ways_out_work():
+    head = Quantised(D, V, bias=False)
+    told = r"^lm_head_weight: Quantised has a forward of its own, .* or its weight and bias="
+    with pytest.raises(TypeError, match=told):
+        LMHeadSampler(head)
+    logits = head(HIDDEN).detach()
+    out = LMHeadSampler(torch.empty(V, 0), backend="torch").sample_logits(logits, BATCH, 3)
+    assert out.token_ids.tolist() == reference.sample(logits, BATCH, 3).token_ids.tolist()
+    assert _tokens(LMHeadSampler(head.weight, backend="torch")) == _right(head)
+    head.__class__ = nn.Linear  # type: ignore[assignment]
+    head.forward = lambda hidden_states: hidden_states  # type: ignore[method-assign]
+    assert _tokens(LMHeadSampler(head, backend="torch")) == _right(head)
+
+
+@pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook"])
+def test_hooks_that_no_step_calls_are_warned_of_where_the_sampler_is_built(kind):
+    head = _linear(2)
+    getattr(head, kind)(print)
+    told = r"^lm_head_weight: Linear has forward hooks, print, .* or pass its weight and bias="
+    with pytest.warns(UserWarning, match=told) as warned:
+        sampler = LMHeadSampler(head, backend="torch")
+    assert [each.filename for each in warned] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert _tokens(sampler) == _right(head)
+        LMHeadSampler(head.weight, bias=head.bias, backend="torch")
+
+
 def test_what_is_fixed_cannot_be_set():
     sampler = LMHeadSampler(_linear(2).weight)
     with pytest.raises(AttributeError, match=r"weight: is fixed .*refresh\(lm_head_weight\)"):
@@ -164,7 +200,9 @@ def _of_two_ranks() -> list[bool]:
     sharded: Any = _linear(5, bias=False)
     expected = _right(sharded)
     fully_shard(sharded, mesh=init_device_mesh("cpu", (2,)))
-    sampler = LMHeadSampler(sharded, backend="torch")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # its hooks are torch's own, which move the weight alone
+        sampler = LMHeadSampler(sharded, backend="torch")
     found.append(_tokens(sampler) == expected)
     sharded.unshard()
     sharded.reshard()

@@ -4,17 +4,21 @@
         put another tensor in the place of the one before, which the next call reads
 
 A module is taken if its logits are the product with its weight plus its bias. Other parameters,
-such as those of LoRA, would have no effect here, so a module with them is refused.
+such as those of LoRA, and a linear layer's own forward, as of a quantised one, would have no effect
+here, so a module with them is refused. Forward hooks are warned of, because some only look on.
 """
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from torch import Tensor, nn
 
 ATTRIBUTES = {"lm_head_weight": "weight", "bias": "bias"}
 """Arguments of a sampler, and the attributes of a module that take their place."""
+
+_WAY_OUT = "pass its logits to sample_logits of a sampler over torch.empty(V_local, 0)"
 
 
 def tensor_of(module: nn.Module, attribute: str) -> Tensor | None:
@@ -41,7 +45,12 @@ def tensors_of(given: dict[str, Any]) -> dict[str, Any]:
     if more:
         raise TypeError(
             f"lm_head_weight: {kind} has parameters beside weight and bias, {', '.join(more[:4])}; "
-            "pass its logits to sample_logits of a sampler over torch.empty(V_local, 0)"
+            + _WAY_OUT
+        )
+    if isinstance(module, nn.Linear) and type(module).forward is not nn.Linear.forward:
+        raise TypeError(
+            f"lm_head_weight: {kind} has a forward of its own, which no step calls; {_WAY_OUT}, or "
+            "its weight and bias= to this one if the plain product is meant"
         )
     if given["bias"] is not None:
         raise ValueError(f"bias: {kind} brings its own; leave bias= out")
@@ -51,4 +60,22 @@ def tensors_of(given: dict[str, Any]) -> dict[str, Any]:
             f"lm_head_weight: {kind} adds its bias before logit_scale and logit_softcap, and the "
             "sampler after them; pass its logits to sample_logits"
         )
+    _warn_of_hooks(module)
     return given | {"weight": tensor_of(module, "weight"), "bias": bias}
+
+
+def _warn_of_hooks(module: nn.Module) -> None:
+    """Warn of hooks that no step calls; those of torch itself move the weight or make it."""
+    hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    names = [
+        getattr(hook, "__qualname__", type(hook).__name__)
+        for hook in hooks
+        if not (getattr(hook, "__module__", None) or "").startswith("torch.")
+    ]
+    if names:
+        warnings.warn(
+            f"lm_head_weight: {type(module).__name__} has forward hooks, {', '.join(names[:4])}, "
+            f"which no step calls; {_WAY_OUT} if they change logits, or pass its weight and bias= "
+            "if they only look on",
+            stacklevel=9,
+        )
