@@ -217,6 +217,10 @@ tpsample/speculative/verify.py
     - column < lengths.unsqueeze(1)
     + column <= lengths.unsqueeze(1)
     > test_lengths_end_the_drafts_of_each_row[coupled]
+    positions of drafts leave the range of 64 bits
+    - if largest + num_drafts >= 2**63:
+    + if False:
+    > test_positions_after_the_last_one_of_all_are_refused[block]
     a draft that was not emitted has a kept set
     - kept_sets_of(cut, batch, sampler.ranks, has_token)
     + kept_sets_of(cut, batch, sampler.ranks, has_token | True)

@@ -155,3 +155,16 @@ def test_the_definition_draws_no_row_that_names_no_request(method):
     for name in ("token_ids", "num_accepted", "status"):
         assert getattr(found, name).equal(getattr(expected, name)), name
     assert found.token_ids[[0, 2]].eq(-1).all() and found.token_ids[1, 0] >= 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_positions_after_the_last_one_of_all_are_refused(method):
+    """Plain steps at them are refused, too, so that no draft is ever one of theirs."""
+    sampler, last = sampler_of(), 2**63 - 1 - K
+    for positions in (last + 1, torch.arange(last + 2 - ROWS, last + 2)):
+        told = rf"^positions: expected 0 <= position <= 2\^63 - {K + 1}, .* got {last + 1}"
+        with pytest.raises(ValueError, match=told):
+            verify(sampler, HIDDEN, drafts(), batch(), positions, method=method)
+    verify(sampler, HIDDEN, drafts(), batch(), last, method=method)
+    none = drafts()[:, :0]
+    verify(sampler, HIDDEN[:, :1], none, batch(), last + K, method=method)

@@ -194,7 +194,7 @@ def _verify(
         at = positions_tensor(positions, num_rows, device)
         if method == "coupled":
             check_positions(drawn, batch._for_rows(num_rows), at)
-        return sampler.checks.rows(
+        call = sampler.checks.rows(
             f"verify {method} {law}{' from logits' if inputs.are_logits else ''}",
             batch,
             num_rows,
@@ -205,6 +205,8 @@ def _verify(
             # Those after the first id outside the vocabulary may be anything.
             hidden_states=None if inputs.are_logits else inputs.given[:, 0],
         )
+        _check_last_position(call, num_drafts)
+        return call
 
     with sampler.agreement:
         call = sampler.agreement.check_on_all_ranks(check, words_follow=True)
@@ -231,6 +233,19 @@ def _verify(
         if undrawn is not None:
             verified.fill_skipped(*undrawn)
         return sampler.pipeline.counted(verified)
+
+
+def _check_last_position(call: Call, num_drafts: int) -> None:
+    """Raise a ValueError if a draft stands at a position that no step has, where the host reads."""
+    assert call.batch is not None and call.positions is not None
+    if not call.now or call.batch._undrawn_rows is not None:
+        return
+    largest = int(call.positions.max())
+    if largest + num_drafts >= 2**63:
+        raise ValueError(
+            f"positions: expected 0 <= position <= 2^63 - {num_drafts + 1}, so that each of the "
+            f"{num_drafts} drafts has one, got {largest}"
+        )
 
 
 def _verify_coupled(
