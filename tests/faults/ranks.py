@@ -238,6 +238,11 @@ tpsample/distributed.py
     - (len(os.sched_getaffinity(0)) - 1) // local_world_size)
     + len(os.sched_getaffinity(0)) // local_world_size)
     > test_a_process_started_by_hand_leaves_a_core_to_others
+tpsample/ranks/process.py
+    a forked process builds a sampler over the groups of its parent
+    - _shared.setdefault(group, Shared()).inherited = True
+    + pass
+    > test_the_groups_that_a_process_had_when_it_forked_are_not_those_of_its_child
 tpsample/ranks/ranks.py
     a difference names no row
     - while all(isinstance(value, Mapping) for value in values):

@@ -12,8 +12,9 @@ import torch.distributed as dist
 from tests.support.calls import outcome
 from tests.support.mistakes import HIDDEN, WEIGHT, B, batch_of, half, tokens
 from tests.support.ranks import same_on_ranks
-from tpsample import LMHeadSampler, sample_draft
+from tpsample import LMHeadSampler, VocabShard, sample_draft
 from tpsample.distributed import Job
+from tpsample.training import KeptTokens, kept_logprobs
 
 FORKED = (
     "RuntimeError",
@@ -72,3 +73,34 @@ def test_a_forked_process_is_refused_and_its_parents_go_on():
     refused, right = same_on_ranks(2, _fork, group_timeout_s=10)
     assert refused == dict.fromkeys(refused, FORKED)
     assert right == dict.fromkeys(right, ("nothing raised", ""))
+
+
+def _fork_before_a_sampler() -> dict[str, tuple[str, str]]:
+    """Return how calls of a child end whose parent has groups and has built no sampler yet."""
+    rank = dist.get_rank()
+    other = dist.new_group([0, 1])
+    shard = VocabShard.even(len(WEIGHT), rank, 2)
+
+    def score(group: dist.ProcessGroup | None = None) -> list[float]:
+        kept, drawn = KeptTokens.from_lists([None] * B), torch.zeros(B, dtype=torch.int64)
+        given = HIDDEN, WEIGHT[shard.start : shard.stop], drawn, kept, 1.0
+        return kept_logprobs(*given, group=group, shard=shard).logprobs.tolist()
+
+    refused = _in_a_child(
+        {
+            "build": lambda: LMHeadSampler(half(rank), backend="torch"),
+            "build over another": lambda: LMHeadSampler(half(rank), backend="torch", group=other),
+            "gather": lambda: Job().gather(0),
+            "score": score,
+            "score over another": lambda: score(other),
+        }
+    )
+    alone = tokens(LMHeadSampler(WEIGHT, backend="torch", group="alone"))
+    assert tokens(LMHeadSampler(half(rank), backend="torch", group=other)) == alone
+    assert score() == score(other)
+    return refused
+
+
+def test_the_groups_that_a_process_had_when_it_forked_are_not_those_of_its_child():
+    refused = same_on_ranks(2, _fork_before_a_sampler, group_timeout_s=10)
+    assert refused == dict.fromkeys(refused, FORKED)

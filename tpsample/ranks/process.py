@@ -20,7 +20,14 @@ from tpsample.core.checks import describe
 from tpsample.core.digest import digest_text
 from tpsample.errors import PeerLost, RankMismatch
 from tpsample.ranks.lost import NEW_GROUP, RESET
-from tpsample.ranks.ranks import SAME_CALL, Ranks, Shared, gather_or_raise, require_equal
+from tpsample.ranks.ranks import (
+    FORKED,
+    SAME_CALL,
+    Ranks,
+    Shared,
+    gather_or_raise,
+    require_equal,
+)
 from tpsample.ranks.roll_call import RollCall
 from tpsample.ranks.subgroups import group_timeout, subgroup
 
@@ -28,6 +35,22 @@ ALONE = "alone"
 """The `group` of a rank that samples by itself, whatever job it is in."""
 
 _shared: WeakKeyDictionary[dist.ProcessGroup, Shared] = WeakKeyDictionary()
+
+
+def _note_inherited() -> None:
+    """Note in a process that was forked that all groups so far are those of its parent."""
+    if dist.is_available() and dist.is_initialized():
+        for group in (*_shared, *dist.distributed_c10d._world.pg_map):
+            _shared.setdefault(group, Shared()).inherited = True
+
+
+os.register_at_fork(after_in_child=_note_inherited)
+
+
+def require_own_connections(group: dist.ProcessGroup) -> None:
+    """Raise a RuntimeError in a process that was forked by the one that the group is of."""
+    if group.size() > 1 and group in _shared and _shared[group].inherited:
+        raise RuntimeError(FORKED)
 
 
 class ProcessRanks(Ranks):
@@ -117,7 +140,7 @@ class ProcessRanks(Ranks):
 
     @property
     def inherited(self) -> bool:
-        return self.world_size > 1 and os.getpid() != self.shared.process
+        return self.world_size > 1 and self.shared.inherited
 
     @contextmanager
     def during(self, call: str) -> Iterator[None]:

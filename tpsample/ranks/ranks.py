@@ -6,7 +6,6 @@ ranks are added.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -70,7 +69,7 @@ class Shared:
         left: why a call was left half done; until a reset, no sampler goes on.
         renewed: the connections of the last reset, over which later samplers are built.
         turn: is held by the call that sends.
-        process: whose connections they are.
+        inherited: whether they are the connections of the process that forked this one.
     """
 
     longest: int = 1
@@ -78,13 +77,18 @@ class Shared:
     left: str | None = None
     renewed: Any = None
     turn: Any = field(default_factory=threading.RLock)
-    process: int = field(default_factory=os.getpid)
+    inherited: bool = False
 
     def make_room(self, max_rows: int) -> None:
         """Let there be room for the messages of a sampler with so many rows."""
         self.longest = max(self.longest, 1 + max_rows + MAX_PAYLOAD)
 
 
+FORKED = (
+    "group: its connections are those of the process that forked this one, and what this one sends "
+    "would be taken for that one's; sample there, or start this process by spawn, with a process "
+    "group of its own"
+)
 _FEW_BYTES = 1 << 14
 """Bytes that are sent to all peers at once. In a ring they would be half as many or fewer, in at
 least twice as many one-way latencies: at 1 Gbit/s and 0.1 ms that takes as long."""
@@ -165,11 +169,7 @@ class Ranks:
     def require_own_process(self) -> None:
         """Raise a RuntimeError if the connections are `inherited`."""
         if self.inherited:
-            raise RuntimeError(
-                "group: its connections are those of the process that forked this one, and what "
-                "this one sends would be taken for that one's; sample there, or start this process "
-                "by spawn, with a process group of its own"
-            )
+            raise RuntimeError(FORKED)
 
     def prepare(self, work: Callable[[], object]) -> None:
         """Do work that later waits of the ranks have no time for. Collective; not done by one."""

@@ -16,7 +16,7 @@ from tpsample.core.digest import digest_bits
 from tpsample.core.row_noise import GREEDY_BELOW, HOTTEST
 from tpsample.core.score import Head
 from tpsample.core.vocab_shard import VocabShard
-from tpsample.ranks.process import process_group_of
+from tpsample.ranks.process import process_group_of, require_own_connections
 from tpsample.training.kept_tokens import KeptTokens
 from tpsample.training.logprobs import KeptLogprobs, KeptLogprobsFunction, Scored
 from tpsample.training.shards import HeadRanks, agreed
@@ -65,6 +65,7 @@ def kept_logprobs(
         TypeError, ValueError: an argument is wrong, on one rank. A drawn token that is not in its
             set, an id that is listed twice, or one outside of the vocabulary.
         RankMismatch: an argument is wrong or differs on one of several ranks; all raise it.
+        RuntimeError: this process was forked by that of the group.
     """
     is_tensor = isinstance(lm_head_weight, Tensor)
     owners, given, error = local_arguments(
@@ -81,6 +82,8 @@ def kept_logprobs(
         of_ranks = process_group_of(owners)
     except TypeError as wrong:  # the default group is told of it
         of_ranks, error = process_group_of(None), error or wrong
+    if of_ranks is not None:
+        require_own_connections(of_ranks)
     weight, same = None, {}
     try:
         if error is not None:
