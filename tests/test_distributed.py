@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from tests.support.commands import run_command, starter
+from tests.support.limits import slowness
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 from tpsample import distributed
@@ -104,6 +106,19 @@ def test_a_port_that_is_none_names_the_variable(port: str, monkeypatch: pytest.M
     monkeypatch.setenv("MASTER_PORT", port)
     with pytest.raises(LaunchError, match=f"MASTER_PORT='{port}': expected a free port"), join():
         pass
+
+
+def test_a_first_rank_that_nobody_hears_ends_the_wait_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}
+    for name, value in {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port()}.items():
+        monkeypatch.setenv(name, str(value))
+    began = time.monotonic()
+    told = r"rank 1 does not reach all others.* nobody listened at 127.0.0.1:\d+ within 4 s"
+    with pytest.raises(LaunchError, match=told), join(timeout_s=4):
+        pass
+    assert time.monotonic() - began < 4 + slowness()
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf"), "60", True])

@@ -14,8 +14,9 @@ import logging
 import os
 import re
 import socket
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -215,6 +216,8 @@ def _init_group(job: Job, store: Store | None, device: torch.device, timeout_s: 
     first = os.environ["MASTER_ADDR"] if store is None else store.host  # type: ignore[attr-defined]
     try:
         _choose_interface(job, first)
+        if store is None and job.rank > 0:
+            _await_listener(first, int(port), timeout_s)
         dist.init_process_group(
             "nccl" if gpu else "gloo",
             store=store,
@@ -230,6 +233,20 @@ def _init_group(job: Job, store: Store | None, device: torch.device, timeout_s: 
             "GLOO_SOCKET_IFNAME to the interface that leads to the other machines, and MASTER_ADDR "
             f"to an address of rank 0's. {(str(error).splitlines() or [''])[0][:200]}"
         ) from error
+
+
+def _await_listener(host: str, port: int, timeout_s: float) -> None:
+    """Wait until somebody listens there; the pauses of torch's client grow beyond its limit.
+
+    Raises:
+        OSError: nobody did in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    while (left_s := deadline - time.monotonic()) > 0:
+        with suppress(OSError), socket.create_connection((host, port), left_s):
+            return
+        time.sleep(0.05)
+    raise TimeoutError(f"nobody listened at {host}:{port} within {timeout_s:.0f} s")
 
 
 def _choose_interface(job: Job, first: str) -> None:

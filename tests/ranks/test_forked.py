@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
 from tests.support.calls import outcome
+from tests.support.limits import slowness
 from tests.support.mistakes import HIDDEN, WEIGHT, B, batch_of, half, tokens
 from tests.support.ranks import same_on_ranks
 from tpsample import LMHeadSampler, VocabShard, sample_draft
@@ -28,6 +30,7 @@ def _in_a_child(calls: dict[str, Callable[[], object]]) -> dict[str, tuple[str, 
     """Return how each call ends in a forked process, which ends without an exit handler."""
     reads, writes = os.pipe()
     if not os.fork():
+        signal.alarm(round(20 * slowness()))  # ends a child that waits in what it sent
         try:
             os.write(writes, pickle.dumps({name: outcome(call) for name, call in calls.items()}))
         finally:
