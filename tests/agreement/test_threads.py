@@ -84,6 +84,36 @@ def test_a_call_in_the_middle_of_another_is_told(threads, message):
     assert torch.equal(out.token_ids, case.oracle().token_ids)
 
 
+CHANGES: dict[str, Callable[[SamplingBatch], object]] = {
+    "put": lambda batch: batch.put(0, SamplingParams(top_k=1)),
+    "free": lambda batch: batch.free(0),
+    "drop": lambda batch: batch.drop(2),
+    "add": lambda batch: batch.add(SamplingParams()),
+    "permute": lambda batch: batch.permute([2, 1, 0]),
+    "append": lambda batch: batch.append(torch.zeros(3).long()),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_batch_does_not_change_in_the_middle_of_a_step_of_its_thread(name):
+    """As in the handler of a signal, which would leave the step with rows of both."""
+    sampler, states = LMHeadSampler(torch.randn(40, 8), backend="torch"), torch.randn(3, 8)
+    params = [SamplingParams(seed=row, presence_penalty=0.5) for row in range(3)]
+    batch = SamplingBatch.from_params(params, vocab_size=40, max_rows=4)
+    expected, inside, told = sampler(states, batch, 0).token_ids, sampler.local.best_words, []
+
+    def pause(*args: object, **named: object) -> None:
+        told.append(outcome(lambda: CHANGES[name](batch)))
+        inside(*args, **named)  # type: ignore[arg-type]
+
+    sampler.local.best_words = pause  # type: ignore[method-assign]
+    assert torch.equal(sampler(states, batch, 0).token_ids, expected)
+    ((kind, text),) = told
+    assert kind == "RuntimeError"
+    assert text.startswith("batch: this change came in the middle of a call of this thread")
+    CHANGES[name](batch)
+
+
 def test_a_call_that_was_interrupted_as_it_ended_is_not_in_the_way():
     case, within = Case.make(40, 3), one_thread.__file__
     sampler = LMHeadSampler(case.weight, backend="torch")

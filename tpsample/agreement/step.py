@@ -140,18 +140,21 @@ class StepAgreement:
                 self._tell(error)
         finally:
             while self._held:
-                self._held.pop().__exit__()
+                batch = self._held.pop()
+                batch.body = None
+                batch.__exit__()
             if self._turn is not None:
                 self._turn.release()
             self.thread.__exit__()
 
     def hold(self, batch: OneThread) -> None:
-        """Keep other threads out of a batch until the body of the `with` statement ends.
+        """Keep changes and other threads out of a batch until the `with` statement ends.
 
         Raises:
             RuntimeError: another thread is in it.
         """
         batch.__enter__()
+        batch.body = self.thread.body
         self._held.append(batch)
 
     def _tell(self, error: BaseException) -> None:

@@ -16,6 +16,9 @@ class OneThread(AbstractContextManager[None]):
         name: of the object, as an error names it.
         way_out: what a second thread can do.
 
+    Attributes:
+        body: the frame of a call that holds the object, until it has ended.
+
     Raises:
         RuntimeError: on entering, while another thread is inside.
     """
@@ -23,6 +26,20 @@ class OneThread(AbstractContextManager[None]):
     def __init__(self, name: str, way_out: str) -> None:
         self._name, self._way_out = name, way_out
         self._lock = threading.RLock()
+        self.body: FrameType | None = None
+
+    def changing(self) -> OneThread:
+        """Return itself, to be entered for a change, which no call of this thread may be inside of.
+
+        Raises:
+            RuntimeError: this thread is in the middle of a call that holds the object.
+        """
+        if _is_running(self.body):
+            raise RuntimeError(
+                f"{self._name}: this change came in the middle of a call of this thread, as in the "
+                "handler of a signal; make it after that one has returned"
+            )
+        return self
 
     def __enter__(self) -> None:
         if not self._lock.acquire(False):
@@ -55,7 +72,7 @@ class OneCall(AbstractContextManager[None]):
 
     def __init__(self, name: str, way_out: str, check: Callable[[], None]) -> None:
         self._name, self._thread, self._check = name, OneThread(name, way_out), check
-        self._inside: FrameType | None = None  # whose body runs, until that has left
+        self.body: FrameType | None = None  # of the call inside, until that has left
 
     def __enter__(self) -> None:
         self.enter(sys._getframe(1))
@@ -64,22 +81,22 @@ class OneCall(AbstractContextManager[None]):
         """Begin a call, whose body is a frame of this thread. `__exit__` ends it."""
         self._check()
         self._thread.__enter__()
-        if self._inside is not None and self._is_running(self._inside):
+        if self.body is not None and _is_running(self.body):
             self._thread.__exit__()
             raise RuntimeError(
                 f"{self._name}: this call began in the middle of another one of this thread, as "
                 "in the handler of a signal; make it after that one has returned"
             )
-        self._inside = body
+        self.body = body
 
     def __exit__(self, *_: object) -> None:
-        self._inside = None
+        self.body = None
         self._thread.__exit__()
 
-    @staticmethod
-    def _is_running(body: FrameType) -> bool:
-        """Return whether a frame is still on this thread's stack."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame is not body:
-            frame = frame.f_back
-        return frame is not None
+
+def _is_running(body: FrameType | None) -> bool:
+    """Return whether a frame is still on this thread's stack."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame is not body:
+        frame = frame.f_back
+    return frame is not None

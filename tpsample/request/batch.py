@@ -509,7 +509,7 @@ class SamplingBatch(StepBatch):
     def _load(self, rows: list[int], entries: list[Entry]) -> None:
         """Replace the requests of some rows, and nothing of the others."""
         if rows:
-            with self._table.thread:
+            with self._table.thread.changing():
                 self._table.load(rows, entries)
                 self._changed()
 
@@ -520,7 +520,7 @@ class SamplingBatch(StepBatch):
                 f"params: {len(order)} rows exceed max_rows={self.max_rows}; drop rows, or build "
                 "the batch with a larger max_rows"
             )
-        with self._table.thread:
+        with self._table.thread.changing():
             self._table.arrange(order, joining)
             self._changed()
 

@@ -208,7 +208,7 @@ class StepBatch(KeepsTensors, Sealed, ABC):
             )
         shape = "Bn" if getattr(token_ids, "ndim", 1) == 2 else "B"
         check_tensor("token_ids", token_ids, (torch.int64,), shape, self.device, ", or [B, n]")
-        with self._table.thread:  # one at a time, in the batch and its selections
+        with self._table.thread.changing():  # one at a time, in the batch and its selections
             self._note_append(token_ids.shape[0])
             controls, moving = self._table.controls, self._moving
             if moving.needy is not None:
