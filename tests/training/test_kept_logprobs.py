@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.support.ranks import run_ranks
-from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard
+from tpsample import LMHeadSampler, RankMismatch, SamplingBatch, SamplingParams, VocabShard
 from tpsample.training import KeptLogprobs, KeptTokens, kept_logprobs, products
 from tpsample.training import logprobs as module
 from tpsample.training.products import pair_products
@@ -248,6 +248,44 @@ def test_a_dtensor_names_group_and_shard_and_has_its_gradient():
     for found in run_ranks(2, _with_dtensor, case):
         assert torch.equal(found[0], values)
         torch.testing.assert_close(found[1:], expected, rtol=1e-6, atol=1e-6)
+
+
+def _in_a_larger_job(case: Case) -> tuple[list[Tensor], list[str]]:
+    """Return values over tensor-parallel groups [0, 1] and [2, 3], and alone; and what is told."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    rank, weight, rest = dist.get_rank(), case[1], case[2:]
+    own, other = groups = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
+    shard = VocabShard.even(V, rank % 2, 2)
+    rows = weight[shard.start : shard.stop]
+    states = case[0] + rank // 2  # the replicas score texts of their own
+    found = [kept_logprobs(states, rows, *rest, shard=shard, group=groups[rank // 2]).logprobs]
+    if rank == 1:  # and no other rank calls
+        found.append(kept_logprobs(*case, group="alone").logprobs)
+    mesh = init_device_mesh("cpu", (2, 2))
+    for placed in ((Replicate(), Shard(0)), (Shard(0), Replicate())):
+        placed_weight = distribute_tensor(weight, mesh, placed)
+        found.append(kept_logprobs(torch.zeros_like(states), placed_weight, *rest).logprobs)
+    with pytest.raises(ValueError) as told:
+        kept_logprobs(states, rows, *rest, shard=shard, group=own if rank > 1 else other)
+    texts = [str(told.value)]
+    with pytest.raises(RankMismatch) as differs:
+        kept_logprobs(states, distribute_tensor(weight, mesh, [Shard(0)] * 2), *rest)
+    return found, [*texts, str(differs.value)]
+
+
+def test_groups_within_a_larger_job_score_by_themselves():
+    case, values, _ = _rollout(torch.float32)
+    score = functools.partial(kept_logprobs, group="alone")
+    shifted = score(case[0] + 1, *case[1:]).logprobs
+    zeros = score(torch.zeros_like(case[0]), *case[1:]).logprobs
+    for rank, (found, texts) in enumerate(run_ranks(4, _in_a_larger_job, case)):
+        alone = [values] * (rank == 1)
+        expected = [values if rank < 2 else shifted, *alone, zeros, zeros]
+        assert all(itertools.starmap(torch.equal, zip(found, expected, strict=True)))
+        assert texts[0] == "group: this process is not a member of the group"
+        assert "rank 0: lm_head_weight: expected Shard(0) on one axis of the mesh" in texts[1]
 
 
 def test_a_row_with_a_logit_that_is_no_number_has_no_score():
