@@ -44,7 +44,8 @@ def _note_inherited() -> None:
             _shared.setdefault(group, Shared()).inherited = True
 
 
-os.register_at_fork(after_in_child=_note_inherited)
+if hasattr(os, "register_at_fork"):  # not where processes are never forked
+    os.register_at_fork(after_in_child=_note_inherited)
 
 
 def require_own_connections(group: dist.ProcessGroup) -> None:
