@@ -33,8 +33,16 @@ from tests.support.cases import uneven_shards
 from tests.support.golden_parts import PARTS as GOLDEN_PARTS
 from tests.support.golden_parts import Make, V
 from tests.support.virtual import in_turn
-from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference
+from tpsample import (
+    LMHeadSampler,
+    SampleOutput,
+    SamplingBatch,
+    SamplingParams,
+    VocabShard,
+    reference,
+)
 from tpsample.backends.triton_.largest import largest
+from tpsample.backends.triton_.slots import fill_skipped, read_slots
 from tpsample.backends.triton_.tile_table import Gpu, Tile, all_tiles, fitted, storing_tiles
 
 EXACT = [part for part in GOLDEN_PARTS if part != "cancelling"]
@@ -212,6 +220,31 @@ def _more_words_than_find_registers() -> Compared:
     return outcome
 
 
+def slots(gpu: EmulatedGpu, seeds: int) -> Compared:
+    """Rows that name slots, in several blocks of a kernel, and the tokens of those not drawn."""
+    generator, outcome = torch.Generator().manual_seed(7), Compared()
+    batch = SamplingBatch.of_slots(90, vocab_size=V)
+    batch.put(range(0, 90, 2), [SamplingParams(seed=slot) for slot in range(45)])
+    for rows in (3, 200):
+        named = torch.randint(-2, 95, (rows,), generator=generator)
+        plain, found = batch.select(named), batch.select(named)
+        plain._read_slots()
+        found._read_slots(read_slots)
+        made = [SampleOutput.empty(plain.seed, 3) for _ in range(2)]
+        for out in made:
+            out.token_ids.zero_()
+            out.status.zero_()
+        made[0].fill_skipped(*plain._undrawn_rows)
+        fill_skipped(made[1], plain._undrawn_rows)
+        numbers = [
+            [its.slots, *its.undrawn, its.temperature, its.seed, out.token_ids, out.status]
+            for its, out in zip((plain._slot_rows, found._slot_rows), made, strict=True)
+        ]
+        wrong = sum(not one.equal(other) for one, other in zip(*numbers, strict=True))
+        outcome += Compared(rows, wrong, notes=[f"{rows} rows by slot"] * (wrong > 0))
+    return outcome
+
+
 def _lists(logits: torch.Tensor) -> Compared:
     """Kept sets and logprobs over them, from lists of few tokens, beside the plain backend's."""
     told = []
@@ -273,7 +306,7 @@ def few_planted(gpu: EmulatedGpu, seeds: int) -> Compared:
 
 _PARTS = (
     *(emulator, few_goldens, one_push, goldens, peers, plain, tiles, stories, masks),
-    *(searches, counts, planted, few_planted, one_id),
+    *(searches, slots, counts, planted, few_planted, one_id),
 )
 PARTS: dict[str, Callable[[EmulatedGpu, int], Compared]] = {of.__name__: of for of in _PARTS}
 
