@@ -41,10 +41,10 @@ tpsample/integrations/transformers.py
     - if generation_config is None:
     + if False:
     > test_seeds_of_greedy_text_and_no_list_of_seeds_are_refused
-    positions of generate count padding
-    - [len(row) for row in prompts.rows]
-    + [prompts.length for _ in prompts.rows]
-    > test_a_row_has_its_text_alone_and_beside_others_with_and_without_a_cache
+    logprobs of generate are dropped
+    - if any(request.asks_logprobs for request in batch.requests):
+    + if False:
+    > test_rows_have_requests_of_their_own_with_any_version
     a row of generate without a token has a text
     - return ends | self._failed.any()
     + return ends
@@ -54,6 +54,14 @@ tpsample/integrations/transformers.py
     + elif logits_processor:
     > test_rows_have_requests_of_their_own_with_any_version
 tpsample/integrations/transformers_params.py
+    positions of generate count padding
+    - positions = (attention_mask != 0).sum(dim=1).tolist()
+    + positions = [attention_mask.shape[1]] * len(input_ids)
+    > test_a_row_has_its_text_alone_and_beside_others_with_and_without_a_cache
+    ids that a cache holds do not count
+    - positions = [in_sequence or length] * len(input_ids)
+    + positions = [length] * len(input_ids)
+    > test_a_row_has_its_text_behind_a_cache_that_holds_its_first_ids
     min_p comes before top_k
     - fields["filter_order"] = "min_p_last"
     + fields["filter_order"] = "sequential"
@@ -94,6 +102,10 @@ tpsample/integrations/transformers_head.py
     - if was is not None:
     + if False:
     > test_two_ranks_of_tensor_parallelism_write_the_text_of_one
+    two threads take turns at the forward of one LM head
+    - with _LOCKS.setdefault(self._lm_head, RLock()):
+    + with RLock():
+    > test_threads_that_share_a_model_write_the_texts_they_write_alone
     a split head is not read in inference mode
     - with torch.inference_mode(False):
     + with torch.inference_mode(torch.is_inference_mode_enabled()):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier, BrokenBarrierError
 from typing import Any
 from unittest.mock import Mock
 
@@ -91,6 +94,42 @@ def test_a_row_has_its_text_alone_and_beside_others_with_and_without_a_cache(mod
     for row, tokens in enumerate(rows):
         prompt = IDS[row][MASK[row] == 1].unsqueeze(0)
         assert generate(model, prompt, None, **KINDS[kind], seeds=[row]) == [tokens]
+
+
+def test_a_row_has_its_text_behind_a_cache_that_holds_its_first_ids(model):
+    """transformers takes whole prompts, or the ids that the cache does not hold."""
+    ids, mask, options = IDS[:2], MASK[:2], KINDS["filters"]
+    expected = generate(model, ids, mask, **options)
+    for begins in (0, 4):
+        cache = transformers.DynamicCache(config=model.config)
+        places = (mask.cumsum(1) - 1).clamp(min=0)[:, :4]
+        with torch.no_grad():
+            model(ids[:, :4], mask[:, :4], places, past_key_values=cache, use_cache=True)
+        rest = ids[:, begins:]
+        assert generate(model, rest, mask, past_key_values=cache, **options) == expected
+    cache = transformers.DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(ids[1:, :4], past_key_values=cache, use_cache=True)
+    alone = {"past_key_values": cache, "seeds": [1], **options}
+    assert generate(model, ids[1:, 4:], mask[1:], **alone) == expected[1:]  # of a mask of ones
+
+
+def test_threads_that_share_a_model_write_the_texts_they_write_alone(model):
+    """Each step of a call waits for one of the other, which comes if the two overlap."""
+    barrier = Barrier(2)
+
+    def meet(input_ids: Any, scores: Any, **_: Any) -> Any:
+        with contextlib.suppress(BrokenBarrierError):
+            barrier.wait(0.3)
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+    def text(seed: int, **options: Any) -> Any:
+        return generate(model, do_sample=True, seeds=[seed, seed + 10, seed + 20], **options)
+
+    expected = [text(1), text(2)]
+    with ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(text, seed, stopping_criteria=[meet]) for seed in (1, 2)]
+        assert [call.result() for call in calls] == expected
 
 
 def test_the_head_is_as_it_was_and_no_sampler_is_left(model):
@@ -301,6 +340,9 @@ def test_rows_have_requests_of_their_own_with_any_version(model, monkeypatch):
             generate(model, params=params, **{**beside, "seeds": None})
     with pytest.raises(ValueError, match=r"^params: .*, got seeds; set fields of params"):
         generate(model, params=params, seeds=[1, 2, 3])
+    for asked in ({"logprobs": 0}, {"logprob_token_ids": [3]}):
+        with pytest.raises(UnsupportedParameter, match=r"^params: logprobs and logprob_token_ids"):
+            generate(model, params=[*params[:2], SamplingParams(**asked)])
 
 
 def _on_ranks(folder: Path) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def generate(
     _check(model, generation_config, synced_gpus)
     _check_dropped(inspect.currentframe())
     rows, mask = input_ids.shape[0], model_kwargs.get("attention_mask")
-    prompts = Prompts.of(input_ids, mask)
+    prompts = Prompts.of(input_ids, mask, getattr(generation_config, "_mask_length", None))
     if params is None:
         check_version("transformers", transformers.__version__)
     elif seeds is not None or logits_processor:
@@ -128,7 +128,12 @@ def generate(
         batch = SamplingBatch.from_params(
             **requests, vocab_size=own.vocab_size, device=own.weight.device
         )
-        positions = torch.tensor([len(row) for row in prompts.rows], device=input_ids.device)
+        if any(request.asks_logprobs for request in batch.requests):
+            raise UnsupportedParameter(
+                "params: logprobs and logprob_token_ids are not supported, because generate "
+                "returns token ids alone; leave them out"
+            )
+        positions = torch.tensor(prompts.positions, device=input_ids.device)
         draws = _Draws(stopping_criteria, own, head, batch, positions)
         if stream_to is not None:
             stream_to.put(input_ids.cpu())

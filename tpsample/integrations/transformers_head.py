@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import RLock
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -18,6 +20,8 @@ from tpsample.errors import UnsupportedParameter
 from tpsample.sampler import LMHeadSampler
 from tpsample.settings import require_sampler
 
+_LOCKS: WeakKeyDictionary[torch.nn.Module, RLock] = WeakKeyDictionary()
+"""A lock per LM head, because the threads of a process share its forward."""
 _PROBE = (-55.0, -7.0, -1.0, -0.125, 0.0, 0.5, 3.0, 31.0)
 
 
@@ -103,15 +107,17 @@ class TransformersHead(Sealed):
 
     @contextmanager
     def _forward(self, function: Any) -> Iterator[None]:
+        """Let the layer call a function; another thread waits until its forward is back."""
         own = self._lm_head.__dict__
-        was = own.get("forward")
-        self._lm_head.forward = function
-        try:
-            yield
-        finally:
-            del self._lm_head.forward
-            if was is not None:
-                self._lm_head.forward = was
+        with _LOCKS.setdefault(self._lm_head, RLock()):
+            was = own.get("forward")
+            self._lm_head.forward = function
+            try:
+                yield
+            finally:
+                del self._lm_head.forward
+                if was is not None:
+                    self._lm_head.forward = was
 
     @torch.no_grad()
     def _probe(self, model: Any) -> None:

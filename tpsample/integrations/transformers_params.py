@@ -147,15 +147,22 @@ class Prompts:
         rows: their ids without padding.
         padding: how many ids of padding each has.
         length: of every row, padding included.
+        positions: of the first tokens to come. A cache may hold the ids before a prompt.
     """
 
     rows: list[list[int]]
     padding: list[int]
     length: int
+    positions: list[int]
 
     @staticmethod
-    def of(input_ids: Tensor, attention_mask: Tensor | None) -> Prompts:
+    def of(
+        input_ids: Tensor, attention_mask: Tensor | None, in_sequence: int | None = None
+    ) -> Prompts:
         """Cut the padding off.
+
+        Args:
+            in_sequence: the length of a mask without padding, which `generate` drops.
 
         Raises:
             UnsupportedParameter: no ids, or a mask with padding elsewhere.
@@ -164,9 +171,11 @@ class Prompts:
         if length == 0:
             raise UnsupportedParameter("input_ids: expected at least one id per row; got none")
         padding = [0] * len(input_ids)
+        positions = [in_sequence or length] * len(input_ids)
         if attention_mask is not None:
             there = attention_mask[:, -length:] != 0
             padding = (length - there.sum(dim=1)).tolist()
+            positions = (attention_mask != 0).sum(dim=1).tolist()
             if bool((there[:, 1:] < there[:, :-1]).any()):
                 raise UnsupportedParameter(
                     "attention_mask: expected padding on the left alone; load the tokenizer with "
@@ -178,7 +187,7 @@ class Prompts:
                     "begin its prompt with one, such as that of the beginning of a text"
                 )
         rows = [ids[gap:] for ids, gap in zip(input_ids.tolist(), padding, strict=True)]
-        return Prompts(rows, padding, length)
+        return Prompts(rows, padding, length, positions)
 
 
 def requests_of(
