@@ -259,6 +259,26 @@ tpsample/integrations/sglang.py
     - if view.sampling_backend not in self.backends:
     + if True:
     > test_deterministic_inference_keeps_the_sampler_that_was_asked_for
+    SGLang's scheduler takes what another front end let in
+    - except ValueError as error:
+    + except KeyError as error:
+    > test_a_request_that_comes_by_another_door_is_ended_and_told_why
+    a refused request of SGLang keeps its parameters
+    - request.sampling_params, request.custom_logit_processor = params, None
+    + request.custom_logit_processor = None
+    > test_a_request_that_comes_by_another_door_is_ended_and_told_why
+    a new field of SGLang is let in
+    - if getattr(params, name) != REFUSED.get(name, getattr(unset, name)):
+    + if getattr(params, name) != REFUSED.get(name, getattr(params, name)):
+    > test_a_field_that_is_not_honoured_is_refused_at_the_door
+    numbers that SGLang cannot hold are let in
+    - if params.top_k >= 2**31:
+    + if False:
+    > test_a_number_that_cannot_be_taken_is_refused_at_the_door
+    a batch of SGLang has the rows of its option
+    - self.max_rows = runner.max_running_requests
+    + self.max_rows = 256
+    > test_what_came_past_the_door_is_not_dropped
     SGLang serves without a first step
     - if self.armed and scheduler.is_generation:
     + if False:
@@ -285,9 +305,11 @@ tpsample/integrations/sglang.py
     + named = {request.rid: request for request in requests}
     +         return self._rows[with_sets].arrange(list(named), lambda name: load(named[name]))
     > test_a_request_may_have_the_name_of_one_that_is_done
-    a temperature of SGLang that fp32 cannot hold passes the door
-    - temperature = params.get("temperature")
-    + temperature = None
+    a number of SGLang that a step cannot take passes the door
+    - params_of(request)
+    -     except TypeError
+    + pass
+    +     except TypeError
     > test_a_number_that_cannot_be_taken_is_refused_at_the_door
     a greedy request of SGLang is drawn among its best token
     - temperature=0.0 if params.top_k == 1 else params.temperature,

@@ -27,9 +27,43 @@ README = Path(sglang.__file__).with_name("README.md")
 HIDDEN = torch.randn(2, D, generator=torch.Generator().manual_seed(4))
 
 
-def request(**params):
-    own = dict.fromkeys(REFUSED_OF_REQUEST)
-    return SimpleNamespace(**own, sampling_params=params)
+ASKS_FOR_NOTHING = {
+    **dict.fromkeys((*SAMPLED, *LEFT_TO_SGLANG)),
+    **REFUSED,
+    "temperature": 1.0,
+    "top_k": 1 << 30,
+    "top_p": 1.0,
+    "min_p": 0.0,
+}
+
+
+class Params(SimpleNamespace):
+    """SGLang's `SamplingParams`, of a version with a field that nobody knows here."""
+
+    __struct_fields__ = (*ASKS_FOR_NOTHING, "a_new_field")
+
+    def __init__(self, **given):
+        super().__init__(**{**ASKS_FOR_NOTHING, "a_new_field": "off", **given})
+
+    def normalize(self, tokenizer):
+        """Say greedy as top_k = 1."""
+        if self.temperature == 0:
+            self.temperature, self.top_k = 1.0, 1
+
+
+class Req:
+    """SGLang's, as its scheduler has it."""
+
+    def __init__(self, rid, sampling_params):
+        self.rid, self.sampling_params, self.aborted = rid, sampling_params, None
+        self.return_logprob, self.custom_logit_processor = False, None
+
+    def set_finish_with_abort(self, reason):
+        self.aborted = reason
+
+
+def asked(rid, **more):
+    return Req(rid, Params(**more))
 
 
 def test_every_field_of_sglangs_requests_is_honoured_left_to_it_or_refused():
@@ -40,12 +74,11 @@ def test_every_field_of_sglangs_requests_is_honoured_left_to_it_or_refused():
 
 @pytest.mark.parametrize("name", [*REFUSED, *REFUSED_OF_REQUEST, "a_new_field"])
 def test_a_field_that_is_not_honoured_is_refused_at_the_door(name):
-    check_request(request(temperature=0.5, top_k=3, stop=["x"], **REFUSED))
-    asked = request(**({} if name in REFUSED_OF_REQUEST else {name: 0.5}))
-    if name in REFUSED_OF_REQUEST:
-        setattr(asked, name, True)
+    check_request(asked("a", temperature=0.5, top_k=3, stop=["x"]))
+    request = asked("a")
+    setattr(request if name in REFUSED_OF_REQUEST else request.sampling_params, name, 0.5)
     with pytest.raises(UnsupportedParameter, match=f"^{name}: not "):
-        check_request(asked)
+        check_request(request)
 
 
 @pytest.mark.parametrize(
@@ -53,12 +86,42 @@ def test_a_field_that_is_not_honoured_is_refused_at_the_door(name):
     [
         ({"temperature": 1e300}, "temperature: expected a finite fp32 number"),
         ({"sampling_seed": 2**64}, "seed: expected None or an int of 64 bits"),
+        ({"top_k": 2.0}, "top_k: expected an int >= -1 .*, got 2.0"),
+        ({"top_k": True}, "top_k: expected an int >= -1 .*, got True"),
+        ({"top_k": 2**31}, r"top_k: expected at most 2\^31 - 1, got 2147483648"),
+        ({"top_p": True}, "top_p: expected a number in"),
+        ({"min_p": True}, "min_p: expected a number in"),
     ],
 )
 def test_a_number_that_cannot_be_taken_is_refused_at_the_door(wrong, told):
-    check_request(request(temperature=None, sampling_seed=2**64 - 1))
+    """SGLang takes them, and a step with one would end the server."""
+    check_request(asked("a", sampling_seed=2**64 - 1, top_k=2**31 - 1))
     with pytest.raises(ValueError, match=told):
-        check_request(request(**wrong))
+        check_request(asked("a", **wrong))
+
+
+def test_a_request_that_comes_by_another_door_is_ended_and_told_why():
+    """SGLang's server in Rust has no `TokenizerManager`."""
+    place, queue = sglang.Hooks(), []
+
+    def original(scheduler, request, *, is_retracted=False):
+        queue.append(request)
+
+    refused, logprobs = asked("a", presence_penalty=1.0), asked("b", top_k=2.0)
+    logprobs.custom_logit_processor = "x"
+    others = [asked("c", top_k=7), refused]
+    place.end_refused(original, "scheduler", refused)
+    assert queue == [refused] and refused.aborted is None, "of another backend"
+    place.armed = True
+    for request in (refused, logprobs, others[0]):
+        place.end_refused(original, "scheduler", request, is_retracted=False)
+    assert queue[1:] == [refused, logprobs, others[0]]
+    assert refused.aborted == "presence_penalty: not supported with tpsample"
+    assert logprobs.aborted.startswith("custom_logit_processor: not")
+    assert others[0].aborted is None and others[0].sampling_params.top_k == 7
+    for request in (refused, logprobs):
+        check_request(request)
+        assert params_of(request).greedy and request.sampling_params.max_new_tokens == 1
 
 
 def test_deterministic_inference_keeps_the_sampler_that_was_asked_for(caplog):
@@ -79,7 +142,7 @@ def test_deterministic_inference_keeps_the_sampler_that_was_asked_for(caplog):
 
 def test_the_readme_names_what_is_refused():
     text = README.read_text()
-    for name in (*REFUSED, *REFUSED_OF_REQUEST):
+    for name in (*REFUSED, *REFUSED_OF_REQUEST, "lora_path"):
         assert f"`{name}`" in text
 
 
@@ -99,11 +162,11 @@ def test_nothing_changes_in_a_server_with_another_backend():
     assert place.keep_off(original, 1, 2, 3) == ("original", 1, 2, 3)
     assert place.keep_requests("made", batch_of(asked("a"))) == "made" and not place.requests
     place.backend_in_use = lambda: "flashinfer"
-    refused = request(regex="a")
-    assert place.admit(original, "manager", refused) == ("original", "manager", refused)
+    refused = asked("a", regex="a")
+    assert place.admit(refused, "manager", "given") is refused
     place.backend_in_use = lambda: "tpsample"
     with pytest.raises(UnsupportedParameter, match="regex"):
-        place.admit(original, "manager", refused)
+        place.admit(refused, "manager", "given")
 
 
 def asks_for_nothing(**more):
@@ -122,10 +185,13 @@ def asks_for_nothing(**more):
 def test_what_came_past_the_door_is_not_dropped():
     place, runner = (
         sglang.Hooks(),
-        SimpleNamespace(model_config=SimpleNamespace(hf_eos_token_id={EOS})),
+        SimpleNamespace(
+            model_config=SimpleNamespace(hf_eos_token_id={EOS}), max_running_requests=300
+        ),
     )
     place.armed = place.looked = True
     assert place.keep_off(None, runner, None, asks_for_nothing()) is None
+    assert (place.eos, place.max_rows) == (EOS, 300)
     for more in (
         {"logit_bias": torch.zeros(1, V)},
         {"penalizer_orchestrator": SimpleNamespace(is_required=True)},
@@ -144,7 +210,8 @@ def test_tokens_are_the_oracles_and_a_row_of_nan_ends(caplog):
     hidden = torch.cat([HIDDEN, torch.full((1, D), torch.nan)])
     handed = place.hand_on(None, processor, hidden, head, None)
     assert handed.shape == (3, 0)
-    runner = SimpleNamespace(model_config=SimpleNamespace(hf_eos_token_id={9, EOS}))
+    about = SimpleNamespace(hf_eos_token_id={9, EOS})
+    runner = SimpleNamespace(model_config=about, max_running_requests=3)
     place.keep_off(None, runner, None, asks_for_nothing())
 
     rows = [
@@ -154,7 +221,7 @@ def test_tokens_are_the_oracles_and_a_row_of_nan_ends(caplog):
     ]
     place.keep_requests("made", object, batch_of(*rows))
     with caplog.at_level(logging.INFO, logger="tpsample"):
-        sampler = place.build("alone", 3, 8)
+        sampler = place.build("alone", place.max_rows, 8)
     assert ["samples, not SGLang: LMHeadSampler(" in each.message for each in caplog.records] == [
         True
     ]
@@ -170,18 +237,6 @@ def test_tokens_are_the_oracles_and_a_row_of_nan_ends(caplog):
     expected = reference.sample(whole, oracle, 5).token_ids[:2].tolist()
     assert found == [*expected, EOS]
     assert expected[1] == int(logits[1].argmax())
-
-
-class Req:
-    """SGLang's, as its scheduler has it."""
-
-    def __init__(self, rid, sampling_params):
-        self.rid, self.sampling_params = rid, sampling_params
-
-
-def asked(rid, **more):
-    fields = {"temperature": 1.0, "top_k": 1 << 30, "top_p": 1.0, "min_p": 0.0}
-    return Req(rid, SimpleNamespace(**{**fields, "sampling_seed": None, **more}))
 
 
 def batch_of(*requests):
@@ -288,6 +343,8 @@ def test_modes_that_were_not_tried_are_refused():
         "speculative_algorithm": (None, "EAGLE"),
         "enable_dp_attention": (False, True),
         "enable_lora": (None, True),
+        "enable_watermark": (False, True),
+        "dllm_algorithm": (None, "LowConfidence"),
         "pp_size": (1, 2),
         "disable_cuda_graph": (True, False),
         "disable_overlap_schedule": (True, False),

@@ -76,7 +76,8 @@ class Scheduler:
         hidden = hidden + 1e-3 * torch.randn(hidden.shape, generator=generator)
         processor = SimpleNamespace(logit_scale=0.5, final_logit_softcapping=3.0)
         handed = hooks.hand_on(None, processor, hidden, self.lm_head, None)
-        runner = SimpleNamespace(model_config=SimpleNamespace(hf_eos_token_id={EOS}))
+        about = SimpleNamespace(hf_eos_token_id={EOS})
+        runner = SimpleNamespace(model_config=about, max_running_requests=8)
         hooks.keep_off(None, runner, None, asks_for_nothing())
         given = hooks.head.consume(handed)
         if hooks.head._sampler is None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -58,8 +58,8 @@ REFUSED: dict[str, Any] = {
 }
 """Fields that SGLang applies to logits of all tokens, with the value that asks for nothing."""
 
-REFUSED_OF_REQUEST = ("return_logprob", "custom_logit_processor", "lora_path")
-"""The same of a whole request."""
+REFUSED_OF_REQUEST = ("return_logprob", "custom_logit_processor")
+"""The same of a whole request. A server without LoRA refuses a `lora_path` by itself."""
 
 _SRT = "sglang.srt."
 _WHOLE = ("grammar_mask", "logit_bias", "acc_additive_penalties", "acc_scaling_penalties")
@@ -77,6 +77,7 @@ class Hooks(Sealed):
         head: keeps the hidden states of the last forward pass.
         processor: the `LogitsProcessor` that was given them.
         eos: the token that ends a request, for a row that has none.
+        max_rows: most requests of a batch.
         requests: of the rows of this forward pass, in order. They stand for themselves, because a
             client may give the name of one that is done to the next.
     """
@@ -87,7 +88,7 @@ class Hooks(Sealed):
         self.armed = self.looked = False
         self.head = HeadTap()
         self.processor: Any = None
-        self.eos = 0
+        self.eos = self.max_rows = 0
         self.requests: list[Any] = []
         self._rows: dict[bool, EngineRows] = {}  # by whether they report kept sets
 
@@ -125,13 +126,34 @@ class Hooks(Sealed):
         if added or info.has_custom_logit_processor:
             raise RuntimeError(f"SGLang would change logits, and there are none: {added}")
         self.eos = min(runner.model_config.hf_eos_token_id or [0])
+        self.max_rows = runner.max_running_requests
         return None
 
-    def admit(self, original: Any, manager: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        """Around `TokenizerManager._validate_one_request`: refuse what is not honoured."""
+    def admit(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        """After `TokenizerManager._create_tokenized_object`: refuse what is not honoured.
+
+        The request is as a scheduler will receive it, with the parameters that the server prefers.
+        """
         if self.backend_in_use() in self.backends:
             check_request(request)
-        return original(manager, request, *args, **kwargs)
+        return request
+
+    def end_refused(
+        self, original: Any, scheduler: Any, request: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Around `Scheduler._add_request_to_queue`: end what came through another door.
+
+        SGLang's other front ends have no `TokenizerManager`. The client is told the reason.
+        """
+        if self.armed:
+            try:
+                check_request(request)
+            except ValueError as error:
+                params = type(request.sampling_params)(temperature=0.0, max_new_tokens=1)
+                params.normalize(None)
+                request.sampling_params, request.custom_logit_processor = params, None
+                request.set_finish_with_abort(str(error))
+        return original(scheduler, request, *args, **kwargs)
 
     def keep_backend(self, original: Any, view: Any) -> dict[str, Any]:
         """Around the choice of a sampler for `--enable-deterministic-inference`: ours stays.
@@ -231,28 +253,30 @@ def params_of(request: Any, seed: int | None = None) -> SamplingParams:
 def check_request(request: Any) -> None:
     """Raise for what a request asks for and is not honoured, before it is let in.
 
-    An exception behind the door would end the server with everybody's requests.
+    An exception in a step would end the server with everybody's requests.
 
     Args:
-        request: `GenerateReqInput`, whose `sampling_params` is a mapping.
+        request: of SGLang, as its front end hands it on, or its scheduler has it.
 
     Raises:
-        UnsupportedParameter: (a ValueError) naming the field.
-        TypeError, ValueError: a temperature or a seed that SGLang takes and we cannot.
+        ValueError: naming the field; a value that SGLang takes and we cannot, or that ends SGLang.
     """
     for name in REFUSED_OF_REQUEST:
         if getattr(request, name, None):
             raise UnsupportedParameter(f"{name}: not supported with tpsample")
-    params: Mapping[str, Any] = request.sampling_params or {}
-    for name, value in params.items():
-        if name in REFUSED and value not in (None, REFUSED[name]):
+    params = request.sampling_params
+    unset = type(params)()
+    for name in params.__struct_fields__:
+        if name in SAMPLED or name in LEFT_TO_SGLANG:
+            continue
+        if getattr(params, name) != REFUSED.get(name, getattr(unset, name)):
             raise UnsupportedParameter(f"{name}: not supported with tpsample")
-        if name not in (*SAMPLED, *LEFT_TO_SGLANG, *REFUSED):
-            raise UnsupportedParameter(f"{name}: not known to tpsample")
-    temperature = params.get("temperature")
-    SamplingParams(
-        temperature=1.0 if temperature is None else temperature, seed=params.get("sampling_seed")
-    )
+    try:
+        params_of(request)
+    except TypeError as error:  # which SGLang's server would answer with status 500
+        raise UnsupportedParameter(str(error)) from error
+    if params.top_k >= 2**31:
+        raise UnsupportedParameter(f"top_k: expected at most 2^31 - 1, got {params.top_k}")
 
 
 def seed_of_request(request: Any) -> int:
@@ -297,6 +321,8 @@ def check_modes(arguments: Any) -> None:
         "--speculative-algorithm": arguments.speculative_algorithm is not None,
         "--enable-dp-attention": bool(arguments.enable_dp_attention),
         "--enable-lora": bool(arguments.enable_lora),
+        "--enable-watermark": bool(arguments.enable_watermark),
+        "--dllm-algorithm": arguments.dllm_algorithm is not None,
         "--pp-size": arguments.pp_size > 1,
         "CUDA graphs (pass --disable-cuda-graph)": graphs,
         "overlapped scheduling (pass --disable-overlap-schedule)": (
@@ -328,7 +354,6 @@ def register(backend: str = "tpsample") -> None:
         def __init__(self) -> None:
             super().__init__()
             check_modes(get_server_args())
-            self._rows = get_server_args().max_running_requests or 256
             self._sampler: LMHeadSampler | None = None
             _HOOKS.armed = True
 
@@ -339,7 +364,7 @@ def register(backend: str = "tpsample") -> None:
             hidden_states = _HOOKS.head.consume(logits_output.next_token_logits)
             if self._sampler is None:
                 cap = self.sampling_mask_max_tokens
-                self._sampler = _HOOKS.build(self.tp_sync_group, self._rows, cap)
+                self._sampler = _HOOKS.build(self.tp_sync_group, _HOOKS.max_rows, cap)
             _HOOKS.head.rebind_weight()
             asking = sampling_info.sampling_mask_batch_indices
             seeds = sampling_info.sampling_seed
@@ -358,13 +383,16 @@ def register(backend: str = "tpsample") -> None:
     for target, hook in (
         ("layers.logits_processor.LogitsProcessor._get_logits", _HOOKS.hand_on),
         ("model_executor.model_runner.ModelRunner._preprocess_logits", _HOOKS.keep_off),
-        ("managers.tokenizer_manager.TokenizerManager._validate_one_request", _HOOKS.admit),
+        ("managers.scheduler.Scheduler._add_request_to_queue", _HOOKS.end_refused),
         ("managers.scheduler.Scheduler.get_init_info", _HOOKS.look_first),
         ("arg_groups.overrides._deterministic_sampling_backend", _HOOKS.keep_backend),
     ):
         HookRegistry.register(_SRT + target, hook, HookType.AROUND)
-    made = f"{_SRT}model_executor.forward_batch_info.ForwardBatch.init_new"
-    HookRegistry.register(made, _HOOKS.keep_requests, HookType.AFTER)
+    for target, after in (
+        ("managers.tokenizer_manager.TokenizerManager._create_tokenized_object", _HOOKS.admit),
+        ("model_executor.forward_batch_info.ForwardBatch.init_new", _HOOKS.keep_requests),
+    ):
+        HookRegistry.register(_SRT + target, after, HookType.AFTER)
 
 
 _HOOKS = Hooks()
