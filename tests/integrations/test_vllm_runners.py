@@ -165,7 +165,7 @@ def test_grammars_reach_their_rows_once(runner):
     bits = np.stack([allowing(17), allowing(18), allowing(19)])
     if runner == "V1":
         fakes.v1_batch(each, names)
-        its = SimpleNamespace(scheduled_spec_decode_tokens={})
+        its = SimpleNamespace(scheduled_spec_decode_tokens={}, scheduled_new_reqs=[])
         each.execute_model_state = SimpleNamespace(scheduler_output=its)
         grammar = SimpleNamespace(structured_output_request_ids=constrained, grammar_bitmask=bits)
         assert each.sample_tokens(grammar) is None  # else vLLM would write on the logits
@@ -190,6 +190,22 @@ def test_a_slot_that_is_given_to_another_request_is_loaded_anew(name):
     )
     assert out.sampled_token_ids[0, 0] == 21
     assert runner.sampler.added == [1, 2, 3, 4, 1]  # vLLM's own states are kept
+
+
+def test_a_request_that_has_the_name_of_one_that_left_is_loaded_anew():
+    """One is aborted and sent again in a step, or a session of streamed input goes on."""
+    runner, names = v1(), ["a", "c"]
+    step_v1(runner, names, rows_of(names))
+    runner.requests["a"] = fakes.V1State(Request(allowed_token_ids=[21]), [3])
+    its = SimpleNamespace(scheduled_new_reqs=[SimpleNamespace(req_id="a")])
+    runner.execute_model_state = SimpleNamespace(scheduler_output=its)
+    runner.sample_tokens(None)
+    fakes.v1_batch(runner, names)
+    loaded = runner.sampler.rows()
+    assert loaded.batch.requests[0].allowed_token_ids == (21,)
+    assert runner.sampler.rows() is loaded, "it is new once"
+    out = step_v1(runner, names, rows_of(names)).sampled_token_ids[:, 0].tolist()
+    assert out == [21, expected("c", [expected("c", [])])], "the output of c still counts"
 
 
 def test_a_slot_is_free_once_its_request_has_left():

@@ -6,7 +6,7 @@ dropped, new ones join and the others move, in one pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -87,14 +87,18 @@ class EngineRows(Sealed):
 
     @ordinary_tensors
     def arrange(
-        self, names: Sequence[Hashable], load: Callable[[Hashable], EngineRequest]
+        self,
+        names: Sequence[Hashable],
+        load: Callable[[Hashable], EngineRequest],
+        anew: Collection[Hashable] = (),
     ) -> StepRows:
         """Let the batch have these rows, and return them.
 
         Args:
-            names: a name never stands for another request, and stands in a batch once.
+            names: a name stands in a batch once.
             load: called for each row that was not in the batch of the step before, so also for
                 one that sat out a step; it returns all tokens so far.
+            anew: names that stand for another request than in the step before.
 
         Raises:
             TypeError, ValueError: names without an order, what is no `EngineRequest`, or as
@@ -103,17 +107,18 @@ class EngineRows(Sealed):
         if not lists_in_order(names):
             raise TypeError(f"names: expected a list of the rows' names, got {describe(names)}")
         names = list(names)
-        if names == self.rows.names:
+        if names == self.rows.names and not anew:
             return self.rows
-        joining = {name: load(name) for name in names if name not in self._requests}
+        before = self._requests
+        joining = {name: load(name) for name in names if name not in before or name in anew}
         for name, request in joining.items():
             if not isinstance(request, EngineRequest):
                 raise TypeError(
                     f"load: expected an EngineRequest of {describe(name)}, got {describe(request)}"
                 )
             check_int("end", request.end, -(2**63), 2**63 - 1)
-        known = self._requests | joining
-        row_of = {name: row for row, name in enumerate(known)}
+        known = before | joining
+        row_of = {name: row for row, name in enumerate((*before, *joining))}
         self._batch.arrange(
             [row_of[name] for name in names],
             [request.params for request in joining.values()],

@@ -3,7 +3,7 @@
 LogitsProcessor.forward of its model    keeps the hidden states (`vllm_head`)
 runner.sampler                          samples them
 runner.rejection_sampler                verifies drafts, by `tpsample.verify`
-runner.sample_tokens                    keeps the grammar's bits for the step
+runner.sample_tokens                    keeps the grammar's bits, and which requests are new
 """
 
 from __future__ import annotations
@@ -27,14 +27,19 @@ def attach(runner: Any, head: VllmHead, output: Kind, logprobs: Kind) -> None:
     runner.sampler = sampler
     if hasattr(runner, "rejection_sampler"):
         runner.rejection_sampler = V1Verifier(sampler)
-    runner.sample_tokens = _keeping_grammar(runner, sampler.steps, runner.sample_tokens)
+    runner.sample_tokens = _noting(runner, sampler, runner.sample_tokens)
 
 
 class V1Sampler(nn.Module):
-    """Stands where vLLM's `Sampler` stands."""
+    """Stands where vLLM's `Sampler` stands.
+
+    Attributes:
+        new: the names of requests that are new since the last step; another may have had one.
+    """
 
     def __init__(self, runner: Any, head: VllmHead, output: Kind, logprobs: Kind) -> None:
         super().__init__()
+        self.new: set[str] = set()
         self.runner, self.output = runner, output
         self.logprobs_mode = runner.model_config.logprobs_mode
         self.steps = EngineSteps(head, self.logprobs_mode, logprobs)
@@ -63,7 +68,8 @@ class V1Sampler(nn.Module):
         """Return the rows of the runner's batch."""
         # vLLM rewinds them for rows in the middle of a prompt, which those of a CPU cannot.
         self.runner.input_batch.generators.clear()
-        return self._rows.arrange(self.runner.input_batch.req_ids, self._load)
+        new, self.new = self.new, set()
+        return self._rows.arrange(self.runner.input_batch.req_ids, self._load, new)
 
     def unfinished(self, rows: int) -> Tensor:
         """Return bool [B], the rows that are in the middle of their prompt."""
@@ -117,12 +123,18 @@ class V1Verifier(nn.Module):
         )
 
 
-def _keeping_grammar(runner: Any, steps: EngineSteps, sample_tokens: Any) -> Any:
-    """Return `sample_tokens` that keeps the grammar's bits from vLLM, who would write on logits."""
+def _noting(runner: Any, sampler: V1Sampler, sample_tokens: Any) -> Any:
+    """Return `sample_tokens` that notes which requests are new.
 
-    def keeping(grammar_output: Any) -> Any:
+    It keeps the grammar's bits from vLLM, who would write on logits.
+    """
+    steps = sampler.steps
+
+    def noting(grammar_output: Any) -> Any:
         state = runner.execute_model_state
         steps.grammar = None
+        if state is not None:
+            sampler.new |= {new.req_id for new in state.scheduler_output.scheduled_new_reqs}
         if state is not None and grammar_output is not None:
             steps.keep_grammar(
                 runner.input_batch.req_ids,
@@ -133,4 +145,4 @@ def _keeping_grammar(runner: Any, steps: EngineSteps, sample_tokens: Any) -> Any
             grammar_output = None
         return sample_tokens(grammar_output)
 
-    return keeping
+    return noting
