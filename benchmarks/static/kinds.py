@@ -93,6 +93,11 @@ def calls() -> Iterator[tuple[str, Callable[[], object]]]:
                 yield f"{method} with draft logits", partial(given, draft_logits=law)
     for name, host in (("that the host knows", [0, 1, 2, 3]), ("unknown to the host", None)):
         yield f"select to append, four slots {name}", selecting(sampler, hidden, host)
+    for method in ("coupled", "rejection"):
+        yield (
+            f"select to append, {method} drafts of slots",
+            verifying(sampler, hidden, drafts, method),
+        )
     yield "sample_draft", partial(sample_draft, sampler, law[:, 0], batch({}), at, 1)
 
 
@@ -111,6 +116,22 @@ def selecting(
         chosen = batch.select(named, host=host, out=held)
         chosen.append(sampler(rows, chosen, at + 1, out=out))
 
+    return step
+
+
+def verifying(
+    sampler: LMHeadSampler, hidden: torch.Tensor, drafts: torch.Tensor, method: Any
+) -> Callable[[], object]:
+    """Return a verification over slots, from their selection to their tokens."""
+    batch, named = SamplingBatch.of_slots(ROWS, vocab_size=V), torch.arange(ROWS)
+    batch.put(range(ROWS), [SamplingParams(seed=row) for row in range(ROWS)])
+    held = batch.select(named, host=[0, 1])
+
+    def step() -> None:
+        chosen = batch.select(named, host=[0, 1], out=held)
+        chosen.append(verify(sampler, hidden, drafts, chosen, named, method=method))
+
+    step()
     return step
 
 
@@ -153,6 +174,8 @@ EXPECTED = {
     "block under top_p 0.9": Counts(12, 7, 5, 49488),
     "select to append, four slots that the host knows": Counts(19, 21, 5, 752),
     "select to append, four slots unknown to the host": Counts(27, 27, 12, 101344),
+    "select to append, coupled drafts of slots": Counts(7, 6, 0, 0),
+    "select to append, rejection drafts of slots": Counts(11, 8, 3, 160),
     "sample_draft": Counts(2, 2, 1, 16),
 }
 """Whoever changes a number here changes what a GPU launches, or what ranks send."""

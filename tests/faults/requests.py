@@ -206,12 +206,21 @@ tpsample/backends/triton_/kernels/slots.py
     padding has the status of a wrong slot
     - tl.where(bad, STATUS_BAD_SLOT, 0)
     + STATUS_BAD_SLOT + 0 * bad.to(tl.int32)
-    > test_rows_that_are_not_drawn_are_skipped[3]
+    > test_rows_that_are_not_drawn_are_skipped[False-shape1]
     only the first sample of a row is skipped
     - for sample in range(num_samples):
     + for sample in range(1):
-    > test_rows_that_are_not_drawn_are_skipped[3]
+    > test_rows_that_are_not_drawn_are_skipped[False-shape1]
+tpsample/backends/triton_/slots.py
+    the drafts of a row that is not drawn are overwritten
+    - tokens if isinstance(out, SampleOutput) else 1,
+    + tokens,
+    > test_rows_that_are_not_drawn_are_skipped[True-shape1]
 tpsample/request/selection.py
+    a verification over slots takes the host's slots of the one before
+    - _known=None if known is None else [slot for slot in known for _ in range(times)],
+    + **({} if known is None else {"_known": [slot for slot in known for _ in range(times)]}),
+    > test_a_verification_is_of_its_own_slots
     a selection that steps again reads no seed anew
     - _taken_again=False, _is_read=False)
     + _taken_again=False)
@@ -268,8 +277,8 @@ tpsample/request/selection.py
     + else self._known
     > test_a_graph_is_of_any_slots_although_the_host_knows_those_of_its_capture
     the rows of a verification forget what the host knew of its slots
-    - [slot for slot in self._known for _ in range(times)]
-    + self._known[:1] * self.rows * times
+    - [slot for slot in known for _ in range(times)]
+    + known[:1] * self.rows * times
     > test_a_step_is_the_same_whether_the_host_knows_its_slots_or_reads_them
     slots of the host may lie on a device, which is waited for
     - if elsewhere or not lists_in_order(listed)

@@ -85,6 +85,30 @@ def test_a_step_is_the_same_whether_the_host_knows_its_slots_or_reads_them(chose
             assert torch.equal(one.logprobs.token_ids, other.logprobs.token_ids)
 
 
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("method", ["coupled", "rejection"])
+def test_a_verification_is_of_its_own_slots(backend, method):
+    """One selection is used again, with slots that the host knows and with others."""
+    batch, sampler = SamplingBatch.of_slots(9, vocab_size=V), sampler_of(backend)
+    there = graph_rows(40)
+    batch.put(range(len(there)), [row.params for row in there], **so_far_of(there))
+    hidden = torch.randn(3, 2, D, generator=torch.Generator().manual_seed(3))
+    drafts, at, held = torch.full((3, 1), 7), torch.arange(3) + 4, None
+    for chosen, host in (
+        ([0, 4, -1], True),
+        ([5, 2, 3], False),
+        ([1, 99, 0], True),
+        ([2, 2, 5], 1),
+    ):
+        slots = torch.tensor(chosen)
+        expected = verify(sampler, hidden, drafts, batch.select(slots), at, method=method)
+        with GPU:
+            held = batch.select(slots, host=chosen if host else None, out=held)
+            found = verify(sampler, hidden, drafts, held, at, method=method)
+        assert found.token_ids.tolist() == expected.token_ids.tolist(), chosen
+        assert found.status.tolist() == expected.status.tolist(), chosen
+
+
 def test_rows_of_one_method_lie_together_and_none_is_copied():
     """So do rows that report logprobs, if no others stand between them."""
     kinds: list[dict[str, Any]] = [

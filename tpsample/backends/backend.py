@@ -10,7 +10,7 @@ from torch import Tensor
 from tpsample.backends.screening.int8_copy import Int8Copy
 from tpsample.core.row_noise import RowNoise
 from tpsample.core.tensors import Scratch
-from tpsample.output import SampleOutput
+from tpsample.output import SampleOutput, VerifyOutput
 from tpsample.request.controls.apply import ControlRows, StepControls
 from tpsample.request.plan import BatchPlan, BatchView, Undrawn
 from tpsample.request.step import Found, Push, Step, rows_of_memory
@@ -91,8 +91,8 @@ class Backend(ABC):
         """Let a batch read the slots that its rows name, for a step that begins now."""
         batch._read_slots()
 
-    def fill_skipped(self, out: SampleOutput, undrawn: Undrawn) -> None:
-        """Do `SampleOutput.fill_skipped` for the rows that are not drawn."""
+    def fill_skipped(self, out: SampleOutput | VerifyOutput, undrawn: Undrawn) -> None:
+        """Do `fill_skipped` of an output for the rows that are not drawn."""
         out.fill_skipped(*undrawn)
 
     def controls_of(self, rows: ControlRows) -> StepControls:

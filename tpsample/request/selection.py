@@ -101,6 +101,7 @@ class Selection(HasViews, StepBatch):
         self._slot_rows = SlotRows(index, self._skipped, *self._columns)
         # Of the copies of `seed` and the like, as they are made.
         self._versions: dict[str, int] = {}
+        self._repeats: dict[int, Selection] = {}  # the rows of a verification, by positions
 
     @staticmethod
     def of(
@@ -189,19 +190,21 @@ class Selection(HasViews, StepBatch):
     def _undrawn_rows(self) -> Undrawn:
         return self._found.undrawn
 
-    @ordinary_tensors
     def _repeated(self, times: int) -> Selection:
-        """Return the rows with each standing `times` times in a row."""
-        repeated = Selection(self._batch, self._table, self.rows * times)
-        vars(repeated)["_is_found"] = True
+        """Return the rows with each standing `times` times in a row, in memory that is kept."""
+        if times not in self._repeats:
+            self._repeats[times] = Selection(self._batch, self._table, self.rows * times)
+        repeated, known = self._repeats[times], self._known
+        vars(repeated).update(
+            _is_found=True,
+            _known=None if known is None else [slot for slot in known for _ in range(times)],
+        )
         targets, sources = (
             (rows.slots, *rows.undrawn, rows.temperature, rows.seed)
             for rows in (repeated._slot_rows, self._found)
         )
         for target, source in zip(targets, sources, strict=True):
-            target.copy_(source.repeat_interleave(times))
-        if self._known is not None:
-            repeated._known = [slot for slot in self._known for _ in range(times)]
+            target.view(self.rows, times).copy_(source.unsqueeze(1))
         return repeated
 
     def _pick_any(self, name: str, table: Tensor) -> Tensor:

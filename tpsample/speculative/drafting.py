@@ -174,8 +174,10 @@ def check_positions(drafts: Sequence[Draft], batch: StepBatch, positions: Tensor
 
     At others the target draws with other noise: its law is right, and hardly a draft is accepted.
     """
+    if not readable(positions.device):
+        return
     padding = batch._undrawn_rows
-    for draft in drafts if readable(positions.device) else ():
+    for draft in drafts:
         wrong = draft.positions != positions + draft.index
         if padding is not None:
             wrong &= ~padding.rows

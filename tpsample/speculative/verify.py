@@ -231,7 +231,7 @@ def _verify(
                 rows = drafts, expanded, at, at_rows
                 verified = verify_by_ratio(sampler, inputs, *rows, block=block, draft=law)
         if undrawn is not None:
-            verified.fill_skipped(*undrawn)
+            sampler.local.fill_skipped(verified, undrawn)
         return sampler.pipeline.counted(verified)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.support.slots import GPU, V, sampler_of
-from tpsample import SampleOutput, SamplingBatch, SamplingParams
+from tpsample import SampleOutput, SamplingBatch, SamplingParams, VerifyOutput
 from tpsample.backends.triton_ import slots as launches
 from tpsample.request.plan import Undrawn
 
@@ -31,16 +31,23 @@ def test_rows_find_the_slots_that_they_name(rows):
     assert rows < 64 or 0 < int(skipped.bad.sum()) < int(skipped.rows.sum()) < rows
 
 
-@pytest.mark.parametrize("samples", [None, 3])
-def test_rows_that_are_not_drawn_are_skipped(samples):
+@pytest.mark.parametrize("shape", [(70,), (70, 3)])
+@pytest.mark.parametrize("verified", [False, True])
+def test_rows_that_are_not_drawn_are_skipped(shape, verified):
     rows = torch.arange(70)
     undrawn = Undrawn(rows % 3 == 0, rows % 6 == 0)
-    shape = (70,) if samples is None else (70, samples)
-    made = [SampleOutput(torch.ones(shape).long(), rows.int(), rows.clone()) for _ in range(2)]
-    made[0].fill_skipped(*undrawn)
-    launches.fill_skipped(made[1], undrawn)
-    for one, other in zip(*((out.token_ids, out.status, out.seeds) for out in made), strict=True):
-        assert one.equal(other)
+
+    def output() -> SampleOutput | VerifyOutput:
+        if verified:
+            tokens = torch.ones(70, shape[-1] % 70 + 1).long()
+            return VerifyOutput(rows.clone(), tokens, rows.int(), rows.clone())
+        return SampleOutput(torch.ones(shape).long(), rows.int(), rows.clone())
+
+    by_torch, by_kernel = output(), output()
+    by_torch.fill_skipped(*undrawn)
+    launches.fill_skipped(by_kernel, undrawn)
+    for name in ("token_ids", "status", "seeds"):
+        assert getattr(by_torch, name).equal(getattr(by_kernel, name)), name
 
 
 def test_a_step_reads_what_was_written_to_the_batch_after_the_selection():

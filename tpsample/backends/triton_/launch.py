@@ -32,7 +32,7 @@ from tpsample.backends.triton_.tile_table import (
 from tpsample.core.machine import compiler_doubt, interpreted
 from tpsample.core.score import Head
 from tpsample.core.weight_format import FORMATS, FP32
-from tpsample.output import SampleOutput
+from tpsample.output import SampleOutput, VerifyOutput
 from tpsample.request.controls.apply import ControlRows, StepControls
 from tpsample.request.plan import Undrawn
 from tpsample.request.step import Push, Step, TileWords
@@ -85,7 +85,7 @@ class TritonBackend(Backend):
     def read_slots(self, batch: StepBatch) -> None:
         batch._read_slots(read_slots)
 
-    def fill_skipped(self, out: SampleOutput, undrawn: Undrawn) -> None:
+    def fill_skipped(self, out: SampleOutput | VerifyOutput, undrawn: Undrawn) -> None:
         fill_skipped(out, undrawn)
 
     def controls_of(self, rows: ControlRows) -> StepControls:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tpsample.backends.triton_.kernels.slots import read_slots_kernel, skip_rows_kernel
 from tpsample.backends.triton_.launcher import launch_kernel
-from tpsample.output import SampleOutput
+from tpsample.output import SampleOutput, VerifyOutput
 from tpsample.request.plan import SlotRows, Undrawn
 from tpsample.request.table import RequestTable
 
@@ -35,9 +35,10 @@ def read_slots(slots: Tensor, table: RequestTable, rows: SlotRows) -> None:
     )
 
 
-def fill_skipped(out: SampleOutput, undrawn: Undrawn) -> None:
-    """Do what `SampleOutput.fill_skipped` does, by one launch."""
+def fill_skipped(out: SampleOutput | VerifyOutput, undrawn: Undrawn) -> None:
+    """Do what `fill_skipped` of the output does, by one launch."""
     num_rows = out.status.shape[0]
+    tokens = out.token_ids.numel() // num_rows
     launch_kernel(
         skip_rows_kernel,
         (-(-num_rows // ROW_BLOCK),),
@@ -46,6 +47,7 @@ def fill_skipped(out: SampleOutput, undrawn: Undrawn) -> None:
         token_ptr=out.token_ids,
         status_ptr=out.status,
         num_rows=num_rows,
-        num_samples=out.token_ids.numel() // num_rows,
+        num_tokens=tokens,
+        num_samples=tokens if isinstance(out, SampleOutput) else 1,
         BLOCK=ROW_BLOCK,
     )

@@ -1,6 +1,6 @@
 """The rows of a step over slots: which are drawn, and what the tokens of the others are.
 
-Twins: `Selection` of `tpsample.request.selection`, and `SampleOutput.fill_skipped`.
+Twins: `Selection` of `tpsample.request.selection`, and `fill_skipped` of `tpsample.output`.
 """
 
 import triton
@@ -56,7 +56,7 @@ def read_slots_kernel(
 
 
 @triton.jit(
-    do_not_specialize=["num_rows", "num_samples"],
+    do_not_specialize=["num_rows", "num_tokens", "num_samples"],
     do_not_specialize_on_alignment=["token_ptr", "status_ptr"],
 )
 def skip_rows_kernel(
@@ -64,10 +64,11 @@ def skip_rows_kernel(
     undrawn_ptr,  # [num_rows] bool
     bad_ptr,  # [num_rows] bool
     # outputs
-    token_ptr,  # [num_rows, num_samples] int64
+    token_ptr,  # [num_rows, num_tokens] int64, of which the first num_samples are written
     status_ptr,  # [num_rows] int32
     # sizes
     num_rows,
+    num_tokens,
     num_samples,
     BLOCK: tl.constexpr,
 ):
@@ -78,4 +79,4 @@ def skip_rows_kernel(
     tl.store(status_ptr + offs, tl.where(bad, STATUS_BAD_SLOT, 0), mask=undrawn)
     for sample in range(num_samples):
         tokens = tl.full((BLOCK,), NO_TOKEN, tl.int64)
-        tl.store(token_ptr + offs * num_samples + sample, tokens, mask=undrawn)
+        tl.store(token_ptr + offs * num_tokens + sample, tokens, mask=undrawn)
