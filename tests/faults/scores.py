@@ -343,7 +343,7 @@ tpsample/backends/numba_/kernels/first_logits.py
     native: one of the first tokens is left out
     - near_largest(ends, top_k[i], bins)
     + near_largest(ends, larger(top_k[i] - 1, 1), bins)
-    > test_no_more_is_listed_than_top_k_asks_for
+    > test_no_more_is_computed_than_top_k_asks_for
     native: fewer ends than asked for reach the number near the largest
     - bins[digit] < left
     + bins[digit] <= left

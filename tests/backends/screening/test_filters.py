@@ -171,14 +171,16 @@ def of(params, vocab_size: int, **others) -> SamplingBatch:
 def test_which_rows_need_few_logits(changes, bounded):
     """Few of them are then computed: little more than the filter keeps.
 
-    Of a min_p they are listed where kept sets or logprobs are told.
+    Of a min_p they are listed where kept sets or logprobs are told. Among the first blocks are some
+    most of whose ids reach the threshold so far, which are computed whole.
     """
     case = problem("normal", 20000, 3, 48)
     told = {"kept_cap": 8} if "min_p" in changes and "logprobs" not in changes else {}
     batch = of([SamplingParams(seed=row, **changes) for row in range(3)], 20000, **told)
     logits, (counted,) = compare(case, batch)
     assert bool(batch.plan.bounded) is bounded
-    assert counted.whole.tolist() == [0 if bounded else 20000] * 3
+    others = counted.whole - (0 if bounded else 20000)
+    assert ((others >= 0) & (others <= 2 * 64)).all()
     if bounded:
         there = (logits > -torch.inf).sum(dim=1)
         assert (there >= counted.candidates).all()
@@ -201,6 +203,36 @@ def test_a_row_with_a_nan_computes_few_logits(changes):
     words = torch.zeros(3, dtype=torch.int64)
     native.best_words(step, words)
     assert 0 < native.candidates[1] + native.whole[1] < 300
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"top_p": 0.1},
+        {"top_p": 0.9},
+        {"min_p": 0.1},
+        {"top_k": 50},
+        {"top_k": 200},
+        {"top_k": 2000},
+        {"top_k": 1000, "top_p": 0.9},
+        {"top_k": 50, "top_p": 0.9, "filter_order": "joint"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("biased", [False, True])
+def test_flat_rows_compute_whole_blocks(changes, rows, biased):
+    """Every logit may be the largest, and yet few are computed one by one."""
+    case = problem("normal", 6400, rows, 48).to(torch.bfloat16)
+    case = replace(case, weight=case.weight[:1].repeat(6400, 1))
+    if biased:
+        case = replace(case, bias=torch.arange(6400) * 1e-9)
+    batch = of([SamplingParams(seed=row, **changes) for row in range(rows)], 6400)
+    _, (counted,) = compare(case, batch)
+    assert (counted.candidates <= 2 * WAITING).all() and (counted.whole >= 5000).all()
+    samplers = [LMHeadSampler(case.weight, bias=case.bias, backend=b) for b in ("numba", "torch")]
+    found, expected = (each(case.hidden_states, batch, 0).token_ids for each in samplers)
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("filters", [{"top_k": 5}, {"logprobs": 3}], ids=str)
@@ -302,13 +334,13 @@ def test_logprobs_of_a_row_made_greedy_by_its_temperature_are_of_all_ids(logprob
     assert (found.entropies[1] > found.entropies[0] + 1).all()
 
 
-def test_no_more_is_listed_than_top_k_asks_for():
+def test_no_more_is_computed_than_top_k_asks_for():
     """Falling logits so far apart that no other one reaches the upper end of the k-th."""
     falling = torch.arange(1000.0, 0.0, -1.0).unsqueeze(1).repeat(1, 16)
     for top_k in (65, 100):
         case = Problem(falling, torch.ones(2, 16))
-        logits, _ = compare(case, of([SamplingParams(top_k=top_k, seed=1)] * 2, 1000))
-        assert (logits > -torch.inf).sum(dim=1).tolist() == [top_k] * 2
+        _, (counted,) = compare(case, of([SamplingParams(top_k=top_k, seed=1)] * 2, 1000))
+        assert (counted.candidates + counted.whole).tolist() == [top_k] * 2
 
 
 def test_the_threshold_of_min_p_is_reached():

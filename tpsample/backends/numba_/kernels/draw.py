@@ -3,14 +3,14 @@
 A block of ids is multiplied by all rows in fp32, or over an 8-bit copy of the weight. Upper ends of
 the scores then say which ids of the block reach the best exact scores so far. Only their exact
 logits and scores are computed. A block without a proof, because a number is not finite or above
-2^100, is computed exactly.
+2^100, is computed exactly. So is a block of flat rows, many of whose ids reach the best.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from tpsample.backends.numba_.kernels.compiling import F32, U64, jit
+from tpsample.backends.numba_.kernels.compiling import F32, F64, U64, jit
 from tpsample.backends.numba_.kernels.head import (
     control,
     end_logits,
@@ -36,19 +36,24 @@ from tpsample.backends.numba_.kernels.numbers import (
     key_of,
     lanes_reaching,
     lowest_lane,
+    number_of,
     pack,
     value_of,
 )
 from tpsample.backends.numba_.kernels.primitives import larger
-from tpsample.backends.numba_.kernels.products import products_of
-from tpsample.backends.numba_.kernels.store import filter_threshold
+from tpsample.backends.numba_.kernels.products import (
+    float64_products,
+    products_of,
+    round_products,
+)
+from tpsample.backends.numba_.kernels.store import filter_threshold, is_cheaper_whole
 from tpsample.backends.numba_.kernels.threads import share
 from tpsample.core.word import KEY_NAN, LOWEST_DRAWABLE
 
 
 @jit()
 def push_block(heap, upper, top, logits, block, stream, weight, hidden, row, head, stored):
-    """Push the words of a block that can be among the best; return how many logits that took.
+    """Push the words of a block that can be among the best; return how many logits it computed.
 
     Args:
         heap: int64 [count], the best words of the sample, the least first.
@@ -57,7 +62,7 @@ def push_block(heap, upper, top, logits, block, stream, weight, hidden, row, hea
         weight, hidden: fp32 [D], of the row.
         stored: fp32 [V_local], takes the exact logits; or it has no size.
     """
-    taken, threshold = 0, value_of(heap[0])
+    computed, threshold = 0, value_of(heap[0])
     # The likeliest id first, because its score is the threshold for the others.
     for turn in range(2):
         lanes = lanes_reaching(upper, threshold, lanes_of(block))
@@ -67,9 +72,9 @@ def push_block(heap, upper, top, logits, block, stream, weight, hidden, row, hea
             # A NaN is not below the threshold.
             if upper[j] < threshold or (turn == 0) != (upper[j] == top):
                 continue
-            taken += 1
             logit = logits[j]
             if len(hidden):
+                computed += 1
                 local = block.local - block.lane + j
                 logit = exact_logits(weight, local, hidden, row, head)[1]
                 if len(stored):
@@ -77,7 +82,7 @@ def push_block(heap, upper, top, logits, block, stream, weight, hidden, row, hea
             score = exact_score(logit, block.base + j, stream)
             push(heap, len(heap), pack(score, block.base + j))
             threshold = value_of(heap[0])
-    return taken
+    return computed
 
 
 @jit(inline=True)
@@ -93,7 +98,8 @@ def push_first(heap, upper, block, weight, hidden, row, head, stored):
 
     Args:
         heap: int64 [count], the largest order words so far, the least first.
-        upper: fp32 [BLOCK], upper ends of the logits; the others are as in `push_block`.
+        upper: fp32 [BLOCK], upper ends of the logits, or these if hidden has no size; the others
+            are as in `push_block`.
     """
     computed = 0
     if key_of(heap[0]) == KEY_NAN:  # nothing comes before the first NaNs
@@ -104,12 +110,28 @@ def push_first(heap, upper, block, weight, hidden, row, head, stored):
         lanes &= lanes - U64(1)
         if upper[j] < value_of(heap[0]):
             continue
-        local = block.local - block.lane + j
-        logit = exact_logits(weight, local, hidden, row, head)[1]
-        stored[local] = logit
-        computed += 1
+        logit = upper[j]
+        if len(hidden):
+            local = block.local - block.lane + j
+            logit = exact_logits(weight, local, hidden, row, head)[1]
+            stored[local] = logit
+            computed += 1
         push(heap, len(heap), pack(logit, block.base + j))
     return computed
+
+
+@jit()
+def number_reaching(heap, upper, slack, block):
+    """Return about how many ids of a block can raise a heap.
+
+    Args:
+        upper: fp32 [BLOCK], upper ends; slack: how far they are above their logits at most, or inf.
+    """
+    least = value_of(heap[0])
+    if least == -np.inf and len(heap) == 1:  # the largest logit of this block is the next threshold
+        for j in range(block.lane, block.lane + block.count):
+            least = larger(least, upper[j] - slack)
+    return number_of(lanes_reaching(upper, least, lanes_of(block))) if least > -np.inf else 0
 
 
 @jit()
@@ -156,17 +178,20 @@ def draw_range(start, stop, part, arguments):
         error_bound: fp32 [parts, rows of the memory], raised: how far an upper end is at most above
             its logit.
         computed: int64 [parts, 2, R], added to: how many exact logits a row took in blocks with a
-            proof, and in others.
+            proof, and in others and whole ones.
     """
     weight, hidden, index, copy, draws, head, memory, listed, weighed, step = arguments[:10]
     best, first, error_bound, computed = arguments[10:]
     weight = part_of(weight, start, stop)
     rows, noise = take_rows(hidden, index), noise_of(draws, index)
     quantised = quantise(copy, rows, len(index))
-    products, lanes = products_of(rows, F32), np.empty((3, BLOCK), F32)
+    products, sums = products_of(rows, F32), products_of(rows, F64)
+    ends, lanes = np.empty((len(index), BLOCK), F32), np.empty((2, BLOCK), F32)
+    slacks = np.empty(len(index), F32)
     plain = plain_rows(head, index)
     shared = (
-        weight, rows, index, copy, quantised, products, lanes, noise, draws.samples, head, plain
+        weight, rows, index, copy, quantised, products, sums, ends, slacks, lanes, noise,
+        draws.samples, head, plain,
     )  # fmt: skip
     of_rows = listed, weighed, step, first[part], error_bound[part]
     draw_blocks(shared, memory, of_rows, best[part], computed[part])
@@ -175,33 +200,50 @@ def draw_range(start, stop, part, arguments):
 @jit()
 def draw_blocks(shared, memory, of_rows, best, computed):
     """Do the work of `draw`, in memory that is there."""
-    weight, rows, index, copy, quantised, products, lanes, noise, samples, head, plain = shared
+    (
+        weight, rows, index, copy, quantised, products, sums, ends, slacks, lanes, noise,
+        samples, head, plain,
+    ) = shared  # fmt: skip
     listed, weighed, step, first, error_bound = of_rows
-    logits, upper, lower = lanes[0], lanes[1], lanes[2]
-    stored = lanes[0, :0]
+    upper, lower, stored = lanes[0], lanes[1], lanes[0, :0]
     for n in range(blocks_of(weight)):
-        block = block_at(weight, n)
+        block, pairs = block_at(weight, n), 0
         first_products(copy, quantised, weight, block, rows, products)
         for i in range(len(index)):
-            stored_row, proof = memory.stored_rows[i], 0 if products.proved[i] else 1
-            first_ends(copy, quantised, block, products, i, logits)
+            first_ends(copy, quantised, block, products, i, ends[i])
             if not plain[i]:
-                end_logits(logits, block, index[i], head, F32(1))
+                end_logits(ends[i], block, index[i], head, F32(1))
+            slacks[i] = np.inf
             if len(memory.raw):
-                stored = (memory.processed if len(memory.processed) else memory.raw)[stored_row]
                 if weighed[i]:
                     lower_ends(products.values[i], products.errors[i], lower)
                     if not plain[i]:
                         end_logits(lower, block, index[i], head, F32(-1))
-                    error_bound[stored_row] = larger(
-                        error_bound[stored_row], slack_of(logits, lower, block)
-                    )
+                    slacks[i] = slack_of(ends[i], lower, block)
+                heap = first[memory.stored_rows[i], : listed[i]]
+                pairs += number_reaching(heap, ends[i], slacks[i], block)
+            elif noise.random[i] == F32(0):  # noise tells other rows' ids apart
+                pairs += number_reaching(best[i, 0], ends[i], slacks[i], block)
+        whole = is_cheaper_whole(block, len(index), pairs)
+        if whole:
+            float64_products(weight, block, rows, sums)
+        for i in range(len(index)):
+            stored_row, proof = memory.stored_rows[i], 0 if products.proved[i] else 1
+            logits, hidden = ends[i], rows.hidden[i, : 0 if whole else rows.hidden.shape[1]]
+            if whole:
+                round_products(weight, block, rows, i, sums, logits)
+                if not plain[i]:
+                    end_logits(logits, block, index[i], head, F32(0))
+                computed[1, i] += block.count
+            if len(memory.raw):
+                stored = (memory.processed if len(memory.processed) else memory.raw)[stored_row]
+                if weighed[i] or whole:
                     put(logits, block, stored)
-                else:
-                    error_bound[stored_row] = np.inf
+                if not (weighed[i] and whole):
+                    error_bound[stored_row] = larger(error_bound[stored_row], slacks[i])
                 computed[proof, i] += push_first(
-                    first[stored_row, : listed[i]], logits, block, weight, rows.hidden[i], index[i],
-                    head, stored,
+                    first[stored_row, : listed[i]], logits, block, weight, hidden, index[i], head,
+                    stored,
                 )  # fmt: skip
             if len(memory.raw) and draws_none(
                 listed[i], first[stored_row, 0], step[i], block, logits
@@ -212,8 +254,8 @@ def draw_blocks(shared, memory, of_rows, best, computed):
                 top = upper_scores(logits, block, stream, upper)
                 if can_raise(best[stored_row, s], top):
                     computed[proof, i] += push_block(
-                        best[stored_row, s], upper, top, logits, block, stream, weight,
-                        rows.hidden[i], index[i], head, stored,
+                        best[stored_row, s], upper, top, logits, block, stream, weight, hidden,
+                        index[i], head, stored,
                     )  # fmt: skip
 
 

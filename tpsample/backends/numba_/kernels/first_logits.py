@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tpsample.backends.numba_.kernels.compiling import F32, I32, I64, U32, U64, jit
+from tpsample.backends.numba_.kernels.compiling import F32, F64, I32, I64, U32, U64, jit
 from tpsample.backends.numba_.kernels.head import (
     end_logits,
     exact_logits,
@@ -29,12 +29,21 @@ from tpsample.backends.numba_.kernels.inputs import (
 from tpsample.backends.numba_.kernels.numbers import (
     lanes_reaching,
     lowest_lane,
+    number_of,
     of_ordered,
     ordered,
 )
 from tpsample.backends.numba_.kernels.primitives import larger
-from tpsample.backends.numba_.kernels.products import fp32_products, products_of
-from tpsample.backends.numba_.kernels.store import filter_threshold
+from tpsample.backends.numba_.kernels.products import (
+    float64_products,
+    fp32_products,
+    products_of,
+)
+from tpsample.backends.numba_.kernels.store import (
+    filter_threshold,
+    is_cheaper_whole,
+    keep_products,
+)
 from tpsample.backends.numba_.kernels.threads import share
 
 KEY_BITS = 11
@@ -83,6 +92,8 @@ def store_first(start, stop, parts, threads, arguments):
 def store_first_range(start, stop, part, arguments):
     """Store the logits of the first tokens of a range, and -inf for the others.
 
+    A block of many first tokens is stored whole; see `store.is_cheaper_whole`.
+
     Args:
         weight, hidden, index, head, memory, computed: as in `draw.draw_range`.
         top_k: int64 [R] >= 1; step: float64 [R], see `store.filter_threshold`.
@@ -90,6 +101,7 @@ def store_first_range(start, stop, part, arguments):
     weight, hidden, index, head, memory, top_k, step, computed = arguments
     weight, rows = part_of(weight, start, stop), take_rows(hidden, index)
     products, plain = products_of(rows, F32), plain_rows(head, index)
+    sums, reaching = products_of(rows, F64), np.empty(len(index), U64)
     upper, lower = np.empty(BLOCK, F32), np.empty(BLOCK, F32)
     error_bound, bins = np.zeros(len(index), F32), np.empty(2**KEY_BITS, I64)
     stored = memory.processed if len(memory.processed) else memory.raw
@@ -113,7 +125,7 @@ def store_first_range(start, stop, part, arguments):
         thresholds[i] = filter_threshold(bound, top_k[i], top, step[i])
     # The rows take turns block by block, because a block of weights stays in the cache.
     for n in range(blocks_of(weight)):
-        block = block_at(weight, n)
+        block, pairs = block_at(weight, n), 0
         for i in range(len(index)):
             raw, ends = memory.raw[memory.stored_rows[i]], stored[memory.stored_rows[i]]
             upper[:] = -np.inf
@@ -121,9 +133,19 @@ def store_first_range(start, stop, part, arguments):
                 upper[k] = ends[block.local + k]
                 raw[block.local + k] = ends[block.local + k] = -np.inf
             lanes = lanes_reaching(upper, thresholds[i], ~U64(0))
-            while lanes and not is_nan[i]:  # a row with a NaN has no token
+            reaching[i] = U64(0) if is_nan[i] else lanes  # a row with a NaN has no token
+            pairs += number_of(reaching[i])
+        whole = is_cheaper_whole(block, len(index), pairs)
+        if whole:
+            float64_products(weight, block, rows, sums)
+            keep_products(weight, block, rows, sums, index, head, plain, memory, upper)
+        for i in range(len(index)):
+            raw, ends = memory.raw[memory.stored_rows[i]], stored[memory.stored_rows[i]]
+            lanes = reaching[i]
+            while lanes and not is_nan[i]:
                 v = block.local + lowest_lane(lanes)
                 lanes &= lanes - U64(1)
-                raw[v], ends[v] = exact_logits(weight, v, rows.hidden[i], index[i], head)
-                computed[part, 0, i] += 1
+                if not whole:
+                    raw[v], ends[v] = exact_logits(weight, v, rows.hidden[i], index[i], head)
+                computed[part, 1 if whole else 0, i] += 1
                 is_nan[i] = ends[v] != ends[v]

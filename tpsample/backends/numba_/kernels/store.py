@@ -50,6 +50,12 @@ WAITING = 512
 """Most ids of a row that wait. Of V ids in random order about k (1 + ln(V / k)) wait in all."""
 
 
+@jit(inline=True)
+def is_cheaper_whole(block, num_rows, pairs):
+    """Return whether the exact logits of a whole block cost less than so many of them by pairs."""
+    return PAIR * pairs > block.count * (FEW_ROWS + num_rows)
+
+
 @jit()
 def process(block, row, head, memory, i, logits):
     """Process the raw logits of a block, and store them."""
@@ -162,17 +168,17 @@ def list_range(start, stop, part, arguments):
     tops, reaching = np.empty(num_rows, F32), np.empty(num_rows, U64)
     bounds = np.empty(first.shape, F32)[:num_rows]
     ids, uppers = np.empty((num_rows, WAITING), I64), np.empty((num_rows, WAITING), F32)
-    numbers = np.empty(num_rows, I64)
+    numbers, may_wait = np.empty(num_rows, I64), np.empty(num_rows, np.bool_)
+    plain = plain_rows(head, index)
     for i in range(num_rows):
         stored_row = memory.stored_rows[i]
-        tops[i], numbers[i] = -np.inf, 0
+        tops[i], numbers[i], may_wait[i] = -np.inf, 0, plain[i] and top_k[i] > 0
         memory.raw[stored_row, weight.start : weight.stop] = -np.inf
         if len(memory.processed):
             memory.processed[stored_row, weight.start : weight.stop] = -np.inf
         for k in range(top_k[i]):
             bounds[i, k] = value_of(first[stored_row, k])
-    waiting = bounds, ids, uppers, numbers, np.empty(num_rows, np.bool_)
-    plain = plain_rows(head, index)
+    waiting = bounds, ids, uppers, numbers, np.empty(num_rows, np.bool_), may_wait
     shared = weight, rows, index, products, sums, head, memory, upper, logits, tops, reaching, plain
     list_blocks(shared, waiting, top_k, step, first, computed)
     for i in range(num_rows):
@@ -182,9 +188,13 @@ def list_range(start, stop, part, arguments):
 
 @jit()
 def store_waiting(shared, waiting, i, threshold, top_k, first, computed):
-    """Store the logits of the ids of a row that wait and reach a threshold; see `list_blocks`."""
+    """Store the logits of the ids of a row that wait and reach a threshold; see `list_blocks`.
+
+    If most of a full list do, ids of the row wait no more, because hardly any would be excluded.
+    """
     weight, rows, memory, stored_row = shared[0], shared[1], shared[6], shared[6].stored_rows[i]
-    _, ids, uppers, count, _ = waiting
+    _, ids, uppers, count, _, may_wait = waiting
+    stored = 0
     for n in range(count[i]):
         if uppers[i, n] >= threshold:
             v = ids[i, n]
@@ -193,7 +203,9 @@ def store_waiting(shared, waiting, i, threshold, top_k, first, computed):
             if len(memory.processed):
                 memory.processed[stored_row, v] = logit
             push(first[stored_row], top_k, pack(logit, weight.first_id + v))
-            computed[0, i] += 1
+            stored += 1
+    computed[0, i] += stored
+    may_wait[i] &= 2 * stored <= WAITING
     count[i] = 0
 
 
@@ -203,25 +215,25 @@ def list_blocks(shared, waiting, top_k, step, first, computed):
 
     Args:
         waiting: fp32 [R, count], lower bounds of the largest logits so far, the least first; the
-            columns and the upper bounds of ids that wait, [R, WAITING]; their number, and whether
-            ids of a block wait, [R].
+            columns and the upper bounds of ids that wait, [R, WAITING]; their number, whether ids
+            of a block wait, and whether those of any may, [R].
     """
     weight, rows, index, products, sums, head, memory, upper, logits, tops, reaching, plain = shared
-    bounds, ids, uppers, count, waits = waiting
+    bounds, ids, uppers, count, waits, may_wait = waiting
     num_rows = len(index)
     for n in range(blocks_of(weight)):
         block = block_at(weight, n)
         fp32_products(weight, block, rows, products)
-        total = 0
+        pairs = 0
         for i in range(num_rows):
             upper_ends(products.values[i], products.errors[i], upper[i])
             if not plain[i]:
                 end_logits(upper[i], block, index[i], head, F32(1))
             threshold = filter_threshold(bounds[i, 0], top_k[i], tops[i], step[i])
             reaching[i] = lanes_reaching(upper[i], threshold, lanes_of(block))
-            waits[i] = plain[i] and top_k[i] > 0 and products.proved[i]
-            total += 0 if waits[i] else number_of(reaching[i])
-        whole = PAIR * total > block.count * (FEW_ROWS + num_rows)
+            waits[i] = may_wait[i] and products.proved[i]
+            pairs += 0 if waits[i] else number_of(reaching[i])
+        whole = is_cheaper_whole(block, num_rows, pairs)
         if whole:
             float64_products(weight, block, rows, sums)
             keep_products(weight, block, rows, sums, index, head, plain, memory, logits)
@@ -241,7 +253,7 @@ def list_blocks(shared, waiting, top_k, step, first, computed):
                     count[i] += 1
                     least = -up(products.errors[i] - products.values[i, j])
                 else:
-                    computed[0 if products.proved[i] else 1, i] += 1
+                    computed[0 if products.proved[i] and not whole else 1, i] += 1
                     if not whole:
                         raw, logit = exact_logits(weight, v, rows.hidden[i], index[i], head)
                         memory.raw[stored_row, v] = raw
