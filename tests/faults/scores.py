@@ -354,6 +354,18 @@ tpsample/backends/numba_/launch.py
     + whole |= is_greedy & False
     > test_logprobs_of_a_row_made_greedy_by_its_temperature_are_of_all_ids
 tpsample/backends/numba_/kernels/store.py
+    native: blocks of flat rows are computed id by id
+    - return PAIR * pairs > block.count * (FEW_ROWS + num_rows)
+    + return False
+    > test_flat_rows_compute_whole_blocks
+    native: the ids of flat rows wait in vain
+    - may_wait[i] &= 2 * stored <= WAITING
+    + may_wait[i] &= True
+    > test_flat_rows_compute_whole_blocks
+    native: logits of a listed row are computed behind a NaN
+    - lanes if tops[i] == tops[i] else U64(0)
+    + lanes
+    > test_a_row_with_a_nan_computes_few_logits
     native: a filter takes a NaN for less than its threshold
     - if upper[i, j] < threshold:
     + if not upper[i, j] >= threshold:
@@ -408,9 +420,17 @@ tpsample/backends/numba_/kernels/head.py
     > test_drafts_count_as_output
 tpsample/backends/numba_/kernels/draw.py
     native: upper ends have no error_bound
-    - error_bound[stored_row], slack_of(logits, lower, block)
-    + error_bound[stored_row], F32(0)
+    - slacks[i] = slack_of(ends[i], lower, block)
+    + slacks[i] = F32(0)
     > backends/screening/test_words.py::test_rows_that_store_their_logits
+    native: the exact logits of a whole block are not stored
+    - if weighed[i] or whole:
+    + if weighed[i]:
+    > test_the_logits_of_the_best_scores_of_flat_rows_are_stored
+    native: logits of a whole block are computed once more
+    - : 0 if whole else rows.hidden.shape[1]
+    + : rows.hidden.shape[1]
+    > test_flat_rows_compute_whole_blocks
     native: order words behind a NaN are computed
     - if key_of(heap[0]) == KEY_NAN:
     + if False:

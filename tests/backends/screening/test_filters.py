@@ -28,6 +28,7 @@ from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, v
 from tpsample.backends.backend import Backend
 from tpsample.backends.numba_.kernels.store import WAITING
 from tpsample.backends.torch_.passes import ShardLogits
+from tpsample.core import word
 from tpsample.core.row_noise import RowNoise, safe_temperature
 from tpsample.filters.sample import sample_filtered
 from tpsample.ranks.process import ranks_of
@@ -190,7 +191,15 @@ def test_which_rows_need_few_logits(changes, bounded):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"top_p": 0.9}, {"top_k": 200}, {"top_k": 500, "top_p": 0.9}, {"top_k": 2000}, {"min_p": 0.1}],
+    [
+        {"top_p": 0.9},
+        {"top_k": 20},
+        {"top_k": 200},
+        {"top_k": 500, "top_p": 0.9},
+        {"top_k": 2000},
+        {"min_p": 0.1},
+        {"min_p": 0.1, "logprobs": 0, **PROCESSED},
+    ],
     ids=str,
 )
 def test_a_row_with_a_nan_computes_few_logits(changes):
@@ -232,6 +241,21 @@ def test_flat_rows_compute_whole_blocks(changes, rows, biased):
     assert (counted.candidates <= 2 * WAITING).all() and (counted.whole >= 5000).all()
     samplers = [LMHeadSampler(case.weight, bias=case.bias, backend=b) for b in ("numba", "torch")]
     found, expected = (each(case.hidden_states, batch, 0).token_ids for each in samplers)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("changes", [{"top_p": 0.9}, {"min_p": 0.1}], ids=str)
+def test_the_logits_of_the_best_scores_of_flat_rows_are_stored(changes):
+    case = problem("normal", 2000, 3, 48)
+    case = replace(case, weight=case.weight[:1].repeat(2000, 1))
+    batch = of([SamplingParams(seed=row, **changes) for row in range(3)], 2000)
+    steps = []
+    for local in backends(case, VocabShard(0, 2000)):
+        steps.append(local.prepare(case.hidden_states, batch._view_of(3), torch.arange(3), 1))
+        steps[-1].logits.fill_(torch.nan)
+        local.best_words(steps[-1], torch.zeros(3, dtype=torch.int64))
+    best = word.token_of(steps[1].found.best[0]).flatten(1)
+    expected, found = (step.logits.gather(1, best) for step in steps)
     assert torch.equal(found, expected)
 
 

@@ -230,7 +230,8 @@ def list_blocks(shared, waiting, top_k, step, first, computed):
             if not plain[i]:
                 end_logits(upper[i], block, index[i], head, F32(1))
             threshold = filter_threshold(bounds[i, 0], top_k[i], tops[i], step[i])
-            reaching[i] = lanes_reaching(upper[i], threshold, lanes_of(block))
+            lanes = lanes_reaching(upper[i], threshold, lanes_of(block))
+            reaching[i] = lanes if tops[i] == tops[i] else U64(0)  # a row with a NaN has no token
             waits[i] = may_wait[i] and products.proved[i]
             pairs += 0 if waits[i] else number_of(reaching[i])
         whole = is_cheaper_whole(block, num_rows, pairs)
@@ -264,6 +265,5 @@ def list_blocks(shared, waiting, top_k, step, first, computed):
                     ]
                     if top_k[i] > 0:
                         push(first[stored_row], top_k[i], pack(least, weight.first_id + v))
-                if least == least:
-                    tops[i] = larger(tops[i], least)
-                    push(bounds[i], top_k[i], least)
+                tops[i] = larger(tops[i], least) if least == least else least  # a NaN stays
+                push(bounds[i], top_k[i], least)
