@@ -95,10 +95,10 @@ def test_a_verification_is_of_its_own_slots(backend, method):
     hidden = torch.randn(3, 2, D, generator=torch.Generator().manual_seed(3))
     drafts, at, held = torch.full((3, 1), 7), torch.arange(3) + 4, None
     for chosen, host in (
-        ([0, 4, -1], True),
-        ([5, 2, 3], False),
+        ([6, 2, -1], True),
+        ([1, 5, 0], False),
         ([1, 99, 0], True),
-        ([2, 2, 5], 1),
+        ([2, 2, 5], True),
     ):
         slots = torch.tensor(chosen)
         expected = verify(sampler, hidden, drafts, batch.select(slots), at, method=method)
