@@ -21,6 +21,7 @@ from tpsample.core.handles import handle_of
 from tpsample.core.sealed import Sealed
 from tpsample.core.tensors import ordinary_tensors
 from tpsample.core.vocab_shard import VocabShard
+from tpsample.core.word import NO_TOKEN
 from tpsample.errors import PeerLost
 from tpsample.filters.finish import prompt_logprobs
 from tpsample.output import Logprobs, SampleOutput
@@ -375,6 +376,8 @@ class LMHeadSampler(Sealed):
         else:
             logits = self.weight.new_zeros(batch.rows, len(self.shard), dtype=torch.float32)
             self.sample_logits(logits, batch, 0, num_samples=num_samples, head_applied=True)
+        if isinstance(batch, StepBatch):  # tokens that count as none
+            batch.append(batch.seed.new_full((batch.rows, 1), NO_TOKEN))
 
     def counters(self) -> dict[str, Any]:
         """Return what this rank has counted since the sampler was built, for an engine's metrics.

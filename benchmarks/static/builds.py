@@ -25,7 +25,7 @@ from benchmarks.lab.problem import make_sampler, override_tile
 from benchmarks.lab.ranks import even_shards
 from benchmarks.lab.virtual_ranks import VirtualWorld
 from benchmarks.static.aot import GPUS
-from tpsample import LMHeadSampler, SamplingBatch, sample_draft, verify
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, sample_draft, verify
 from tpsample.agreement import construction
 from tpsample.backends.over_zeros import list_over_zeros
 from tpsample.backends.triton_.screen_launches import MAX_SLOTS, SCREEN_TILES
@@ -41,6 +41,7 @@ from tpsample.backends.triton_.tile_table import (
 )
 from tpsample.core.weight_format import BF16, FP16, FP32, WeightFormat
 from tpsample.request.kinds import KINDS, Kind, batches_of
+from tpsample.request.step_batch import StepBatch
 from tpsample.speculative.drafting import Method
 
 LM_HEAD = "tpsample.backends.triton_.kernels.lm_head:lm_head_kernel"
@@ -251,10 +252,14 @@ def launches(
     vocab_size, width = world.shards[-1].stop, NUM_DRAFTS + 1 if drafts else 1
     of_rows = [kind for kind in kinds if kind not in ("grammar", "forced")]  # masks come below
     every = batches_of(of_rows, rows, vocab_size, world.device, most=max(rows, len(KINDS)))
-    batches = [batch for batch in every if isinstance(batch, SamplingBatch)]
+    batches: list[StepBatch] = [batch for batch in every if isinstance(batch, SamplingBatch)]
     batches = batches[0 if each else -1 :]
+    if each:
+        slots = SamplingBatch.of_slots(rows, vocab_size=vocab_size, device=world.device)
+        slots.put(range(rows), [SamplingParams(seed=row) for row in range(rows)])
+        batches.append(slots.select(torch.arange(rows, device=world.device)))
 
-    def step(sampler: LMHeadSampler, batch: SamplingBatch) -> None:
+    def step(sampler: LMHeadSampler, batch: StepBatch) -> None:
         override_tile(sampler, tile)
         hidden = sampler.weight.new_zeros(batch.rows, width, sampler.weight.shape[1])
         if drafts:
@@ -275,6 +280,9 @@ def launches(
                 bits = torch.full((batch.rows * width, -(-vocab_size // 32)), -1, dtype=torch.int32)
                 batch.grammar_bitmask, batch.forced_token_ids = bits, bits[:, 0].long()
             world.run([partial(step, sampler, batch) for sampler in samplers])
+            if (controls := batch._table.controls) is not None:
+                controls.keeps_digests = False  # as on a GPU
+                batch.append(torch.full((batch.rows, width), -1))
         if each and "top_p" in kinds:
             list_over_zeros("triton", samplers[0].shard, vocab_size, len(samplers), world.device)
     return list(dict.fromkeys(_general(launch) for launch in found))

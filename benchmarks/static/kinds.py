@@ -91,8 +91,12 @@ def calls() -> Iterator[tuple[str, Callable[[], object]]]:
             yield f"{method}{suffix}", given
             if method != "coupled" and not fields:
                 yield f"{method} with draft logits", partial(given, draft_logits=law)
-    for name, host in (("that the host knows", [0, 1, 2, 3]), ("unknown to the host", None)):
-        yield f"select to append, four slots {name}", selecting(sampler, hidden, host)
+    kinds: list[dict[str, Any]] = [{}, {"logprobs": 5}, {"top_p": 0.9}, {"top_k": 50}]
+    known = [0, 1, 2, 3]
+    for name, host in (("that the host knows", known), ("unknown to the host", None)):
+        yield f"select to append, four slots {name}", selecting(sampler, hidden, kinds, host)
+    penalised = [{"repetition_penalty": 1.2, "bad_words": [[1, 2]]}] * 4
+    yield "select to append, four penalised slots", selecting(sampler, hidden, penalised, known)
     for method in ("coupled", "rejection"):
         yield (
             f"select to append, {method} drafts of slots",
@@ -102,12 +106,16 @@ def calls() -> Iterator[tuple[str, Callable[[], object]]]:
 
 
 def selecting(
-    sampler: LMHeadSampler, hidden: torch.Tensor, host: list[int] | None
+    sampler: LMHeadSampler,
+    hidden: torch.Tensor,
+    fields: list[dict[str, Any]],
+    host: list[int] | None,
 ) -> Callable[[], object]:
-    """Return a step over four slots, each of another kind, from its selection to its tokens."""
-    fields: list[dict[str, Any]] = [{}, {"logprobs": 5}, {"top_p": 0.9}, {"top_k": 50}]
+    """Return a step over slots of these requests, from its selection to its tokens."""
     batch = SamplingBatch.of_slots(len(fields), vocab_size=V)
-    batch.put(range(len(fields)), [SamplingParams(seed=i, **its) for i, its in enumerate(fields)])
+    params = [SamplingParams(seed=slot, **its) for slot, its in enumerate(fields)]
+    tokens = {"prompt_token_ids": [[1]] * len(fields), "output_token_ids": [[2]] * len(fields)}
+    batch.put(range(len(fields)), params, **tokens)
     named, rows = torch.arange(len(fields)), hidden[:, :2].flatten(0, 1)
     held, at = batch.select(named, host=host), torch.arange(len(fields))
     out = sampler(rows, held, at)
@@ -174,6 +182,7 @@ EXPECTED = {
     "block under top_p 0.9": Counts(12, 7, 5, 49488),
     "select to append, four slots that the host knows": Counts(19, 21, 5, 752),
     "select to append, four slots unknown to the host": Counts(27, 27, 12, 101344),
+    "select to append, four penalised slots": Counts(6, 4, 0, 0),
     "select to append, coupled drafts of slots": Counts(7, 6, 0, 0),
     "select to append, rejection drafts of slots": Counts(11, 8, 3, 160),
     "sample_draft": Counts(2, 2, 1, 16),

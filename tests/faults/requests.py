@@ -211,6 +211,24 @@ tpsample/backends/triton_/kernels/slots.py
     - for sample in range(num_samples):
     + for sample in range(1):
     > test_rows_that_are_not_drawn_are_skipped[False-shape1]
+tpsample/backends/triton_/kernels/append.py
+    tokens of other shards are counted
+    - if (token >= shard_start) & (token < shard_stop):
+    + if token < shard_stop:
+    > test_appended_tokens_are_counted_as_by_plain_pytorch[shards2-both]
+    the last tokens are moved from their front
+    - num_recent - k
+    + k
+    > test_appended_tokens_are_counted_as_by_plain_pytorch[shards1-masks]
+    an id outside of the vocabulary is counted
+    - (token >= 0) & (token < vocab_size)
+    + (token >= 0)
+    > test_appended_tokens_are_counted_as_by_plain_pytorch[shards0-masks]
+tpsample/backends/triton_/arguments.py
+    the length of an output counts once per shard
+    - words = None, None  # which count once
+    + pass
+    > test_appended_tokens_are_counted_as_by_plain_pytorch[shards2-both]
 tpsample/backends/triton_/slots.py
     the drafts of a row that is not drawn are overwritten
     - tokens if isinstance(out, SampleOutput) else 1,

@@ -215,9 +215,7 @@ class StepBatch(KeepsTensors, Sealed, ABC):
                 moving.append(token_ids, self.vocab_size, of_slots=self._names_slots)
             if controls is not None and controls.looks_at_output:
                 columns = token_ids.unsqueeze(1) if token_ids.ndim == 1 else token_ids
-                slots = self._state_slots()
-                for column in columns.unbind(dim=1):
-                    controls.append(slots, column)
+                controls.append(self._state_slots(), columns)
 
     def _note_append(self, num_rows: int) -> None:
         """Note that tokens of so many rows are appended; a ValueError if they are of others."""

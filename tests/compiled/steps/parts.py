@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import json
@@ -41,6 +42,7 @@ from tpsample import (
     VocabShard,
     reference,
 )
+from tpsample.backends.triton_.arguments import append_tokens
 from tpsample.backends.triton_.largest import largest
 from tpsample.backends.triton_.slots import fill_skipped, read_slots
 from tpsample.backends.triton_.tile_table import Gpu, Tile, all_tiles, fitted, storing_tiles
@@ -245,6 +247,35 @@ def slots(gpu: EmulatedGpu, seeds: int) -> Compared:
     return outcome
 
 
+def appends(gpu: EmulatedGpu, seeds: int) -> Compared:
+    """Tokens that are counted in tables and in two shards, several of a row."""
+    generator, outcome = torch.Generator().manual_seed(8), Compared()
+    kinds: tuple[dict[str, Any], ...] = (
+        {"repetition_penalty": 1.2, "bad_words": [[1, 2, 3, 4]]},
+        {"frequency_penalty": 1.0},
+        {"min_tokens": 3, "stop_token_ids": [1]},
+    )
+    for chosen in (kinds, kinds[1:2], kinds[2:]):
+        batch = SamplingBatch.of_slots(4, vocab_size=V)
+        tokens = {"prompt_token_ids": [[1]] * len(chosen), "output_token_ids": [[2]] * len(chosen)}
+        batch.put(range(len(chosen)), [SamplingParams(seed=0, **its) for its in chosen], **tokens)
+        for shard in uneven_shards(V, 2):
+            batch.prepare(shard)
+        found = []
+        token_ids = torch.randint(-2, V + 20, (4, 5), generator=generator)
+        for how in (None, append_tokens):
+            own = copy.deepcopy(batch)
+            tables = own._table.controls
+            assert tables is not None
+            tables.keeps_digests, tables.append_by = False, how
+            own.select(torch.tensor([2, 0, -1, 1])).append(token_ids)
+            state = (part for its in tables.states.values() for part in (its.history, its.touched))
+            found.append([part[:-1] for part in (tables.length, tables.recent, *state)])
+        wrong = sum(not one.equal(other) for one, other in zip(*found, strict=True))
+        outcome += Compared(4, wrong, notes=["appends"] * (wrong > 0))
+    return outcome
+
+
 def _lists(logits: torch.Tensor) -> Compared:
     """Kept sets and logprobs over them, from lists of few tokens, beside the plain backend's."""
     told = []
@@ -306,7 +337,7 @@ def few_planted(gpu: EmulatedGpu, seeds: int) -> Compared:
 
 _PARTS = (
     *(emulator, few_goldens, one_push, goldens, peers, plain, tiles, stories, masks),
-    *(searches, slots, counts, planted, few_planted, one_id),
+    *(searches, slots, appends, counts, planted, few_planted, one_id),
 )
 PARTS: dict[str, Callable[[EmulatedGpu, int], Compared]] = {of.__name__: of for of in _PARTS}
 

@@ -6,10 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
+from tpsample.backends.triton_.kernels.append import append_kernel
 from tpsample.backends.triton_.kernels.token_mask import token_mask_kernel
 from tpsample.backends.triton_.launcher import launch_kernel
 from tpsample.core.score import Head
 from tpsample.request.controls.apply import ControlRows, StepControls
+from tpsample.request.controls.tables import ControlTables
 from tpsample.request.controls.token_state import TokenState
 
 
@@ -47,6 +49,36 @@ def make_mask(rows: ControlRows, state: TokenState) -> Tensor:
         BLOCK_N=32,
     )
     return mask
+
+
+def append_tokens(tables: ControlTables, slots: Tensor, token_ids: Tensor) -> None:
+    """Append tokens as `ControlTables.append` does, by a launch for each shard that has a state."""
+    words = (tables.length, tables.recent) if tables.has_masks else (None, None)
+    counting = (s for s in tables.states.values() if s.history.shape[1] > 1 and len(s.shard))
+    states: list[TokenState | None] = [*counting]
+    for state in states or [None] * tables.has_masks:
+        launch_kernel(
+            append_kernel,
+            (len(slots),),
+            slot_ptr=slots,
+            token_ptr=token_ids,
+            stride_token_b=token_ids.stride(0),
+            stride_token_n=token_ids.stride(1),
+            length_ptr=words[0],
+            recent_ptr=words[1],
+            history_ptr=state and state.history,
+            touched_ptr=state and state.touched,
+            num_tokens=token_ids.shape[1],
+            num_recent=tables.recent.shape[1],
+            idle_slot=tables.slots - 1,
+            vocab_size=tables.vocab_size,
+            shard_start=state.shard.start if state else 0,
+            shard_stop=state.shard.stop if state else 0,
+            first_id=state.first_id if state else 0,
+            width=state.width if state else 0,
+            num_warps=1,
+        )
+        words = None, None  # which count once
 
 
 def control_arguments(controls: StepControls | None) -> dict[str, Any]:

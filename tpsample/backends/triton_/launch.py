@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tpsample.backends.backend import Backend
 from tpsample.backends.triton_.arguments import (
+    append_tokens,
     control_arguments,
     early_launch,
     has_edits,
@@ -89,6 +90,7 @@ class TritonBackend(Backend):
         fill_skipped(out, undrawn)
 
     def controls_of(self, rows: ControlRows) -> StepControls:
+        rows.tables.append_by = append_tokens
         return StepControls.of(rows, self._shard, make_mask)
 
     def best_words(

@@ -18,13 +18,20 @@ whole vocabulary. A batch keeps the slot of each row's state, so moving a row mo
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from tpsample.core.digest import digest_text, mix
-from tpsample.core.tensors import ALIGNED, HasViews, Scratch, ordinary_tensors, tensors_of
+from tpsample.core.tensors import (
+    ALIGNED,
+    HasViews,
+    Scratch,
+    ordinary_tensors,
+    readable,
+    tensors_of,
+)
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.core.word import NO_TOKEN
 from tpsample.request.controls.token_state import TokenState
@@ -36,6 +43,10 @@ ABSENT = -2
 
 PENALISED, BIASED = 1, 2
 """Bits of `wants`."""
+
+
+AppendTokens = Callable[["ControlTables", Tensor, Tensor], None]
+"""It does what `ControlTables.append` does on a device whose memory the host does not read."""
 
 
 class ControlTables(HasViews):
@@ -62,6 +73,7 @@ class ControlTables(HasViews):
         keeps_digests: whether `append` keeps it up to date: on a CPU, where ranks compare it.
         has_penalties, has_bias, has_masks: whether a row ever needed them. Kernels are compiled
             and the state is allocated for these.
+        append_by: how the backend of the last step appends tokens; None by operators of torch.
         states: by shard, those that `state` has made.
         looks_at_output: whether a row ever needed its tokens so far, which `append` then counts.
     """
@@ -83,7 +95,8 @@ class ControlTables(HasViews):
         self.whole = pack_ids(None, vocab_size).to(device).unsqueeze(0)
         self.allowed: Tensor | None = None
         self.token_digest = torch.zeros(slots, dtype=torch.int64, device=device)
-        self.keeps_digests = device.type == "cpu"
+        self.keeps_digests = readable(device)
+        self.append_by: AppendTokens | None = None
         self._idle = torch.tensor(requests, device=device)
         self._one = torch.ones(1, dtype=torch.int32, device=device)
         self._scratch = Scratch(device)
@@ -175,14 +188,22 @@ class ControlTables(HasViews):
             self._looking.discard(slot)
 
     def append(self, slots: Tensor, token_ids: Tensor) -> None:
-        """Count one new token per slot, int64 [B] each; an id outside [0, V), such as -1, is none.
+        """Count new tokens of slots, int64 [B, n]; an id outside [0, V), such as -1, is none.
 
-        Of all slots, only the idle one may be named twice. It counts what is none.
+        Args:
+            slots: int64 [B]. Only the idle one may be named twice. It counts what is none.
         """
-        self._appends += 1
+        self._appends += token_ids.shape[1]
         # A GPU may capture the append, and then counts for whoever comes.
         if not (self._looking or (self.looks_at_output and self.device.type == "cuda")):
             return
+        if self.append_by is not None and not self.keeps_digests:
+            self.append_by(self, slots, token_ids)
+            return
+        for column in token_ids.unbind(dim=1):
+            self._append(slots, column)
+
+    def _append(self, slots: Tensor, token_ids: Tensor) -> None:
         take, rows = self._scratch.take, len(slots)
         ids = torch.clamp(token_ids, 0, self.vocab_size - 1, out=take("ids", torch.int64, rows))
         there = torch.eq(ids, token_ids, out=take("there", torch.bool, rows))
