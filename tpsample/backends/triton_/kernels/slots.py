@@ -64,7 +64,7 @@ def skip_rows_kernel(
     undrawn_ptr,  # [num_rows] bool
     bad_ptr,  # [num_rows] bool
     # outputs
-    token_ptr,  # [num_rows, num_tokens] int64, of which the first num_samples are written
+    token_ptr,  # [num_rows, num_tokens] int64; the first num_samples of a row are written
     status_ptr,  # [num_rows] int32
     # sizes
     num_rows,
