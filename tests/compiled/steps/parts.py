@@ -223,7 +223,7 @@ def _more_words_than_find_registers() -> Compared:
 
 
 def slots(gpu: EmulatedGpu, seeds: int) -> Compared:
-    """Rows that name slots, in several blocks of a kernel, and tokens of rows that are not drawn."""
+    """Rows that name slots, in several blocks of a kernel, and rows that are not drawn."""
     generator, outcome = torch.Generator().manual_seed(7), Compared()
     batch = SamplingBatch.of_slots(90, vocab_size=V)
     batch.put(range(0, 90, 2), [SamplingParams(seed=slot) for slot in range(45)])
