@@ -239,6 +239,10 @@ tpsample/request/selection.py
     - _known=None if known is None else [slot for slot in known for _ in range(times)],
     + **({} if known is None else {"_known": [slot for slot in known for _ in range(times)]}),
     > test_a_verification_is_of_its_own_slots
+    later steps read memory that a captured graph has made
+    - if not capturing(self.device):  # what
+    + if True:  # what
+    > test_a_graph_keeps_the_memory_of_its_verification_to_itself
     a selection that steps again reads no seed anew
     - _taken_again=False, _is_read=False)
     + _taken_again=False)

@@ -171,3 +171,16 @@ def test_other_numbers_on_the_host_are_refused(host, told):
     with pytest.raises((TypeError, ValueError), match=told):
         _eight_slots().select(torch.tensor([0, 1]), host=host)
     _eight_slots().select(torch.tensor([0, 1]))  # as it advises
+
+
+def test_a_graph_keeps_the_memory_of_its_verification_to_itself():
+    """A replay fills what a capture has made, so that no later step may read it."""
+    batch, sampler = SamplingBatch.of_slots(3, vocab_size=V), sampler_of()
+    batch.put([0, 1], [SamplingParams(seed=slot) for slot in range(2)])
+    rows, hidden = batch.select(torch.tensor([1, 0])), torch.randn(2, 2, D)
+    drafts, at = torch.full((2, 1), 7), torch.arange(2)
+    with patch("tpsample.request.selection.capturing", lambda _: True):
+        verify(sampler, hidden, drafts, rows, at)
+    assert not rows._repeats
+    verify(sampler, hidden, drafts, rows, at)
+    assert list(rows._repeats) == [2]

@@ -192,9 +192,11 @@ class Selection(HasViews, StepBatch):
 
     def _repeated(self, times: int) -> Selection:
         """Return the rows with each standing `times` times in a row, in memory that is kept."""
-        if times not in self._repeats:
-            self._repeats[times] = Selection(self._batch, self._table, self.rows * times)
-        repeated, known = self._repeats[times], self._known
+        repeated, known = self._repeats.get(times), self._known
+        if repeated is None:
+            repeated = Selection(self._batch, self._table, self.rows * times)
+            if not capturing(self.device):  # what a graph makes is there in its replays alone
+                self._repeats[times] = repeated
         vars(repeated).update(
             _is_found=True,
             _known=None if known is None else [slot for slot in known for _ in range(times)],
