@@ -153,9 +153,10 @@ def sample_draft(
     with sampler.agreement:
         call = sampler.agreement.check_on_all_ranks(check)
         agreed, at = call.batch, call.positions
-        assert agreed is not None and at is not None
+        assert isinstance(agreed, StepBatch) and at is not None
         if call.rows == 0:
             return Draft(at.clone(), draft_logits.detach(), int(index), method, at.clone())
+        sampler.local.read_slots(agreed)
         sample, domain = (0, DOMAIN_TOKEN) if method == "coupled" else (index, DOMAIN_DRAFT)
         noise = RowNoise(agreed.temperature, agreed.seed, at, 1)
         logits, out = draft_logits.detach(), SampleOutput.empty(agreed.seed, None)
