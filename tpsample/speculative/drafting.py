@@ -159,11 +159,11 @@ def sample_draft(
         sampler.local.read_slots(agreed)
         sample, domain = (0, DOMAIN_TOKEN) if method == "coupled" else (index, DOMAIN_DRAFT)
         noise = RowNoise(agreed.temperature, agreed.seed, at, 1)
-        logits, out = draft_logits.detach(), SampleOutput.empty(agreed.seed, None)
+        logits, out = draft_logits.detach(), SampleOutput.empty(noise.seed, None)
         room = room_of(sampler.backend)
         draw, decode = room.draft_words, room.decoder()
         words = draw(logits, sampler.shard.start, noise, sample, domain)
-        decode(sampler.ranks.gather_integers(words).flatten(0, 1), agreed.seed, out)
+        decode(sampler.ranks.gather_integers(words).flatten(0, 1), noise.seed, out)
         token_ids = out.token_ids
         if agreed._undrawn_rows is not None:
             token_ids = token_ids.masked_fill(agreed._undrawn_rows.rows, word.NO_TOKEN)
