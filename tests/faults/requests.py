@@ -169,6 +169,15 @@ tpsample/request/step_batch.py
     + _LEFT: ClassVar[Mapping[str, str]] = {
     > test_a_process_alone_is_told[vocab_size of a batch]
     > test_a_process_alone_is_told[max_rows of a batch]
+    a view of a selection reads no slots anew
+    - rows._read_slots()
+    -             return rows._read()
+    + return rows._read()
+    > test_what_is_written_after_an_interrupted_verification_is_read
+    a view of a selection with drafts reads no slots anew
+    - if not is_read:
+    + if False:
+    > test_what_is_written_after_an_interrupted_verification_is_read
     a written temperature that counts as 0 is not told of
     - if not temperature >= 0:
     + if False:
@@ -244,9 +253,14 @@ tpsample/request/selection.py
     + if True:  # what
     > test_a_graph_keeps_the_memory_of_its_verification_to_itself
     a selection that steps again reads no seed anew
-    - _taken_again=False, _is_read=False)
-    + _taken_again=False)
+    - _ = self.temperature, self.seed
+    + _ = self._found
     > test_a_step_reads_what_was_written_to_the_batch_after_the_selection
+    an interrupted selection is taken for one that has found its slots
+    - none, (index, (undrawn, bad), _, seed) = self._table.slots, self._slot_rows
+    + vars(self)["_is_found"] = True
+    +         none, (index, (undrawn, bad), _, seed) = self._table.slots, self._slot_rows
+    > test_a_selection_that_is_used_again_reads_its_own_slots_after_an_interrupt
     slots that the host does not know report no kept sets
     - kept_cap=kept_cap,
     -             fixed_rounds=True,

@@ -6,8 +6,11 @@ Afterwards the next step of one rank is right. Several ranks reset first.
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -26,6 +29,8 @@ from tpsample import (
     verify,
 )
 from tpsample.backends.numba_.kernels import threads
+from tpsample.request import selection
+from tpsample.request.step_batch import StepBatch
 
 V, D, B = 300, 24, 4
 FIELDS: dict[str, dict[str, Any]] = {
@@ -134,6 +139,36 @@ def test_another_weight_is_noticed_after_an_interrupt():
         steps.sampler.refresh()
         steps.take()
     assert instruction > 20
+
+
+def five_slots() -> SamplingBatch:
+    batch = SamplingBatch.of_slots(5, vocab_size=V)
+    batch.put(range(5), [SamplingParams(seed=slot) for slot in range(5)])
+    return batch
+
+
+def test_a_selection_that_is_used_again_reads_its_own_slots_after_an_interrupt():
+    batch, rows, instruction, ended = five_slots(), None, 0, False
+    while not ended:
+        instruction += 1
+        named = [(instruction + row) % 5 for row in range(3)]
+        rows = batch.select(torch.tensor(named), out=rows)
+        with suppress(Interrupt):
+            interrupt_at(instruction, partial(getattr, rows, "seed"), selection.__file__)
+            ended = True
+        assert rows.seed.tolist() == named, f"after instruction {instruction}"
+    assert instruction > 100
+
+
+def test_what_is_written_after_an_interrupted_verification_is_read():
+    batch, sampler = five_slots(), LMHeadSampler(torch.randn(V, D), backend="torch")
+    rows, drafts = batch.select(torch.tensor([3, 1])), torch.zeros(2, 1).long()
+    with pytest.raises(Interrupt), patch.object(StepBatch, "_note_step", side_effect=Interrupt):
+        verify(sampler, torch.randn(2, 2, D), drafts, rows, 4)
+    batch.seed[1] = 77
+    assert rows._view_of(2).seed.tolist() == [3, 77]
+    batch.seed[1] = 78
+    assert rows._with_drafts(drafts).seed.tolist() == [3, 3, 78, 78]
 
 
 @pytest.mark.timeout(3600)

@@ -70,8 +70,7 @@ class Selection(HasViews, StepBatch):
     _version: int  # of the table that it was taken of
     _known: list[int] | None = None  # the slots that rows read, where the host knows them
     _has_stepped = _taken_again = False
-    # Whether the rows have what the slots say, and whether temperatures and seeds are of this step.
-    _is_found = _is_read = False
+    _is_found = False  # whether the rows are what the slots say
 
     @ordinary_tensors
     def __init__(self, batch: StepBatch, table: RequestTable, num_rows: int) -> None:
@@ -148,7 +147,6 @@ class Selection(HasViews, StepBatch):
             _taken_again=self._has_stepped,
             _has_stepped=False,
             _is_found=False,
-            _is_read=False,
         )
         self._assigned.clear()
         self._versions.clear()
@@ -163,7 +161,7 @@ class Selection(HasViews, StepBatch):
             self._refuse_written()
             read(self._named, self._table, rows)
             versions.update(temperature=rows.temperature._version, seed=rows.seed._version)
-        vars(self).update(_is_found=True, _is_read=True)
+        vars(self)["_is_found"] = True
 
     @property
     def _found(self) -> SlotRows:
@@ -171,7 +169,6 @@ class Selection(HasViews, StepBatch):
         kernel, with temperatures and seeds."""
         if self._is_found:
             return self._slot_rows
-        vars(self)["_is_found"] = True
         none, (index, (undrawn, bad), _, seed) = self._table.slots, self._slot_rows
         index.copy_(self._named).clamp_(PADDING, none).remainder_(none + 1)
         first = self._first.copy_(self._table.occupancy)
@@ -180,6 +177,7 @@ class Selection(HasViews, StepBatch):
         torch.ne(winner, self._numbers, out=undrawn)
         torch.ne(self._named, PADDING, out=bad).logical_and_(undrawn)
         index.masked_fill_(undrawn, none)
+        vars(self)["_is_found"] = True  # last, because an exception may come anywhere
         return self._slot_rows
 
     @property
@@ -273,9 +271,7 @@ class Selection(HasViews, StepBatch):
         return self
 
     def _read(self, times: int = 1) -> BatchView:
-        if not self._is_read:
-            self._read_slots()
-        vars(self).update(_has_stepped=True, _taken_again=False, _is_read=False)
+        vars(self).update(_has_stepped=True, _taken_again=False)
         rows = self if times == 1 else self._repeated(times)
         plan = rows._plan_that_stores() if rows._stores_logits else rows._plain_plan
         _, undrawn, temperature, seed = rows._slot_rows

@@ -163,14 +163,19 @@ class StepBatch(KeepsTensors, Sealed, ABC):
                 the rows it has now.
         """
         with self._table.thread:
-            return self._for_rows(num_rows, num_rows)._read()
+            rows = self._for_rows(num_rows, num_rows)
+            rows._read_slots()
+            return rows._read()
 
-    def _with_drafts(self, draft_token_ids: Tensor) -> BatchView:
+    def _with_drafts(self, draft_token_ids: Tensor, *, is_read: bool = False) -> BatchView:
         """Return what a verification reads: row b · (K + 1) + i is row b after i of its K drafts.
 
         Penalties, bad_words and min_tokens see these drafts, int64 [B, K] with -1 after a row's
         last, as output; the batch itself does not change. A grammar bitmask and forced ids must be
         of all B · (K + 1) rows.
+
+        Args:
+            is_read: whether `_read_slots` was called for these rows just now.
 
         Raises:
             ValueError: another shape or dtype, rows without a seed, or masks of other rows.
@@ -180,7 +185,10 @@ class StepBatch(KeepsTensors, Sealed, ABC):
         if self.unseeded:
             raise ValueError("batch: rows without a seed; draw them first, see draw_seeds")
         times = draft_token_ids.shape[1] + 1
-        view = self._for_rows(self.rows, times * self.rows)._read(times)
+        rows = self._for_rows(self.rows, times * self.rows)
+        if not is_read:
+            rows._read_slots()
+        view = rows._read(times)
         if view.controls is None:
             return view
         controls = view.controls.after_drafts(draft_token_ids.to(torch.int32))

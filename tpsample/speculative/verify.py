@@ -218,7 +218,7 @@ def _verify(
         without = None if undrawn is None else undrawn.rows
         drafts, at_rows = room.drafted_rows(drafts, without, at, sampler.vocab_size)
         agreed._note_step(sampler.pipeline, inputs.given, at, call.now, 1)
-        expanded = agreed._with_drafts(drafts[:, :-1])
+        expanded = agreed._with_drafts(drafts[:, :-1], is_read=True)
         if call.rows == 0:
             none = torch.zeros_like(at)
             return VerifyOutput.of(none, drafts, drafts.int(), agreed.seed.clone())
