@@ -84,6 +84,7 @@ def test_a_call_in_the_middle_of_another_is_told(threads, message):
     assert torch.equal(out.token_ids, case.oracle().token_ids)
 
 
+SECOND = LMHeadSampler(torch.ones(40, 8), backend="torch")
 CHANGES: dict[str, Callable[[SamplingBatch], object]] = {
     "put": lambda batch: batch.put(0, SamplingParams(top_k=1)),
     "free": lambda batch: batch.free(0),
@@ -91,6 +92,7 @@ CHANGES: dict[str, Callable[[SamplingBatch], object]] = {
     "add": lambda batch: batch.add(SamplingParams()),
     "permute": lambda batch: batch.permute([2, 1, 0]),
     "append": lambda batch: batch.append(torch.zeros(3).long()),
+    "a step": lambda batch: SECOND(torch.ones(3, 8), batch, 0),
 }
 
 
@@ -110,7 +112,7 @@ def test_a_batch_does_not_change_in_the_middle_of_a_step_of_its_thread(name):
     assert torch.equal(sampler(states, batch, 0).token_ids, expected)
     ((kind, text),) = told
     assert kind == "RuntimeError"
-    assert text.startswith("batch: this change came in the middle of a call of this thread")
+    assert text.startswith("batch: this call came in the middle of another one of this thread")
     CHANGES[name](batch)
 
 

@@ -151,8 +151,10 @@ class StepAgreement:
         """Keep changes and other threads out of a batch until the `with` statement ends.
 
         Raises:
-            RuntimeError: another thread is in it.
+            RuntimeError: another thread is in it, or another sampler's call of this thread.
         """
+        if batch.body is not None:
+            batch.changing()
         batch.__enter__()
         batch.body = self.thread.body
         self._held.append(batch)

@@ -29,15 +29,15 @@ class OneThread(AbstractContextManager[None]):
         self.body: FrameType | None = None
 
     def changing(self) -> OneThread:
-        """Return itself, to be entered for a change, which no call of this thread may be inside of.
+        """Return itself, to be entered for a change or by a call, which stand in no other call.
 
         Raises:
             RuntimeError: this thread is in the middle of a call that holds the object.
         """
         if _is_running(self.body):
             raise RuntimeError(
-                f"{self._name}: this change came in the middle of a call of this thread, as in the "
-                "handler of a signal; make it after that one has returned"
+                f"{self._name}: this call came in the middle of another one of this thread, as in "
+                "the handler of a signal; make it after that one has returned"
             )
         return self
 
