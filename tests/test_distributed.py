@@ -121,6 +121,21 @@ def test_a_first_rank_that_nobody_hears_ends_the_wait_in_time(
     assert time.monotonic() - began < 4 + slowness()
 
 
+def test_a_rank_that_reaches_itself_has_reached_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a client does now and then, whose own port is the one that it calls."""
+
+    def reach_itself(address: tuple[str, int], timeout: float) -> socket.socket:
+        own = socket.socket()
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        own.bind(address)
+        own.connect(address)
+        return own
+
+    monkeypatch.setattr(socket, "create_connection", reach_itself)
+    with pytest.raises(TimeoutError, match="nobody listened"):
+        distributed._await_listener("127.0.0.1", _free_port(), 0.2)
+
+
 @pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf"), "60", True])
 def test_a_timeout_is_a_number_of_seconds(timeout_s):
     with pytest.raises(ValueError, match=r"^timeout_s: expected seconds above 0, up to 1000000000"):

@@ -243,8 +243,9 @@ def _await_listener(host: str, port: int, timeout_s: float) -> None:
     """
     deadline = time.monotonic() + timeout_s
     while (left_s := deadline - time.monotonic()) > 0:
-        with suppress(OSError), socket.create_connection((host, port), left_s):
-            return
+        with suppress(OSError), socket.create_connection((host, port), left_s) as to:
+            if to.getsockname() != to.getpeername():  # a client may be given the port it calls
+                return
         time.sleep(0.05)
     raise TimeoutError(f"nobody listened at {host}:{port} within {timeout_s:.0f} s")
 
