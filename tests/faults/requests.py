@@ -248,6 +248,10 @@ tpsample/request/selection.py
     - _known=None if known is None else [slot for slot in known for _ in range(times)],
     + **({} if known is None else {"_known": [slot for slot in known for _ in range(times)]}),
     > test_a_verification_is_of_its_own_slots
+    a selection whose call was interrupted passes for whole
+    - vars(self)["_version"] = None  # of no table
+    + pass  # of no table
+    > test_a_selection_that_was_interrupted_is_refused_or_whole
     later steps read memory that a captured graph has made
     - if not capturing(self.device):  # what
     + if True:  # what

@@ -160,6 +160,26 @@ def test_a_selection_that_is_used_again_reads_its_own_slots_after_an_interrupt()
     assert instruction > 100
 
 
+def test_a_selection_that_was_interrupted_is_refused_or_whole():
+    batch, instruction, refused, ended = five_slots(), 0, 0, False
+    whole, rows = [4, 3, 2], batch.select(torch.tensor([4, 3, 2]))
+    while not ended:
+        instruction += 1
+        named = [(instruction + row) % 5 for row in range(3)]
+        with suppress(Interrupt):
+            again = partial(batch.select, torch.tensor(named), out=rows)
+            interrupt_at(instruction, again, selection.__file__)
+            ended = True
+        try:
+            seeds = rows._view_of(3).seed.tolist()
+        except ValueError:
+            refused += 1
+            continue
+        assert seeds in (whole, named), f"after instruction {instruction}"
+        whole = seeds
+    assert refused > 9
+
+
 def test_what_is_written_after_an_interrupted_verification_is_read():
     batch, sampler = five_slots(), LMHeadSampler(torch.randn(V, D), backend="torch")
     rows, drafts = batch.select(torch.tensor([3, 1])), torch.zeros(2, 1).long()

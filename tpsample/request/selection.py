@@ -67,7 +67,7 @@ class Selection(HasViews, StepBatch):
     """
 
     _names_slots = True
-    _version: int  # of the table that it was taken of
+    _version: int | None  # of the table that it was taken of
     _known: list[int] | None = None  # the slots that rows read, where the host knows them
     _has_stepped = _taken_again = False
     _is_found = False  # whether the rows are what the slots say
@@ -141,16 +141,17 @@ class Selection(HasViews, StepBatch):
             slots    3  -1   0   3  99     slots 0 and 3 of S = 5 are occupied
             index    3   5   0   5   5
         """
+        vars(self)["_version"] = None  # of no table until the end, because an exception may come
+        self._assigned.clear()
+        self._versions.clear()
+        self._named.copy_(slots)
         vars(self).update(  # at once, because each assignment checks its name
-            _version=self._table.version,
             _known=None if known is None else self._table.read_by(known),
             _taken_again=self._has_stepped,
             _has_stepped=False,
             _is_found=False,
+            _version=self._table.version,
         )
-        self._assigned.clear()
-        self._versions.clear()
-        self._named.copy_(slots)
         return self
 
     def _read_slots(self, read: ReadSlots | None = None) -> None:
