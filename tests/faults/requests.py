@@ -346,7 +346,7 @@ tpsample/core/tensors.py
     a step over slots allocates what it reads of them
     - return torch.index_select(table, dim, index, out=self.take(name, table.dtype, *shape))
     + return torch.index_select(table, dim, index)
-    > test_a_step_over_slots_allocates_nothing[plain]
+    > test_a_step_over_slots_allocates_nothing[controls]
     a request that comes to a slot allocates on the device
     - return self.take(name, values.dtype, *values.shape).copy_(values, non_blocking=True)
     + return values.to(self._device)
