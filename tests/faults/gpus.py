@@ -66,6 +66,12 @@ tpsample/backends/triton_/launcher.py
     - (*addresses, *numbers, *self._kept)
     + (*addresses, *numbers, *reversed(self._kept))
     > test_known_launches_are_those_of_triton
+tpsample/backends/triton_/launch.py
+    a weight that has moved is read where it was
+    - self._launches.clear()  # which know
+    + pass  # which know
+    > test_known_launches_are_those_of_triton
+tpsample/backends/triton_/launcher.py
     a kernel may fuse products
     - {"enable_fp_fusion": False}
     + {}

@@ -220,6 +220,11 @@ tpsample/backends/triton_/kernels/slots.py
     - for sample in range(num_samples):
     + for sample in range(1):
     > test_rows_that_are_not_drawn_are_skipped[False-shape1]
+tpsample/request/controls/tables.py
+    a batch takes the backend of its last step along to another process
+    - return {**vars(self), "append_by": None}
+    + return vars(self)
+    > test_a_batch_is_pickled_without_the_backend_of_its_last_step
 tpsample/backends/triton_/kernels/append.py
     tokens of other shards are counted
     - if (token >= shard_start) & (token < shard_stop):

@@ -22,8 +22,11 @@ import triton
 
 from tests.support import jit_launches
 from tests.support.jit_launches import be_absent_h200, cases
+from tests.support.settings import settings_of
+from tpsample import SamplingBatch, SamplingParams, VocabShard
 from tpsample.backends.triton_ import launcher
 from tpsample.backends.triton_.kernels.decode import write_tokens_kernel
+from tpsample.backends.triton_.launch import TritonBackend
 from tpsample.backends.triton_.launcher import KnownLaunches, launch_kernel
 
 same: Counter[str] = Counter()
@@ -99,6 +102,18 @@ def compiled_aside() -> None:
     assert others == [first] * 2
 
 
+def moved_weight() -> None:
+    """A backend whose weight lies elsewhere for its second step."""
+    weight, shard = torch.zeros(64, 32, dtype=torch.bfloat16), VocabShard(0, 64)
+    backend = TritonBackend(settings_of(weight, shard, max_rows=1))
+    batch = SamplingBatch.from_params([SamplingParams(seed=0)], vocab_size=64)
+    view, at, words = batch._view_of(1), torch.zeros(1, dtype=torch.int64), torch.zeros(1).long()
+    for _ in range(2):
+        backend.best_words(backend.prepare(weight[:1].clone(), view, at, 1), words)
+        weight.data = moved = torch.zeros_like(weight)
+        backend.rebind_weight(moved)
+
+
 def main() -> None:
     be_absent_h200(_taking_down)
     # The count of operators watches launches, and then all of them go Triton's own way.
@@ -106,6 +121,7 @@ def main() -> None:
     with patch.object(jit_launches, "Operators", lambda: nothing):
         for launch in cases([]).values():
             launch()
+    moved_weight()
     variants()
     launcher.MOST_KNOWN = 1
     launcher._KNOWN.clear()

@@ -34,12 +34,12 @@ class OneThread(AbstractContextManager[None]):
         Raises:
             RuntimeError: this thread is in the middle of a call that holds the object.
         """
-        if _is_running(self.body):
-            raise RuntimeError(
-                f"{self._name}: this call came in the middle of another one of this thread, as in "
-                "the handler of a signal; make it after that one has returned"
-            )
-        return self
+        if self.body is None or not _is_running(self.body):
+            return self
+        raise RuntimeError(
+            f"{self._name}: this call came in the middle of another one of this thread, as in "
+            "the handler of a signal; make it after that one has returned"
+        )
 
     def __enter__(self) -> None:
         if not self._lock.acquire(False):
@@ -94,7 +94,7 @@ class OneCall(AbstractContextManager[None]):
         self._thread.__exit__()
 
 
-def _is_running(body: FrameType | None) -> bool:
+def _is_running(body: FrameType) -> bool:
     """Return whether a frame is still on this thread's stack."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame is not body:

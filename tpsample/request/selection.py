@@ -166,8 +166,8 @@ class Selection(HasViews, StepBatch):
 
     @property
     def _found(self) -> SlotRows:
-        """The rows. Their slots are found when somebody asks, and those of a step on a GPU are by a
-        kernel, with temperatures and seeds."""
+        """The rows, whose slots are found on first use. A step on a GPU has found them before, by a
+        kernel."""
         if self._is_found:
             return self._slot_rows
         none, (index, (undrawn, bad), _, seed) = self._table.slots, self._slot_rows

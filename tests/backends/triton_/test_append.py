@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import random
 from typing import Any
 
@@ -57,3 +58,14 @@ def test_appended_tokens_are_counted_as_by_plain_pytorch(kind, shards):
             assert one.equal(other), f"{name} after {named}"
     changed = [name for name, its in _state(plain).items() if not its.equal(before[name])]
     assert bool(changed) == (kind != "penalties" or bool(shards))
+
+
+def test_a_batch_is_pickled_without_the_backend_of_its_last_step():
+    tokens = {"prompt_token_ids": [[1]], "output_token_ids": [[]]}
+    params = [SamplingParams(seed=0, repetition_penalty=1.3)]
+    batch = SamplingBatch.from_params(params, vocab_size=V, **tokens)
+    batch._table.controls.append_by = append_tokens
+    pickled = pickle.dumps(batch)
+    assert b"tpsample.request" in pickled and b"tpsample.backends" not in pickled
+    assert batch._table.controls.append_by is append_tokens
+    assert pickle.loads(pickled)._table.controls.append_by is None

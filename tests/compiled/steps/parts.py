@@ -249,6 +249,7 @@ def slots(gpu: EmulatedGpu, seeds: int) -> Compared:
 
 def appends(gpu: EmulatedGpu, seeds: int) -> Compared:
     """Tokens that are counted in tables and in two shards, several of a row."""
+    gpu.options = Options(weak=True, order=2)
     generator, outcome = torch.Generator().manual_seed(8), Compared()
     kinds: tuple[dict[str, Any], ...] = (
         {"repetition_penalty": 1.2, "bad_words": [[1, 2, 3, 4]]},

@@ -1,4 +1,5 @@
-"""The head and the request controls as arguments of Triton launches."""
+"""The head and the request controls as arguments of Triton launches; masks and appended tokens as
+launches of their own."""
 
 from __future__ import annotations
 

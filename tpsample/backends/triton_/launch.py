@@ -81,7 +81,7 @@ class TritonBackend(Backend):
 
     def rebind_weight(self, weight: Tensor | None) -> None:
         super().rebind_weight(weight)
-        self._launches.clear()  # which know whether the weight is aligned
+        self._launches.clear()  # which know where weight and bias lie
 
     def read_slots(self, batch: StepBatch) -> None:
         batch._read_slots(read_slots)
@@ -98,14 +98,13 @@ class TritonBackend(Backend):
     ) -> None:
         given, batch, logits = step.local_logits is not None, step.batch, step.logits
         inputs = step.hidden_states if step.local_logits is None else step.local_logits
-        controlled = masks = edits = False
-        if step.controls is not None:
-            controls = control_arguments(step.controls)
-            controlled, masks = True, controls["mask_ptr"] is not None
-            edits = has_edits(controls)
+        controls = None if step.controls is None else control_arguments(step.controls)
+        controlled = controls is not None
+        masks = controls is not None and controls["mask_ptr"] is not None
+        edits = controls is not None and has_edits(controls)
         screen = self.screen if self.screen is not None and self.screen.takes(step) else None
         if screen is not None and part == 0:
-            screen.launch(step, controls if controlled else _OFF, self._streams, self._scale)
+            screen.launch(step, controls or _OFF, self._streams, self._scale)
         num_samples, stores = step.noise.num_samples, logits is not None
         screened = screen is not None
         kind = inputs.shape[0], num_samples, given, controlled, masks, edits, stores, screened
@@ -124,7 +123,7 @@ class TritonBackend(Backend):
             "temperature_ptr": batch.temperature,
             "words_ptr": words,
         }
-        if controlled:
+        if controls is not None:
             others |= controls
         if logits is not None:
             others |= self._storing(step, logits, launch.fixed["BLOCK_V"])

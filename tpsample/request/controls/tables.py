@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -104,6 +105,10 @@ class ControlTables(HasViews):
         self._looking: set[int] = set()  # slots whose requests look at their tokens
         self.states: dict[VocabShard, TokenState] = {}
         self._appends = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the backend, which the process that loads a batch may not have."""
+        return {**vars(self), "append_by": None}
 
     def _view(self) -> None:
         columns = self._numbers[:, : self.slots]

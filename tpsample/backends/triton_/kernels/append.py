@@ -52,27 +52,19 @@ def append_kernel(
     """Count the tokens of one row, in order. Grid: (B,), one warp each."""
     row = tl.program_id(0)
     slot = tl.load(slot_ptr + row)
+    # One thread writes, and reads again what it has written itself.
     for n in range(num_tokens):
-        # Several threads read a number that one of them writes.
-        tl.debug_barrier()
         token = tl.load(token_ptr + row * stride_token_b + n * stride_token_n)
         if (token >= 0) & (token < vocab_size) & (slot != idle_slot):
             if length_ptr is not None:
-                length = tl.load(length_ptr + slot)
                 for k in range(1, num_recent):
                     at = recent_ptr + slot * num_recent + num_recent - k
-                    earlier = tl.load(at - 1)
-                    tl.debug_barrier()
-                    tl.store(at, earlier)
-                tl.debug_barrier()
-                tl.store(length_ptr + slot, length + 1)
+                    tl.store(at, tl.load(at - 1))
+                tl.store(length_ptr + slot, tl.load(length_ptr + slot) + 1)
                 tl.store(recent_ptr + slot * num_recent, token.to(tl.int32))
             if history_ptr is not None:  # noqa: SIM102 (one is known to the compiler)
                 if (token >= shard_start) & (token < shard_stop):
                     count = history_ptr + slot * width + token - first_id
                     block = slot * (width // TOUCHED_BLOCK) + (token - first_id) // TOUCHED_BLOCK
-                    counted = tl.load(count)
-                    bits = tl.load(touched_ptr + block)
-                    tl.debug_barrier()
-                    tl.store(count, counted + 2)
-                    tl.store(touched_ptr + block, bits | HAS_HISTORY)
+                    tl.store(count, tl.load(count) + 2)
+                    tl.store(touched_ptr + block, tl.load(touched_ptr + block) | HAS_HISTORY)

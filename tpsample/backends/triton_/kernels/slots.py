@@ -8,10 +8,11 @@ import triton.language as tl
 
 from tpsample.backends.triton_.kernels.constant import Constant
 from tpsample.core import word
+from tpsample.request import selection
 
 NO_TOKEN = Constant(word.NO_TOKEN)
 STATUS_BAD_SLOT = Constant(int(word.Status.BAD_SLOT))
-PADDING = Constant(-1)
+PADDING = Constant(selection.PADDING)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_slots"])
@@ -24,7 +25,7 @@ def read_slots_kernel(
     # outputs
     index_ptr,  # [num_rows] int64, the slot that a row reads, num_slots if it is not drawn
     undrawn_ptr,  # [num_rows] bool
-    bad_ptr,  # [num_rows] bool, of rows that are not drawn those that are no padding
+    bad_ptr,  # [num_rows] bool, whether it is not drawn, and no padding
     row_temperature_ptr,  # [num_rows] fp32
     row_seed_ptr,  # [num_rows] int64
     # sizes
