@@ -45,7 +45,6 @@ SECTIONS = {
     "tiles": Section(70, 14),
     "noise": Section(45, 8),
     "exchange": Section(30, 7),
-    "epilogue": Section(30, 8),
     "processes": Section(60, 30),
 }
 
@@ -59,7 +58,6 @@ POINTS: dict[str, tuple[tuple[Shape, ...], tuple[int, ...]]] = {
     "filters": (SHAPES[1:2], (64, 1)),
     "screened": (SHAPES[:2], (16, 1)),
     "kinds": (SHAPES[1:2], (64, 1)),
-    "epilogue": (SHAPES[:2], (64,)),
     "exchange": (SHAPES[:1], (64,)),
 }
 """Shapes and batches of the sections that are benchmarks."""

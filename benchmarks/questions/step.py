@@ -1,6 +1,6 @@
 """A local step on one GPU, beside its limits, the baselines, and variants of itself.
 
-Four questions share one loop: over shapes, numbers of shards and batch sizes. A shard is the
+Three questions share one loop: over shapes, numbers of shards and batch sizes. A shard is the
 largest of an even split, sampled as a vocabulary of its own.
 """
 
@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from benchmarks.lab import baselines, kernels, reads
+from benchmarks.lab import baselines, reads
 from benchmarks.lab.harness import Benchmark, Run
 from benchmarks.lab.problem import Problem, make_sampler
-from benchmarks.lab.reads import TILE_READ, default_tile, fastest
+from benchmarks.lab.reads import TILE_READ, fastest
 from benchmarks.lab.results import Row, View, row, with_ratios
 from tpsample import LMHeadSampler, VocabShard
 
@@ -98,60 +97,6 @@ def _baselines(run: Run, problem: Problem) -> Steps:
     return baselines.single_rank(problem)
 
 
-def _greedy(run: Run, problem: Problem) -> Steps:
-    if not baselines.has_triton(run.device):
-        run.note("Without Triton there is no greedy kernel to compare with.")
-        return {}
-    return {"greedy, no noise": greedy(problem)}
-
-
-def greedy(problem: Problem) -> Callable[[], Tensor]:
-    """Return one launch of the product with a plain greedy epilogue, in the tile of sampling.
-
-    A greedy row of the sampler would not show what noise costs: it makes the same noise and
-    multiplies it by 0.
-
-    Returns:
-        A step that returns the best value of every tile and row with its id: int32 [2, tiles, B],
-        values as the bits of fp32.
-    """
-    weight, rows, batch = problem.weight, problem.rows, problem.batch
-    device, tile = weight.device, default_tile(weight, rows)
-    tiles = -(-problem.vocab_size // tile.block_v)
-    padded = rows + tile.block_b
-    streams = torch.zeros(4, padded, dtype=torch.int32, device=device)
-    scale = torch.ones(padded, device=device)
-    best = torch.zeros(2, tiles, rows, dtype=torch.int32, device=device)
-
-    def step() -> Tensor:
-        kernels.greedy_kernel[(tiles * -(-rows // tile.block_b),)](
-            hidden_ptr=problem.hidden_states,
-            stride_hidden_b=problem.hidden_states.stride(0),
-            weight_ptr=weight,
-            stride_weight_v=weight.stride(0),
-            seed_ptr=batch.seed,
-            position_ptr=problem.positions,
-            temperature_ptr=batch.temperature,
-            stream_ptr=streams,
-            stride_stream=streams.stride(0),
-            scale_ptr=scale,
-            value_ptr=best[0].view(torch.float32),
-            index_ptr=best[1],
-            num_rows=rows,
-            vocab_start=0,
-            vocab_stop=problem.vocab_size,
-            HIDDEN_SIZE=weight.shape[1],
-            BLOCK_V=tile.block_v,
-            BLOCK_B=tile.block_b,
-            BLOCK_D=tile.block_d,
-            num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
-        )
-        return best
-
-    return step
-
-
 def _over(name: str, title: str, x: str = "batch", **options: Any) -> View:
     return View(name, title, x=x, y=name, reference=1, **options)
 
@@ -196,15 +141,6 @@ BENCHMARKS = tuple(
                 ),
             ],
             Question({"plain": {}, "screened": {"screening": "int8"}}, (1, 8), max_rows=64),
-        ),
-        (
-            "epilogue",
-            "What does the noise cost: a sampled step against a plain greedy kernel of the tile?",
-            [
-                *(LATENCY, LIMIT),
-                _over("over_best_baseline", "Sampled ÷ greedy without noise", **OURS),
-            ],
-            Question({"sampled": {}}, others=_greedy),
         ),
     )
 )

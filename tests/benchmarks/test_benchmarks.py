@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 import torch.distributed as dist
 from typer.testing import CliRunner
 
@@ -14,22 +13,16 @@ from benchmarks import run
 from benchmarks.lab import baselines, harness, ranks
 from benchmarks.lab.harness import NotCaptured, Run, execute
 from benchmarks.lab.page import write_page
-from benchmarks.lab.problem import (
-    Problem,
-    WrongToken,
-    make_weight,
-)
+from benchmarks.lab.problem import WrongToken
 from benchmarks.lab.results import RESULT, Result
 from benchmarks.lab.timing import Prepared
-from benchmarks.questions import BENCHMARKS, filters, step
+from benchmarks.questions import BENCHMARKS, filters
 from tests.support.commands import run_command
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
-from tpsample import reference
 from tpsample.cli.app import app
 from tpsample.distributed import Job
 
-CPU = torch.device("cpu")
 NAMES = tuple(name for name, each in BENCHMARKS.items() if each.by_default)
 TINY = (*NAMES, "kinds")
 SAMPLING = [name for name in TINY if name != "ceilings"]
@@ -112,15 +105,6 @@ class TestEachBenchmark:
             execute(BENCHMARKS["single_gpu"], _small(), tmp_path / RESULT)
         assert "tpsample" in [each["candidate"] for each in Result.load(tmp_path / RESULT).rows]
         assert "tpsample: timed without a CUDA graph" in write_page(tmp_path).read_text()
-
-
-def test_the_greedy_kernel_beside_the_sampled_one_finds_the_largest_logit():
-    problem = Problem.make(make_weight(2500, 64, CPU), 5)  # three tiles of the interpreter
-    values, ids = step.greedy(problem)()
-    tile = values.view(torch.float32).argmax(dim=0, keepdim=True)
-    logits = reference.logits(problem.hidden_states, problem.weight)
-    assert len(ids) == 3
-    assert ids.gather(0, tile).squeeze(0).tolist() == logits.argmax(dim=1).tolist()
 
 
 class TestCommand:
