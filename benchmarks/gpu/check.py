@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu.check              under 9 minutes; what `make gpu` runs
     python -m benchmarks.gpu.check --dry-run    tiny, on a CPU, in the Triton interpreter
-    python -m benchmarks.gpu.check --sections tiles,processes      adds to the day's record
+    python -m benchmarks.gpu.check --sections compile,tiles        adds to the day's record
     python -m benchmarks.gpu.check --seconds 220 --output r        ends in time, all below r
     python -m benchmarks.gpu.check --archive r.tgz --output r      all of r in one file
 
@@ -26,18 +26,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.record import ARCHIVE, Record, joined, tell, told
+from benchmarks.gpu.record import ARCHIVE, Record, tell, told
 from benchmarks.gpu.sections import ON_REQUEST, SECTIONS, TOTAL_SECONDS, run_section
 from benchmarks.lab.orphans import with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
 DRY_RUN_SECONDS = 480.0
-TILE_PROCESSES = 6
 POLL_SECONDS = 0.05
 
 
@@ -141,46 +139,28 @@ def _section(name: str, record: Record, seconds: float, ending: Ending) -> dict[
     """Run one section; its status, duration, and what it found or why it failed."""
     if seconds < 5:
         return {"status": "skipped", "seconds": 0.0, "error": "no time left"}
-    names = [name]
-    if name == "tiles":
-        # Every tile has to be compiled, and nothing is timed: several processes at once.
-        count = 2 if record.dry_run else TILE_PROCESSES
-        names = [f"tiles:{part}/{count}" for part in range(count)]
-    with ThreadPoolExecutor(len(names)) as pool:
-        parts = list(pool.map(lambda each: _in_a_process(each, record, seconds, ending), names))
-    section = {
-        "status": "passed",
-        "seconds": max(part["seconds"] for part in parts),
-        "facts": joined(part["facts"] for part in parts),
+    start = time.time()
+    code, stdout, stderr = wait_for(command_of(name, record, start + seconds), seconds, ending)
+    section: dict[str, Any] = {
+        "status": "passed" if code == 0 else "failed",
+        "seconds": time.time() - start,
+        "facts": told(stdout),
     }
-    if failed := [part for part in parts if "error" in part]:
-        section |= {
-            "status": "failed",
-            "error": "; ".join(part["error"] for part in failed),
-            "log": [line for part in failed for line in part["log"]],
-        }
+    if code != 0:
+        lines = stderr.strip().splitlines() or [f"exit code {code}"]
+        error = lines[-1]
+        if code is None:
+            error = "told to stop" if ending.signal else f"not done in {seconds:.0f} s"
+        log = [line.replace(f"{ROOT}/", "") for line in (*stdout.splitlines(), *lines)]
+        section |= {"error": error, "log": log[-40:]}
     if "folder" in section["facts"]:
         with record.survives(f"The page of {name} was not written"):
             write_page(record.output / section["facts"]["folder"], section.get("error"))
     return section
 
 
-def _in_a_process(name: str, record: Record, seconds: float, ending: Ending) -> dict[str, Any]:
-    start = time.time()
-    code, stdout, stderr = wait_for(command_of(name, record, start + seconds), seconds, ending)
-    part: dict[str, Any] = {"seconds": time.time() - start, "facts": told(stdout)}
-    if code == 0:
-        return part
-    lines = stderr.strip().splitlines() or [f"exit code {code}"]
-    error = lines[-1]
-    if code is None:
-        error = "told to stop" if ending.signal else f"not done in {seconds:.0f} s"
-    log = [line.replace(f"{ROOT}/", "") for line in (*stdout.splitlines(), *lines)]
-    return part | {"error": error, "log": log[-40:]}
-
-
 def command_of(name: str, record: Record, until: float) -> list[str]:
-    """Return what runs one section, or one part of it, by itself."""
+    """Return what runs one section by itself."""
     command = [sys.executable, "-u", "-m", "benchmarks.gpu.check", "--section", name]
     command += ["--output", str(record.output), "--until", str(until)]
     return command + ["--dry-run"] * record.dry_run

@@ -10,7 +10,7 @@ import contextlib
 import io
 import json
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,23 +28,18 @@ def tell(facts: dict[str, Any]) -> None:
 
 
 def told(printed: str) -> dict[str, Any]:
-    """Return the facts in what a process has printed; other lines, such as a library's, are not."""
+    """Return the facts in what a process has printed; other lines, such as a library's, are not.
+
+    Lists of the same name become one list.
+    """
     lines = (line.removeprefix(_MARK) for line in printed.splitlines() if line.startswith(_MARK))
-    found = []
+    whole: dict[str, Any] = {}
     for line in lines:
         with contextlib.suppress(ValueError):  # the last line of a process that was killed
-            found.append(json.loads(line))
-    return joined(found)
-
-
-def joined(facts: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Return all facts as one dictionary; lists of the same name become one list."""
-    whole: dict[str, Any] = {}
-    for each in facts:
-        for name, value in each.items():
-            if isinstance(value, list) and isinstance(whole.get(name), list):
-                value = whole[name] + value
-            whole[name] = value
+            for name, value in json.loads(line).items():
+                earlier = whole.get(name)
+                several = isinstance(value, list) and isinstance(earlier, list)
+                whole[name] = earlier + value if several else value
     return whole
 
 

@@ -75,8 +75,7 @@ def run_section(name: str, dry_run: bool, output: Path, until: float) -> Iterato
     """Yield what section `name` finds, as soon as it has it; raises if something is wrong.
 
     Args:
-        name: of `SECTIONS`, or one part of the tiles, such as "tiles:0/6", or the sections to
-            compile for, such as "compile:shard,filters".
+        name: of `SECTIONS`, or the sections to compile for, such as "compile:shard,filters".
         until: the `time.time()` at which it will be killed.
     """
     from benchmarks.gpu import numerics
@@ -99,11 +98,8 @@ def checks(name: str) -> Any:
     """Return the section `name` that says right or wrong: a function of device and `dry_run`."""
     from benchmarks.gpu import features, numerics, processes
 
-    if name.startswith("tiles"):
-        part, parts = map(int, (name.partition(":")[2] or "0/1").split("/"))
-        return lambda device, dry_run: numerics.tiles(device, dry_run, part, parts)
     sections = (
-        *(numerics.noise, numerics.goldens, numerics.oracle, numerics.invariance),
+        *(numerics.noise, numerics.goldens, numerics.oracle, numerics.invariance, numerics.tiles),
         *(processes.virtual_ranks, processes.processes, features.features),
     )
     return {section.__name__: section for section in sections}[name]

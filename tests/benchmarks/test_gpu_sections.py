@@ -32,4 +32,4 @@ class TestGpuCheck:
         words = iter(torch.tensor([[1], [2], [3]]))
         monkeypatch.setattr(numerics, "best_words", lambda problem, tile=None: next(words))
         with pytest.raises(AssertionError, match=r"block_v=256.*block_v=128"):
-            list(numerics.tiles(CPU, True, 0, 1))
+            list(numerics.tiles(CPU, True))

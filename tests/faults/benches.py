@@ -84,8 +84,8 @@ benchmarks/gpu/check.py
     + command, cwd
     > test_a_run_that_is_killed_outright_leaves_its_results_and_no_process
     a killed section loses what it had found
-    - "facts": told(stdout)}
-    + "facts": {} if code else told(stdout)}
+    - "facts": told(stdout),
+    + "facts": {} if code else told(stdout),
     > test_a_section_that_fails_keeps_its_facts_beside_its_error
     a run that is told to stop waits for its section
     - time.time() < min(until, ending.at)
