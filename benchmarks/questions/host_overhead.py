@@ -13,18 +13,12 @@ plain. `--rows 1` leaves little of it. The `topk` of top_k 50 is most of its tim
 rows. As nothing writes the results, rows with top_p count as decided by their best scores, which is
 what most steps find, and the wait for that answer is left out. In fixed rounds all launches are
 made.
-
-Between two steps an engine arranges its batch: in 256 rows on the CPU one request leaves, one comes
-and all rows move, in one `SamplingBatch.arrange`; the least and the median of many. Where requests
-have penalties the state of a shard, an eighth of 128256 ids, is there.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -42,7 +36,7 @@ from benchmarks.lab import machine
 from benchmarks.lab.absent import AbsentGpu
 from benchmarks.lab.problem import Problem, make_sampler, make_weight
 from benchmarks.lab.requests import REQUESTS
-from tpsample import SampleOutput, SamplingBatch, SamplingParams, VocabShard
+from tpsample import SampleOutput, SamplingBatch
 from tpsample.agreement import construction
 from tpsample.backends.torch_.passes import Verdict
 from tpsample.backends.triton_.passes import TritonShardLogits
@@ -146,32 +140,6 @@ def overheads(rows: int, times: int) -> dict[str, dict[str, float]]:
     return found
 
 
-ARRANGED: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "filters": {"top_k": 50, "top_p": 0.9},
-    "controls": {"repetition_penalty": 1.2},
-    "both": {"top_k": 50, "top_p": 0.9, "repetition_penalty": 1.2},
-}
-"""The request of all rows, by kind."""
-
-
-def arranging(kind: str, times: int, rows: int = 256) -> dict[str, float]:
-    """Return the µs of one arrangement: the least, and the median."""
-    fields, vocab_size, pick = ARRANGED[kind], 128256, random.Random(0)
-    params = [SamplingParams(seed=row, **fields) for row in range(rows)]
-    batch = SamplingBatch.from_params(params, vocab_size=vocab_size)
-    batch.prepare(VocabShard.even(vocab_size, 0, 8))
-    taken = []
-    for _ in range(times):
-        leaving, joining = pick.randrange(rows), SamplingParams(seed=pick.getrandbits(60), **fields)
-        order = [row for row in range(rows + 1) if row != leaving]
-        pick.shuffle(order)
-        start = time.thread_time()
-        batch.arrange(order, [joining])
-        taken.append((time.thread_time() - start) * 1e6)
-    return {"least_us": min(taken), "median_us": statistics.median(taken)}
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Print the overheads as JSON."""
     parser = argparse.ArgumentParser(prog="host_overhead", description=__doc__.splitlines()[0])
@@ -180,7 +148,6 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # a thread that waits for others would count
     found: dict[str, Any] = {"rows": options.rows, **overheads(options.rows, options.steps)}
-    found["arranging 256 rows"] = {kind: arranging(kind, options.steps) for kind in ARRANGED}
     found["machine"] = machine.describe(torch.device("cpu"))
     print(json.dumps(found, indent=1))
     return 0

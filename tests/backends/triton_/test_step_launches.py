@@ -153,6 +153,3 @@ def test_the_host_overhead_is_measured():
     plain = steps.pop("plain")
     assert plain["calls"] >= plain["files"]
     assert len(steps) == 6 and all(its["calls"] > plain["calls"] for its in steps.values())
-    arranged = found["arranging 256 rows"]
-    assert all(0 < its["least_us"] <= its["median_us"] for its in arranged.values())
-    assert list(arranged) == ["plain", "filters", "controls", "both"]
