@@ -133,12 +133,6 @@ class Server:
         """Return the records of watched workers, in the order of ranks."""
         return [json.loads(path.read_text()) for path in sorted(self.folder.glob("rank-*.json"))]
 
-    def count(self, name: str) -> float:
-        """Return one of the counters that vLLM shows on /metrics, summed over its engines."""
-        url = f"{self.url.removesuffix('/v1')}/metrics"
-        with urllib.request.urlopen(url, timeout=30) as answer:
-            return summed(answer.read().decode(), name)
-
     def _answers(self) -> bool:
         try:
             with urllib.request.urlopen(f"{self.url}/models", timeout=5) as answer:
@@ -170,9 +164,3 @@ def client_variables() -> dict[str, str]:
 def say(line: str) -> None:
     """Print a line at once."""
     print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
-
-
-def summed(metrics: str, name: str) -> float:
-    """Return the sum of a counter in the text form of Prometheus."""
-    lines = [line for line in metrics.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
-    return sum(float(line.split()[-1]) for line in lines)

@@ -12,7 +12,7 @@
 | `on_hosts.py` | starts a server over two network namespaces, where there are root and memory |
 | `processors.py` | is a logits processor for servers of runner V2 |
 | `traffic.py` | counts the tensors that ranks send, and the largest axis of each |
-| `eagle.py` | writes a drafter of EAGLE that knows the answers |
+| `eagle.py`, `lora.py` | write a drafter of EAGLE that knows the answers, and an adapter of LoRA |
 | `huggingface.py`, `sglang.py` | ask `generate` of transformers, and SGLang, the same |
 | `verdicts.py` | says what was compared, and whether it held |
 | `sglang_on_cpu/` | stands in for what SGLang imports and does not need on a CPU; changes it |

@@ -23,7 +23,6 @@ from typing import Any
 
 from openai import APIError, AsyncOpenAI
 
-from benchmarks.engines.environment import ADAPTER
 from benchmarks.engines.server import NAME
 from tests.engines.asked import (
     DRAFTED,
@@ -38,6 +37,7 @@ from tests.engines.asked import (
     TOKENS,
     Asked,
 )
+from tests.engines.lora import ADAPTER
 
 Answer = dict[str, Any]
 

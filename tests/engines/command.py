@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +18,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.engines.environment import (
-    make_adapter,
-    make_environment,
-    make_model,
-    versions,
-)
+from benchmarks.engines.environment import make_environment, make_model, versions
 from benchmarks.engines.server import Kind, Server, client_variables, say
 from benchmarks.lab import machine
 from benchmarks.lab.machine import ROOT
@@ -50,6 +46,7 @@ from tests.engines.comparison import (
     texts,
 )
 from tests.engines.environment import make_sglang
+from tests.engines.lora import make_adapter
 from tests.engines.on_hosts import ServerOnHosts
 from tests.engines.verdicts import (
     Verdict,
@@ -124,8 +121,8 @@ class Run:
             }
             if kind in DRAFTING:
                 part["answers"]["counts"] = {
-                    "drafted": server.count("vllm:spec_decode_num_draft_tokens_total"),
-                    "accepted": server.count("vllm:spec_decode_num_accepted_tokens_total"),
+                    "drafted": count(server, "vllm:spec_decode_num_draft_tokens_total"),
+                    "accepted": count(server, "vllm:spec_decode_num_accepted_tokens_total"),
                 }
             part["seen"] = server.seen()
             ended = self._kill_worker(server) if kind in (V1_TP2, V2_TP2) else []
@@ -242,6 +239,18 @@ def sglang_variables(ranks: int) -> dict[str, str]:
         of_rank = [str(cores[rank % len(cores)]) for rank in range(ranks)]
         found["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(of_rank)
     return found
+
+
+def count(server: Server, name: str) -> float:
+    """Return one of the counters that vLLM shows on /metrics, summed over its engines."""
+    with urllib.request.urlopen(f"{server.url.removesuffix('/v1')}/metrics", timeout=30) as answer:
+        return summed(answer.read().decode(), name)
+
+
+def summed(metrics: str, name: str) -> float:
+    """Return the sum of a counter in the text form of Prometheus."""
+    lines = [line for line in metrics.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
+    return sum(float(line.split()[-1]) for line in lines)
 
 
 def slug(name: str) -> str:

@@ -6,11 +6,11 @@ import json
 import os
 from typing import Any
 
-from benchmarks.engines.environment import ADAPTER
 from benchmarks.engines.server import Kind
 from benchmarks.lab.machine import ROOT
 from tests.engines import verdicts
 from tests.engines.asked import DRAFTED, GREEDY, KINDS, PROCESSED, SIXTEEN
+from tests.engines.lora import ADAPTER
 from tests.engines.on_hosts import obstacle
 from tests.engines.verdicts import Answers, Verdict
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.engines.server import summed, variables
+from benchmarks.engines.server import variables
 from benchmarks.lab.started_ranks import free_port
 from tests.engines import command, comparison, on_hosts, page, verdicts
 from tests.engines.asked import DRAFTED, KINDS, OPENAI, SIXTEEN
@@ -165,10 +165,10 @@ drafts_total{engine="1"} 3.0
 drafts_total_per_pos{engine="0"} 100.0
 accepted_total 0.0
 """
-    counts = {"drafted": summed(metrics, "drafts_total"), "accepted": 4.0}
+    counts = {"drafted": command.summed(metrics, "drafts_total"), "accepted": 4.0}
     held = verdicts.accepted("V1", counts)
     assert held.held and held.found == "4 of 15 drafts"
-    nothing = {**counts, "accepted": summed(metrics, "accepted_total")}
+    nothing = {**counts, "accepted": command.summed(metrics, "accepted_total")}
     assert not verdicts.accepted("V1", nothing).held
     assert {name for name in KINDS if name not in DRAFTED} == {
         *("min_p", "logit_bias, chosen logprobs"),
