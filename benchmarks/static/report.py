@@ -97,10 +97,8 @@ def report(
 def judge(subject: Subject, binary: Binary, greedy: Binary | None) -> Row:
     """Return the row of a compiled subject, with its faults.
 
-    `loop` is of the inner loop, per matrix instruction in it. `at_wait` and `behind` are bytes of
-    weights in flight per SM with the pipeline full: at the wait, when the stage that is multiplied
-    next must have come, and behind it, when the next one has been asked for. `epilogue` is
-    instructions per logit over the greedy kernel, in all and then by pipe.
+    `loop` is of the inner loop, per matrix instruction in it. `epilogue` is instructions per logit
+    over the greedy kernel, in all and then by pipe.
     """
     gpu, tile, launch = GPUS[subject.arch], subject.tile, subject.launch
     given, faults, products = launch.named, list[str](), matrix_instructions(binary.loop)
@@ -119,8 +117,6 @@ def judge(subject: Subject, binary: Binary, greedy: Binary | None) -> Row:
         "programs_per_sm": programs_per_sm(binary, given.get("num_warps", 4), gpu),
         "instructions": len(binary.opcodes),
         "loop": len(binary.loop) / products if products else "",
-        "at_wait": "",
-        "behind": "",
         "epilogue": "",
         **dict.fromkeys(PIPES, ""),
         "faults": faults,
@@ -139,9 +135,6 @@ def judge(subject: Subject, binary: Binary, greedy: Binary | None) -> Row:
     if given.get("inboxes_ptr") and tile:
         faults += push_order_faults(binary.opcodes)
     if tile and weight:
-        per_stage = row["programs_per_sm"] * tile.block_v * tile.block_d * weight.dtype.itemsize
-        row["at_wait"] = per_stage * (tile.num_stages - 2)
-        row["behind"] = per_stage * (tile.num_stages - 1)
         integers = weight.dtype == torch.int8
         expected = gpu.integer_instruction if integers else gpu.matrix_instruction
         if weight.dtype != torch.float32 and row["matrix"] != expected:
@@ -163,8 +156,8 @@ def judge(subject: Subject, binary: Binary, greedy: Binary | None) -> Row:
 def print_table(rows: list[Row]) -> None:
     """Print one line per row, in columns."""
     print(
-        "Compiled kernels; loop: SASS of the inner loop per matrix instruction; at_wait, behind: "
-        "bytes in flight; epilogue: SASS per logit over a greedy one, then by pipe\n"
+        "Compiled kernels; loop: SASS of the inner loop per matrix instruction; epilogue: SASS per "
+        "logit over a greedy one, then by pipe\n"
     )
     names = [name for name in rows[0] if name not in ("instructions", "faults")]
     lines = ([text.cell(row[name]) for name in names] for row in rows)

@@ -153,13 +153,6 @@ def test_occupancy(registers, num_warps, shared, programs):
     assert programs_per_sm(Binary(registers, 0, shared, 0, ()), num_warps, GPUS[90]) == programs
 
 
-def test_at_the_wait_two_stages_are_not_in_flight():
-    row = judge(lm_head(90, TILE_64, WEIGHTS), binary("HGMMA.64x64x16.F32.BF16"), None)
-    stage = row["programs_per_sm"] * TILE_64.block_v * TILE_64.block_d * 2
-    stages = TILE_64.num_stages
-    assert (row["at_wait"], row["behind"]) == (stage * (stages - 2), stage * (stages - 1))
-
-
 def test_tensor_memory_limits_occupancy():
     assert programs_per_sm(Binary(32, 0, 0, 256, ()), 4, GPUS[100]) == 2
     assert programs_per_sm(Binary(32, 0, 0, 256, ()), 4, GPUS[103]) == 2
