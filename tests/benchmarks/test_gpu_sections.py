@@ -33,3 +33,12 @@ class TestGpuCheck:
         monkeypatch.setattr(numerics, "best_words", lambda problem, tile=None: next(words))
         with pytest.raises(AssertionError, match=r"block_v=256.*block_v=128"):
             list(numerics.tiles(CPU, True))
+
+    def test_noise_that_is_no_number_is_seen(self, monkeypatch):
+        class Blank:
+            def __getitem__(self, grid):
+                return lambda value_ptr, **_: value_ptr.fill_(torch.nan)
+
+        monkeypatch.setattr(numerics, "noise_kernel", Blank())
+        with pytest.raises(AssertionError, match="noise is off by inf"):
+            list(numerics.noise(CPU, True))
