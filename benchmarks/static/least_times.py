@@ -1,6 +1,6 @@
 """How long does a step take at least, on GPUs that are absent? Predicted by counts and data sheets.
 
-    python -m benchmarks.static.least_times [--page FOLDER] [--json FILE] [--cache FOLDER]
+    python -m benchmarks.static.least_times [--page FOLDER] [--cache FOLDER]
 
 Compiles the passes over stored logits, the LM head and the screen for each architecture of
 `benchmarks.static.chips`, and counts their instructions by the unit that executes them. A pass
@@ -492,30 +492,15 @@ def write_page(folder: Path, lines: Sequence[str], counts: dict[int, Counts]) ->
     cells = [(name, cell(value)) for name, value in facts.items() if value is not None]
     machine = ["## Machine\n\nIt compiled and counted.", table(("name", "value"), cells, right=2)]
     folder.mkdir(parents=True, exist_ok=True)
-    kept = {**facts, "predicted": record(counts)}
+    kept = {**facts, "steps_us": {c.name: steps(c, counts[c.arch])._asdict() for c in CHIPS}}
     (folder / "result.json").write_text(json.dumps(kept, indent=1) + "\n")
     (folder / "README.md").write_text("\n\n".join([*lines, *machine]) + "\n")
-
-
-def record(counts: dict[int, Counts]) -> dict[str, Any]:
-    """Return the counts and the least times for a file."""
-    return {
-        "instructions": {
-            f"sm_{arch}": {
-                name: {"per_logit_more": each.each, "per_program": dict(each.all)}
-                for name, each in of.passes.items()
-            }
-            for arch, of in counts.items()
-        },
-        "steps_us": {chip.name: steps(chip, counts[chip.arch])._asdict() for chip in CHIPS},
-    }
 
 
 def main(arguments: Iterable[str] | None = None) -> int:
     """Compile, print and judge; 1 if a requirement fails, 2 in an interpreting process."""
     parser = argparse.ArgumentParser(prog="least_times", description=__doc__.split("\n")[0])
     parser.add_argument("--page", type=Path, metavar="FOLDER", help="write a page there")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts here")
     parser.add_argument("--processes", type=int, default=2, help="compilers at once (default 2)")
     parser.add_argument("--cache", metavar="FOLDER", help="keep there what was compiled")
     options = parser.parse_args(None if arguments is None else list(arguments))
@@ -532,8 +517,6 @@ def main(arguments: Iterable[str] | None = None) -> int:
     for fault in faults:
         print(f"FAULT {fault}")
     print("requirements fail" if faults else "all requirements hold")
-    if options.json:
-        options.json.write_text(json.dumps(record(counts), indent=1) + "\n")
     if options.page:
         write_page(options.page, lines, counts)
     return int(bool(faults))
