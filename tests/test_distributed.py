@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.support.calls import outcome
 from tests.support.commands import run_command, starter
 from tests.support.limits import slowness
 from tests.support.ranks import run_ranks
@@ -268,3 +269,15 @@ def test_importing_tpsample_imports_no_extra() -> None:
     )
     done = run_command(sys.executable, "-c", program)
     assert done.stdout.strip() == "set()", done.stderr
+
+
+def _gather_what_json_has_not() -> tuple[str, list[int]]:
+    job = Job(rank := dist.get_rank(), 2)
+    return outcome(lambda: job.gather({1} if rank else "x"))[1], job.gather(rank)
+
+
+def test_a_value_that_cannot_be_gathered_is_told_to_every_rank() -> None:
+    told = "rank 1: Object of type set is not JSON serializable"
+    assert run_ranks(2, _gather_what_json_has_not, group_timeout_s=10) == [(told, [0, 1])] * 2
+    with pytest.raises(TypeError):
+        Job().gather({1})

@@ -10,6 +10,7 @@ them the process is alone.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -28,6 +29,7 @@ from torch.distributed import Store, TCPStore
 from tpsample.core.checks import describe, real_number
 from tpsample.ranks.addresses import address_towards, interface_of
 from tpsample.ranks.process import ranks_of
+from tpsample.ranks.ranks import gather_or_raise
 
 log = logging.getLogger(__name__)
 
@@ -65,10 +67,20 @@ class Job:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def gather(self, value: Any) -> list[Any]:
-        """Return every rank's value, in rank order. JSON must be able to carry it. Collective."""
-        ranks = ranks_of(None)
+        """Return every rank's value, in rank order. JSON must be able to carry it. Collective.
+
+        Raises:
+            TypeError, ValueError: it is not, on a rank alone.
+            RankMismatch: it is not, on some of several ranks; all raise it.
+        """
+        ranks, error = ranks_of(None), None
+        try:
+            json.dumps(value)
+        except Exception as wrong:  # of whatever kind: the other ranks must hear of it
+            error = wrong
         with ranks.during("gather"):
-            return [record["value"] for record in ranks.gather({"value": value})]
+            records = gather_or_raise(ranks, {"value": value}, error)
+        return [record["value"] for record in records]
 
 
 @contextmanager

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NoReturn
+from typing import Literal
 
 import torch.distributed as dist
 from torch import Tensor
 
-from tpsample.agreement.arguments import refuse_unknown
+from tpsample.agreement.collective import collective
+from tpsample.agreement.construction import refuse_to_build
+from tpsample.agreement.step import raise_error
 from tpsample.core.checks import is_integer
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.output import SampleOutput
@@ -18,6 +20,7 @@ from tpsample.request.step import Inputs
 from tpsample.sampler import LMHeadSampler
 
 
+@collective(refuse_to_build)
 def sample(
     hidden_states: Tensor,
     lm_head_weight: Tensor,
@@ -31,7 +34,6 @@ def sample(
     bias: Tensor | None = None,
     logit_scale: float = 1.0,
     logit_softcap: float | None = None,
-    **unknown: NoReturn,
 ) -> SampleOutput:
     """Sample one step: build an `LMHeadSampler`, call it and close it.
 
@@ -56,13 +58,11 @@ def sample(
         agreement = sampler.agreement
         with agreement:
             try:
-                if unknown:
-                    refuse_unknown(sample, unknown)
                 batch = SamplingBatch.from_params(
                     params, vocab_size=sampler.vocab_size, device=sampler.weight.device
                 )
             except Exception as wrong:  # which the peers, whose step has begun, are told
-                agreement.check_on_all_ranks(_refuse, wrong)
+                agreement.check_on_all_ranks(raise_error, wrong)
                 raise
             pipeline, inputs = sampler.pipeline, Inputs(hidden_states)
             return pipeline.finish(pipeline.start(inputs, batch, positions, num_samples))
@@ -71,7 +71,3 @@ def sample(
 _FEW_ROWS = 256
 """The least `max_rows`, so that ranks whose arguments differ mostly build one sampler and are told
 of the difference by name."""
-
-
-def _refuse(wrong: Exception) -> NoReturn:
-    raise wrong

@@ -8,7 +8,6 @@ of them can finish.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -20,6 +19,7 @@ from tpsample.agreement.step import StepAgreement
 from tpsample.agreement.step_checks import StepChecks
 from tpsample.backends import room_of
 from tpsample.backends.torch_.passes import ShardLogits
+from tpsample.core.caller_warning import warn
 from tpsample.core.ranges import range_of
 from tpsample.core.tensors import capturing, readable
 from tpsample.core.word import NO_TOKEN, warn_of_failed
@@ -88,7 +88,7 @@ class Pipeline:
         if isinstance(view, StepBatch):
             view._note_step(self, inputs.given, call.positions, call.now, call.num_samples)
             if view._lacks_output and self._rebuilt.is_forgetful(view, view.seed, call.positions):
-                warnings.warn(REBUILT, stacklevel=3)
+                warn(REBUILT)
             if view._names_slots:
                 self.local.read_slots(view)
             view = view._read()

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from tpsample import compiled
 from tpsample.agreement.arguments import BackendName, ExchangeName, ScreeningName
-from tpsample.agreement.construction import agree
+from tpsample.agreement.collective import collective, refuse_on_sampler, tells_itself
+from tpsample.agreement.construction import agree, refuse_to_build
 from tpsample.agreement.step_checks import MISSING, check_batch
 from tpsample.backends.over_zeros import list_over_zeros, verify_over_zeros
 from tpsample.backends.triton_.tile_table import tile_ends
@@ -115,6 +116,7 @@ class LMHeadSampler(Sealed):
     }
 
     @ordinary_tensors
+    @collective(refuse_to_build)
     def __init__(
         self,
         lm_head_weight: Tensor | nn.Module,
@@ -198,12 +200,13 @@ class LMHeadSampler(Sealed):
             f"max_rows={self.max_rows}{state})"
         )
 
+    @tells_itself
     def __call__(
         self,
-        hidden_states: Tensor,
+        hidden_states: Tensor = MISSING,
         batch: StepBatch | BatchView = MISSING,
         positions: Tensor | int = MISSING,
-        *,
+        *surplus: NoReturn,
         num_samples: int | None = None,
         out: SampleOutput | None = None,
         **unknown: NoReturn,
@@ -235,8 +238,8 @@ class LMHeadSampler(Sealed):
             PeerLost: on CPUs, a rank did not answer within the timeout of the process group. On
                 GPUs and with `peer` the status says so, and `check` names the rank.
         """
-        if unknown:
-            self.agreement.refuse_unknown(LMHeadSampler.__call__, unknown)
+        if surplus or unknown:
+            self.agreement.refuse_misplaced(LMHeadSampler.__call__, surplus, unknown)
         if torch.compiler.is_compiling():
             return compiled.call(self, hidden_states, batch, positions, num_samples, out)
         with self.agreement:  # both halves, for one thread
@@ -244,12 +247,13 @@ class LMHeadSampler(Sealed):
             started = self.pipeline.start(inputs, batch, positions, num_samples, out)
             return self.pipeline.finish(started)
 
+    @tells_itself
     def sample_logits(
         self,
-        local_logits: Tensor,
+        local_logits: Tensor = MISSING,
         batch: StepBatch | BatchView = MISSING,
         positions: Tensor | int = MISSING,
-        *,
+        *surplus: NoReturn,
         num_samples: int | None = None,
         out: SampleOutput | None = None,
         head_applied: bool = False,
@@ -272,8 +276,8 @@ class LMHeadSampler(Sealed):
 
         The result and the errors are those of a call with hidden states.
         """
-        if unknown:
-            self.agreement.refuse_unknown(self.sample_logits, unknown)
+        if surplus or unknown:
+            self.agreement.refuse_misplaced(self.sample_logits, surplus, unknown)
         if torch.compiler.is_compiling():
             how = {"num_samples": num_samples, "out": out, "head_applied": head_applied}
             return compiled.outside(self.sample_logits, local_logits, batch, positions, **how)
@@ -282,6 +286,7 @@ class LMHeadSampler(Sealed):
             started = self.pipeline.start(inputs, batch, positions, num_samples, out)
             return self.pipeline.finish(started)
 
+    @collective(refuse_on_sampler)
     def prompt_logprobs(
         self, hidden_states: Tensor, next_token_ids: Tensor, *, top: int = 0
     ) -> Logprobs:
@@ -312,6 +317,7 @@ class LMHeadSampler(Sealed):
             rows = hidden_states.detach()
             return prompt_logprobs(self.local, rows, next_token_ids, top, self.settings)
 
+    @collective(refuse_on_sampler)
     def warm_up(
         self,
         kinds: Sequence[Kind] = tuple(KINDS),
@@ -433,6 +439,7 @@ class LMHeadSampler(Sealed):
                 self.ranks.counters.lost_ranks.update(error.ranks)
                 raise
 
+    @collective(refuse_on_sampler)
     def compare(self, hidden_states: Tensor | None = None) -> None:
         """Raise if the ranks sampled differently in the last step.
 
@@ -482,14 +489,16 @@ class LMHeadSampler(Sealed):
             self.ranks.counters.refreshes += 1
             self.agreement.refreshed()
 
+    @collective(lambda given, error: given["self"].agreement.refuse_reset(error))
     def reset(self) -> None:
         """Recover from a lost step, once every rank is back. Collective; no step may be running.
 
         Raises:
+            RankMismatch: another thread of a rank is in a call, a rank has closed its sampler, or
+                it gave an argument; every rank raises it, and none has recovered.
             PeerLost: a rank did not come within the timeout of the process group.
         """
-        with self.agreement.thread:
-            self.checks.ready()
+        with self.agreement.in_reset(self.checks.ready):
             self.exchange.reset()
             self.agreement.reset()
             self.pipeline.desync.last = None

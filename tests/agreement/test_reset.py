@@ -5,6 +5,7 @@ import os
 import socket
 import time
 from datetime import timedelta
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -12,9 +13,10 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.lab.virtual_ranks import VirtualWorld
+from tests.support.calls import outcome, sampler_of, step
 from tests.support.cases import Case, even_shards, own_sampler
 from tests.support.limits import slowness
-from tests.support.ranks import run_ranks
+from tests.support.ranks import run_ranks, same_on_ranks
 from tests.support.tiers import long
 from tpsample import LMHeadSampler, PeerLost, VocabShard
 from tpsample.core.word import pack
@@ -151,3 +153,26 @@ def _reset_again(case: Case) -> None:
 
 def test_a_reset_that_fails_ends_and_the_next_one_recovers():
     run_ranks(2, _reset_again, Case.make(60, 3), group_timeout_s=3)
+
+
+def _reset_wrong_on_one_rank() -> list[str]:
+    """Return what is told of resets that are wrong on rank 1; each sampler goes on."""
+    rank, told = dist.get_rank(), []
+    sampler, closed = sampler_of(), sampler_of()
+    expected = step(sampler)
+    if rank == 0:
+        with pytest.raises(PeerLost):
+            step(sampler)
+    resets = [partial(sampler.reset, *["now"] * rank), closed.reset]
+    closed.checks.closed = rank == 1
+    for reset in resets:
+        told.append(": ".join(outcome(reset)))
+    sampler.reset()
+    assert step(sampler) == expected
+    return told
+
+
+def test_a_reset_that_is_wrong_on_one_rank_is_told_to_every_rank():
+    surplus, closed = same_on_ranks(2, _reset_wrong_on_one_rank, group_timeout_s=2)
+    assert surplus.startswith("RankMismatch: rank 1: LMHeadSampler.reset() takes 1 positional")
+    assert closed == "RankMismatch: rank 1: sampler: closed; build a new LMHeadSampler"

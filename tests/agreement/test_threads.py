@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -317,3 +318,50 @@ def test_a_thread_that_builds_and_one_that_steps_take_turns():
     first, second = run_ranks(2, _build_beside_steps, 20, group_timeout_s=10)
     print(f"2 ranks, right steps, builds, and calls that were told to differ: {first}, {second}")
     assert first == second and sum(first) == 40
+
+
+ALSO = {"compare": LMHeadSampler.compare, "reset": LMHeadSampler.reset}
+
+
+def _calls_while_a_thread_of_rank_1_steps() -> list[str]:
+    """Return what calls are told that come, on rank 1 alone, in the middle of another thread's."""
+    sampler, told = sampler_of(), []
+    expected, inside, refuse = collective.step(sampler), sampler.local.best_words, threading.Event()
+    real = sampler.agreement._refuse_thread
+
+    def refusing(how: Callable[[Exception], object]) -> None:
+        refuse.set()
+        real(how)
+
+    sampler.agreement._refuse_thread = refusing  # type: ignore[assignment]
+    for name in (*CALLS, *ALSO):
+        call = (
+            partial(ALSO[name], sampler)
+            if name in ALSO
+            else partial(collective.call, sampler, name)
+        )
+        refuse.clear()
+        with ThreadPoolExecutor(1) as pool:
+            second: list[Any] = []
+
+            def pause(*args: object, call=call, second=second, **named: object) -> None:
+                second.append(pool.submit(outcome, call))
+                refuse.wait()
+                inside(*args, **named)  # type: ignore[arg-type]
+
+            if dist.get_rank() == 1:
+                sampler.local.best_words = pause  # type: ignore[method-assign]
+            assert collective.step(sampler) == expected
+            sampler.local.best_words = inside  # type: ignore[method-assign]
+            found = second[0].result() if second else outcome(call)
+            told.append(f"{name}: {found}")
+        assert collective.step(sampler) == expected
+    return told
+
+
+def test_a_sampler_that_is_busy_on_one_rank_is_told_to_every_rank():
+    way_out = "build a sampler per thread, or queue the calls"
+    error = "RankMismatch", f"rank 1: {BUSY}; {way_out}"
+    expected = [f"{name}: {error}" for name in (*CALLS, *ALSO)]
+    found = run_ranks(2, _calls_while_a_thread_of_rank_1_steps, group_timeout_s=10)
+    assert found == [expected, expected]

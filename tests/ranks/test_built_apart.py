@@ -12,6 +12,7 @@ from tests.support.calls import sampler_of, step
 from tests.support.limits import slowness
 from tests.support.ranks import run_ranks
 from tpsample import PeerLost, RankMismatch
+from tpsample.ranks.process import ProcessRanks
 
 
 def _begin_group(store: Path, rank: int, world_size: int) -> None:
@@ -93,3 +94,16 @@ def _begun_alone() -> list[int]:
 
 def test_a_sampler_that_one_rank_began_is_counted_by_all_after_a_reset():
     assert run_ranks(2, _begun_alone, group_timeout_s=1) == [[3]] * 2
+
+
+def _begun_on_gpus() -> int:
+    """Rank 0 began more samplers than rank 1, over a group that a reset connects to nobody."""
+    ranks = ProcessRanks(dist.group.WORLD)
+    ranks._backend = dist.Backend.NCCL
+    ranks.shared.begun = 3 - dist.get_rank()
+    ranks.renew()
+    return ranks.shared.begun
+
+
+def test_ranks_on_gpus_number_samplers_alike_after_a_reset():
+    assert run_ranks(2, _begun_on_gpus, group_timeout_s=10) == [3, 3]

@@ -62,6 +62,8 @@ def _fork() -> tuple[dict[str, tuple[str, str]], dict[str, tuple[str, str]]]:
                 name: getattr(sampler, name)
                 for name in ("check", "compare", "refresh", "reset", "warm_up")
             },
+            "unknown in a reset": lambda: sampler.reset(top_p=0.9),  # type: ignore[call-arg]
+            "unknown in a build": lambda: LMHeadSampler(top_p=0.9),  # type: ignore[call-arg]
             "build": lambda: LMHeadSampler(half(rank), backend="torch"),
             "gather": lambda: Job().gather(0),
         }
@@ -95,6 +97,7 @@ def _fork_before_a_sampler() -> dict[str, tuple[str, str]]:
             "build over another": lambda: LMHeadSampler(half(rank), backend="torch", group=other),
             "gather": lambda: Job().gather(0),
             "score": score,
+            "unknown in a score": lambda: kept_logprobs(top_p=0.9),  # type: ignore[call-arg]
             "score over another": lambda: score(other),
         }
     )

@@ -1004,6 +1004,14 @@ class _Unready(torch.nn.Module):
         raise OSError("its file is not there")
 
 
+class _Unseen:
+    """An object that raises an error when its class is asked for."""
+
+    @property
+    def __class__(self) -> type:
+        raise OSError("its file is not there")
+
+
 def sample_half(
     rank: int, params: Any = (), *, hidden_states: Any = HIDDEN, **options: Any
 ) -> None:
@@ -1075,6 +1083,10 @@ TOGETHER: dict[str, tuple[Callable[[LMHeadSampler, int], object], str]] = {
     ),
     "a weight that cannot be read on one rank": (
         lambda sampler, rank: half_or(rank, _Unready),
+        "rank 1: its file is not there",
+    ),
+    "a weight whose class cannot be asked for on one rank": (
+        lambda sampler, rank: half_or(rank, _Unseen),
         "rank 1: its file is not there",
     ),
     "a weight without a shape on one rank": (

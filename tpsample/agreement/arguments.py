@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 
@@ -20,11 +18,9 @@ from tpsample.core.checks import (
     require_plain,
 )
 from tpsample.core.score import LOGIT_DTYPES, Head
-from tpsample.core.sealed import way_out
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.core.weight_format import FORMATS
 from tpsample.core.word import MAX_VOCAB_SIZE, NO_TOKEN
-from tpsample.request.as_json import FIELDS
 
 ExchangeName = Literal["auto", "collective", "p2p", "peer", "two_level"]
 BackendName = Literal["auto", "triton", "numba", "torch"]
@@ -158,15 +154,3 @@ def _shown(number: object) -> str:
     """Return what a message says of a value that is no number, which a tensor may hold."""
     way_out = "; give float(…) of it" if isinstance(number, Tensor) else ""
     return describe(number) + way_out
-
-
-def refuse_unknown(call: Callable[..., object], unknown: Mapping[str, object]) -> NoReturn:
-    """Raise a TypeError for an argument that a call does not have, with the way out.
-
-    A call takes unknown names for this alone, because Python's own text has no way out.
-    """
-    (name, *_), known = unknown, list(inspect.signature(call).parameters)
-    advice = f"give it to each request, SamplingParams({name}=…)"
-    if name not in FIELDS:
-        advice = way_out(name, [other for other in known if other not in ("self", "unknown")])
-    raise TypeError(f"{name}: not an argument of {call.__qualname__}; {advice}")

@@ -10,10 +10,11 @@ here, so a module with them is refused. Forward hooks are warned of, because som
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from torch import Tensor, nn
+
+from tpsample.core.caller_warning import warn
 
 ATTRIBUTES = {"lm_head_weight": "weight", "bias": "bias"}
 """Arguments of a sampler, and the attributes of a module that take their place."""
@@ -73,9 +74,8 @@ def _warn_of_hooks(module: nn.Module) -> None:
         if not (getattr(hook, "__module__", None) or "").startswith("torch.")
     ]
     if names:
-        warnings.warn(
+        warn(
             f"lm_head_weight: {type(module).__name__} has forward hooks, {', '.join(names[:4])}, "
             f"which no step calls; {_WAY_OUT} if they change logits, or pass its weight and bias= "
             "if they only look on",
-            stacklevel=9,
         )

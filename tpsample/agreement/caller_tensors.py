@@ -18,7 +18,6 @@ A DTensor as the weight brings shard and group with it, as it is distributed:
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tpsample.agreement.caller_module import ATTRIBUTES, tensor_of, tensors_of
+from tpsample.core.caller_warning import warn
 from tpsample.core.checks import describe, is_integer, require_memory
 from tpsample.core.tensors import ordinary_tensors
 from tpsample.core.vocab_shard import VocabShard
@@ -132,11 +132,10 @@ class CallerTensors:
         Assigning `module.weight`, or loading a state with assign=True, leaves the old one behind.
         """
         self.warns = False
-        warnings.warn(
+        warn(
             f"{name}: nothing but this sampler has the Parameter that it reads, as after "
             f"module.{ATTRIBUTES[name]} = … or load_state_dict(assign=True); pass the "
             f"module in its place, or call sampler.refresh({name}=…) on every rank",
-            stacklevel=8,
         )
 
     def _replace(self, name: str, tensor: object) -> None:

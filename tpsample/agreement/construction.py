@@ -6,10 +6,9 @@ import contextlib
 import importlib.metadata
 import json
 import logging
-import warnings
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from tpsample.agreement.arguments import checked_arguments
 from tpsample.agreement.caller_tensors import local_arguments
 from tpsample.agreement.held_rows import HeldRows, check_sliced, resolve_shards
 from tpsample.backends.triton_ import tile_table
+from tpsample.core.caller_warning import warn
 from tpsample.core.checks import check_current
 from tpsample.core.machine import interpreted, kernels_overlap, numba_missing
 from tpsample.core.row_noise import SeedSource
@@ -39,7 +39,12 @@ _OWN = ("weight", "bias", "shard", "head", "backend", "screening")
 
 @contextlib.contextmanager
 def agree(
-    group: object, *, logit_scale: Any, logit_softcap: Any, **given: Any
+    group: object,
+    *,
+    logit_scale: Any,
+    logit_softcap: Any,
+    error: Exception | None = None,
+    **given: Any,
 ) -> Iterator[Settings]:
     """Check this rank's arguments, gather every rank's, and yield what follows. Collective.
 
@@ -48,6 +53,7 @@ def agree(
     Args:
         group, logit_scale, logit_softcap: as `LMHeadSampler` takes them. If the first is no group,
             the default group is told.
+        error: what is known to be wrong.
         given: the other arguments that `checked_arguments` takes.
 
     Raises:
@@ -55,17 +61,18 @@ def agree(
         RankMismatch: an argument is wrong or differs on some of several ranks; all raise it.
     """
     given["head"] = Head(logit_scale, logit_softcap)
-    group, given, error = local_arguments(group, given)
+    group, given, wrong_group = local_arguments(group, given)
+    error = error or wrong_group
     try:
         ranks = ranks_of(group)
     except TypeError as wrong:
         ranks, error = ranks_of(None), error or wrong
     record: dict[str, Any] = {}
     backend: ChosenBackend = "torch"
-    weight = given["weight"]
-    if isinstance(weight, Tensor) and weight.is_cuda:
-        ranks.home = weight.device
     try:
+        weight = given["weight"]
+        if isinstance(weight, Tensor) and weight.is_cuda:
+            ranks.home = weight.device
         given = checked_arguments(given)
         backend = _backend(given)
         record = _record(given, backend)
@@ -73,6 +80,18 @@ def agree(
         error = error or wrong
     with ranks.during("building a sampler"):
         yield _agreed_settings(group, ranks, given, backend, record, error)
+
+
+def refuse_to_build(given: dict[str, Any], error: TypeError) -> NoReturn:
+    """Raise an error on every rank of a group that builds a sampler.
+
+    Args:
+        given: arguments of the call that builds it. The group is known from them, or the default.
+    """
+    known = {"weight": given.get("lm_head_weight"), "group": given.get("group")}
+    others = dict.fromkeys(("bias", "shard", "vocab_size", "logit_scale", "logit_softcap"))
+    with agree(**known, **others, error=error):
+        raise error
 
 
 def _agreed_settings(
@@ -121,17 +140,15 @@ def _agreed_settings(
     weight, bias = given["weight"], given["bias"]
     if given["backend"] == "auto" and weight.is_cpu and backend != "numba":
         way_out = "unset TRITON_INTERPRET" if backend == "triton" else numba_missing()
-        warnings.warn(
+        warn(
             f'backend: "auto" takes "{backend}" on this CPU, which is slow and meant for tests: '
             f'{way_out}; where this is meant, name it by backend="{backend}"',
-            stacklevel=7,  # beyond `agree`, the constructor and its two wrappers
         )
     named_by = given["vocab_size"], given["shard"]
     if isinstance(group, str) and named_by == (None, None) and (said := launched()):
-        warnings.warn(
+        warn(
             f'group: "alone" takes the {vocab_size} rows of this process as the whole LM head, and '
             f"{said} says that it has peers; pass vocab_size= where that is meant",
-            stacklevel=7,
         )
     agreed = {
         "vocab_size": vocab_size,

@@ -7,11 +7,11 @@ neither                   the rows follow one another, and none may look like pa
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from tpsample.core.caller_warning import warn
 from tpsample.core.digest import digest_bits
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.core.word import MAX_VOCAB_SIZE
@@ -54,10 +54,9 @@ def check_sliced(
     """
     if len(held) == 1:
         if held[0].padded and vocab_size is None and shards[0] is None:
-            warnings.warn(
+            warn(
                 "lm_head_weight: ends in a row of zeros, as padding does, and its id may be drawn; "
                 "pass vocab_size=, which may be the number of rows",
-                stacklevel=8,
             )
         return
     named = shards[0] is not None

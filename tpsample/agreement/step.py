@@ -17,13 +17,15 @@ would be merged with its peers' old ones.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
 
 from torch import Tensor
 
-from tpsample.agreement.arguments import refuse_unknown
+from tpsample.agreement.collective import misplaced
 from tpsample.core.digest import digest_bits, digest_text
 from tpsample.core.one_thread import OneCall, OneThread
 from tpsample.core.row_noise import SeedSource
@@ -128,9 +130,12 @@ class StepAgreement:
         """Begin what the peers take part in.
 
         Raises:
-            RuntimeError: a call is running, or this process was forked by that of the ranks.
+            RuntimeError: this thread is in the middle of a call, another thread is in one of a rank
+                alone, or this process was forked by that of the ranks.
+            RankMismatch: another thread of one of several ranks is in a call; all raise it.
         """
-        self.thread.enter(sys._getframe(1))
+        if not self.thread.enter(sys._getframe(1)):
+            self._refuse_thread(self.refuse)
         if self._turn is not None:
             self._turn.acquire()
 
@@ -225,10 +230,46 @@ class StepAgreement:
             call.batch._table.draw_seeds(self._seeds)
         return call
 
-    def refuse_unknown(self, call: Callable[..., object], unknown: Mapping[str, object]) -> None:
-        """Raise for an argument that a call does not have, on every rank as for a wrong one."""
+    def refuse(self, error: Exception) -> NoReturn:
+        """Raise an error on every rank, as the one for a wrong argument of a call."""
         with self:
-            self.check_on_all_ranks(refuse_unknown, call, unknown)
+            self.check_on_all_ranks(raise_error, error)
+        raise error
+
+    def refuse_misplaced(
+        self, call: Callable[..., object], surplus: tuple[Any, ...], unknown: Mapping[str, Any]
+    ) -> NoReturn:
+        """Raise for arguments of a call that have no place in it, on every rank."""
+        self.refuse(
+            misplaced(call, unknown, f"{call.__qualname__}() was given {len(surplus)} too many")
+        )
+
+    def refuse_reset(self, error: Exception) -> NoReturn:
+        """Raise an error in a reset of every rank, which then has not recovered."""
+        with self.in_reset(partial(raise_error, error)):
+            raise error
+
+    def _refuse_thread(self, refuse: Callable[[Exception], object]) -> NoReturn:
+        """Refuse a call while another thread is in one. Peers are told after that one has ended."""
+        error = self.thread.busy()
+        if self._turn is not None:
+            with self.thread.lock:
+                refuse(error)
+        raise error
+
+    @contextmanager
+    def in_reset(self, check: Callable[[], None]) -> Iterator[None]:
+        """Let one thread in for a reset, unless `check` raises on a rank, whose error all raise."""
+        if not self.thread.enter(sys._getframe(2)):
+            self._refuse_thread(self._ranks.renew)
+        try:
+            try:
+                check()
+            except Exception as wrong:
+                self._ranks.renew(wrong)
+            yield
+        finally:
+            self.thread.__exit__()
 
     def refreshed(self) -> None:
         """Note that the weight was taken anew, which every rank must do alike."""
@@ -292,6 +333,11 @@ class StepAgreement:
         if roll is not None and self._ranks.world_size > 1:
             roll.say(text, refused=refused)
             self._left = self._ranks.shared.left = text
+
+
+def raise_error(error: Exception) -> NoReturn:
+    """Raise an error, as a check of arguments does."""
+    raise error
 
 
 def _digest(parts: dict[str, Any]) -> int:

@@ -17,6 +17,7 @@ class OneThread(AbstractContextManager[None]):
         way_out: what a second thread can do.
 
     Attributes:
+        lock: of the thread that is inside.
         body: the frame of a call that holds the object, until it has ended.
 
     Raises:
@@ -25,7 +26,7 @@ class OneThread(AbstractContextManager[None]):
 
     def __init__(self, name: str, way_out: str) -> None:
         self._name, self._way_out = name, way_out
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self.body: FrameType | None = None
 
     def changing(self) -> OneThread:
@@ -41,14 +42,16 @@ class OneThread(AbstractContextManager[None]):
             "the handler of a signal; make it after that one has returned"
         )
 
+    def busy(self) -> RuntimeError:
+        """Return the error of a thread that comes while another one is inside."""
+        return RuntimeError(f"{self._name}: a call is running in another thread; {self._way_out}")
+
     def __enter__(self) -> None:
-        if not self._lock.acquire(False):
-            raise RuntimeError(
-                f"{self._name}: a call is running in another thread; {self._way_out}"
-            )
+        if not self.lock.acquire(False):
+            raise self.busy()
 
     def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        self.lock.release()
 
     def __reduce__(self) -> tuple[type[OneThread], tuple[str, str]]:
         """A copy is another object's."""
@@ -66,32 +69,44 @@ class OneCall(AbstractContextManager[None]):
         name, way_out: as of `OneThread`.
         check: raises where no call may begin.
 
+    Attributes:
+        lock: of the thread that is inside.
+        busy: returns the error of another one.
+
     Raises:
         RuntimeError: on entering, in the middle of a call, or while another thread is inside.
     """
 
     def __init__(self, name: str, way_out: str, check: Callable[[], None]) -> None:
-        self._name, self._thread, self._check = name, OneThread(name, way_out), check
+        self._name, self._check, thread = name, check, OneThread(name, way_out)
+        self.lock, self.busy = thread.lock, thread.busy
         self.body: FrameType | None = None  # of the call inside, until that has left
 
     def __enter__(self) -> None:
-        self.enter(sys._getframe(1))
+        if not self.enter(sys._getframe(1)):
+            raise self.busy()
 
-    def enter(self, body: FrameType) -> None:
-        """Begin a call, whose body is a frame of this thread. `__exit__` ends it."""
+    def enter(self, body: FrameType) -> bool:
+        """Begin a call, whose body is a frame of this thread, unless another thread is inside.
+
+        Returns:
+            Whether the call has begun; `__exit__` ends it.
+        """
         self._check()
-        self._thread.__enter__()
+        if not self.lock.acquire(False):
+            return False
         if self.body is not None and _is_running(self.body):
-            self._thread.__exit__()
+            self.lock.release()
             raise RuntimeError(
                 f"{self._name}: this call began in the middle of another one of this thread, as "
                 "in the handler of a signal; make it after that one has returned"
             )
         self.body = body
+        return True
 
     def __exit__(self, *_: object) -> None:
         self.body = None
-        self._thread.__exit__()
+        self.lock.release()
 
 
 def _is_running(body: FrameType) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import inspect
 from collections.abc import Iterable, Mapping
 from functools import wraps
 from typing import Any, ClassVar, NoReturn, TypeVar
@@ -27,17 +26,8 @@ class Sealed:
         if init is None:
             return
 
-        parameters = inspect.signature(init).parameters.values()
-        known = [p.name for p in parameters if p.kind == p.KEYWORD_ONLY]
-        takes_any = any(p.kind == p.VAR_KEYWORD for p in parameters)
-        init_names = {p.name for p in parameters}
-
         @wraps(init)
         def sealing(self: Any, *args: Any, **named: Any) -> None:
-            for name in () if takes_any else named:
-                if name not in init_names:
-                    advice = _near(name, known) or way_out(name, known)
-                    raise TypeError(f"{name}: not an argument of {cls.__name__}; {advice}")
             init(self, *args, **named)
             if type(self).__init__ is sealing:  # no constructor of a subclass goes on
                 vars(self)["_sealed"] = True
@@ -118,16 +108,11 @@ _ENGINES = {
 
 def way_out(name: str, fields: Iterable[str]) -> str:
     """Return what to do about a name that is none of `fields`."""
-    if name in _ENGINES:
+    if name in _ENGINES and not any(field.endswith(f"_{name}") for field in fields):
         return _ENGINES[name]
-    return _near(name, fields) or f"it has {', '.join(fields)}"
-
-
-def _near(name: str, fields: Iterable[str]) -> str:
-    """Return a question after the field that a name may mean; "" if there is none."""
     near = difflib.get_close_matches(name, fields, n=1)
     near = near or [field for field in fields if name.endswith(f"_{field}")]
-    return f"did you mean {near[0]}?" if near else ""
+    return f"did you mean {near[0]}?" if near else f"it has {', '.join(fields) or 'none'}"
 
 
 def refuses_unknown_fields(of: type[T]) -> type[T]:

@@ -14,12 +14,13 @@ it. Words are never negative, so stores, NCCL, gloo and CPUs agree on the maximu
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from enum import IntEnum
 
 import torch
 from torch import Tensor
+
+from tpsample.core.caller_warning import warn
 
 TOKEN_BITS = 20
 KEY_BITS = 32
@@ -55,11 +56,10 @@ class Status(IntEnum):
 def warn_of_failed(status: Sequence[int]) -> None:
     """Warn of the first row of a step that has no token, because -1 is an index, too."""
     row, code = next((row, code) for row, code in enumerate(status) if code != Status.OK)
-    warnings.warn(
+    warn(
         f"status: row {row} has no token but -1, status {_NAMES.get(code, code)}, and "
         "embedding[-1] reads the last row; look at out.status, or build the sampler with "
         "on_failed= an id",
-        stacklevel=6,
     )
 
 

@@ -38,9 +38,11 @@ def peer_lost(
     else:
         who = f"{names(late) if late else 'some rank'} gave up or was too late{when}, but answers"
     reasons = "".join(f"; rank {rank}: {text}" for rank, text in said.items())
+    silent = [rank for rank in missing if rank not in said]
+    first = f"look for an error on {names(silent)}, then " if silent and not alone else ""
     return PeerLost(
-        f"exchange: {who}{reasons}{after}. If all ranks live, {way_out}; else restart the job "
-        "without the lost ones",
+        f"exchange: {who}{reasons}{after}. If all ranks live, {first}{way_out}; else restart the "
+        "job without the lost ones",
         missing or late,
         step,
     )

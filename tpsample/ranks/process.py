@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -128,12 +129,10 @@ class ProcessRanks(Ranks):
         except RuntimeError as error:  # a rank gave up, or fell
             raise self.roll.lost() from error
         # Nobody leaves before all are connected, because the connections of a rank that goes on
-        # and fails would be closed under them. A rank may have begun to build a sampler alone.
-        begun = torch.tensor(self.shared.begun, device="cpu")
-        self.all_reduce(begun, dist.ReduceOp.MAX)
+        # and fails would be closed under them.
+        self.all_reduce(torch.zeros(1, device="cpu"), dist.ReduceOp.MAX)
         if not is_part:
             self.shared.renewed = self._own
-            self.shared.begun = int(begun)
 
     @property
     def can_exchange_tensors(self) -> bool:
@@ -316,15 +315,20 @@ class ProcessRanks(Ranks):
         elif work is not None:
             work.wait()
 
-    def renew(self) -> None:
+    def renew(self, error: Exception | None = None) -> None:
         """Wait for all ranks, then connect them and their subsets anew. Collective.
 
-        A failed collective may have closed connections of gloo.
+        A failed collective may have closed connections of gloo. A rank may have begun to build a
+        sampler alone, so the ranks go on from the largest number.
 
         Raises:
             PeerLost: a rank did not come within the timeout of the group, or came and left again.
+            RankMismatch: some ranks brought an error; nothing changes.
         """
-        self.roll.begin_anew(group_timeout(self.group).total_seconds())
+        timeout_s = group_timeout(self.group).total_seconds()
+        meet = partial(self.roll.begin_anew, timeout_s)
+        records = gather_or_raise(self, {"begun": self.shared.begun}, error, meet)
+        self.shared.begun = max(record["begun"] for record in records)
         for ranks in (self, *self._subsets):
             ranks.connect()
 

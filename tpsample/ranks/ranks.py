@@ -206,14 +206,26 @@ class Ranks:
         """
         yield
 
-    def renew(self) -> None:
-        """Begin anew after a failure. Collective."""
+    def renew(self, error: Exception | None = None) -> None:
+        """Begin anew after a failure, unless a rank brings an error, which all raise. Collective.
+
+        Raises:
+            Exception: the error of a rank alone; of one of several, a RankMismatch.
+        """
+        if error is not None:
+            raise error
 
 
 def gather_or_raise(
-    ranks: Ranks, record: dict[str, Any], error: Exception | None
+    ranks: Ranks,
+    record: dict[str, Any],
+    error: Exception | None,
+    gather: Callable[[dict[str, Any]], list[dict[str, Any]]] | None = None,
 ) -> list[dict[str, Any]]:
     """Return every rank's record. If a rank brings an error, every rank raises it.
+
+    Args:
+        gather: returns the records of several ranks; default their `gather`.
 
     Raises:
         RankMismatch: some ranks brought an error; it names them and what is wrong on each. A lone
@@ -224,7 +236,7 @@ def gather_or_raise(
             raise error
         return [record]
     failure = {} if error is None else {"error": (str(error) or type(error).__name__)[:1000]}
-    records = ranks.gather(failure or record)
+    records = (gather or ranks.gather)(failure or record)
     wrong = [f"rank {r}: {rec['error']}" for r, rec in enumerate(records) if "error" in rec]
     if wrong:
         raise RankMismatch("; ".join(wrong)) from error

@@ -11,7 +11,7 @@ itself.
     <prefix>/called        an exchange has failed
     <prefix>/here/<rank>   the step in which this rank gave up, and whom its device did not hear
     <prefix>/said/<rank>   why this rank left a step by itself
-    <prefix>/anew/<rank>   this rank is ready to begin anew, under the next prefix
+    <prefix>/anew/<rank>   this rank is ready to begin anew, under the next prefix, and its record
     <prefix>/decided       how the wait for all ranks ended: they have come, or one has given up
     waits/<rank>           the sampler in which this rank gave up last, whichever that is, and when
 
@@ -242,8 +242,10 @@ class RollCall:
         missing = [rank for rank in late if rank in silent]
         return peer_lost(missing, late or reporting, first, self.said(), **how)
 
-    def begin_anew(self, timeout_s: float) -> None:
-        """Wait for all ranks, then forget who was missing. Collective.
+    def begin_anew(
+        self, timeout_s: float, record: dict[str, Any] | None = None
+    ) -> list[dict[str, Any]]:
+        """Wait for all ranks, then forget who was missing. Return every rank's record. Collective.
 
         An attempt is over when all ranks have come, or when one gives up. The ranks that still wait
         go on to the next attempt, so that no rank is taken for present that has left.
@@ -261,17 +263,21 @@ class RollCall:
         while self._store.has(self._key("decided")):
             self._generation += 1
         came: set[int] = set()
-        while not self._met(now + limit_s, limit_s, came):
+        own = json.dumps(record or {})
+        while not self._met(now + limit_s, limit_s, came, own):
             self._generation += 1
+        texts = self._texts("anew")  # where the store is silent all at once, it changes nothing
         self._store.set(f"waits/{self._rank}", "")
         self._generation += 1
         self._lost_at = None
+        return [json.loads(text or own) for text in texts]
 
-    def _met(self, deadline: float, limit_s: float, came: set[int]) -> bool:
+    def _met(self, deadline: float, limit_s: float, came: set[int], record: str) -> bool:
         """Wait for all ranks in this attempt; return False if one of them has given up.
 
         Args:
             came: gets the ranks that were here.
+            record: of this rank, as JSON.
 
         Raises:
             PeerLost: this rank gives up.
@@ -283,7 +289,7 @@ class RollCall:
             "away; else restart the job",
             self._keepers(),
         )
-        if not self._store.set(keys[self._rank], "", limit_s):
+        if not self._store.set(keys[self._rank], record, limit_s):
             raise silent
         missing, late = [], False
         while not self._store.has(*keys):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
@@ -10,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from tpsample.core.caller_warning import warn
 from tpsample.core.checks import check_tensor, describe
 from tpsample.core.row_noise import SeedSource
 from tpsample.core.sealed import Sealed
@@ -253,7 +253,7 @@ class StepBatch(KeepsTensors, Sealed, ABC):
             return
         rows = SteppedRows(id(by), given, positions, of, self, masks, written)
         for text in self._moving.step(rows, now, self._table.version):
-            warnings.warn(text, stacklevel=4)
+            warn(text)
 
     def _misread(self) -> Iterator[tuple[str, str]]:
         """Yield a name and a warning for each number that was written and is out of its range."""

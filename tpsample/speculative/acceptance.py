@@ -31,7 +31,6 @@ because the stopping place of a block already depended on the old ones.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 
 from torch import Tensor
@@ -39,6 +38,7 @@ from torch import Tensor
 from tpsample.backends import room_of
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.backends.torch_.verification import Laws, Verification
+from tpsample.core.caller_warning import warn
 from tpsample.filters.finish import kept_sets_of, logprobs_of, may_read, shard_logits
 from tpsample.filters.kept_sets import Cut, find_cut
 from tpsample.output import SampleOutput, VerifyOutput
@@ -112,7 +112,7 @@ def verify_by_ratio(
     sums = ranks.sum_integers(verification.sums(laws))
     laws, places = verification.accept(laws, sums)
     if draft is not None and drawn_drafts(sampler).are_of_another_law(verification, laws, sums):
-        warnings.warn(OTHER_LAW, stacklevel=4)
+        warn(OTHER_LAW)
     verified = verification.output(
         laws, places, ranks.gather_integers(verification.residuals(laws, places))
     )

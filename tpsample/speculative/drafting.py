@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, get_args
 import torch
 from torch import Tensor
 
+from tpsample.agreement.collective import collective, refuse_on_sampler
 from tpsample.agreement.step import Call
 from tpsample.backends import room_of
 from tpsample.compiled import outside
@@ -89,6 +90,7 @@ class Draft:
         return token_ids, torch.stack([draft.logits for draft in drafts], dim=1)
 
 
+@collective(refuse_on_sampler)
 def sample_draft(
     sampler: LMHeadSampler,
     draft_logits: Tensor,
@@ -97,7 +99,6 @@ def sample_draft(
     index: int,
     *,
     method: Method = "coupled",
-    **unknown: NoReturn,
 ) -> Draft:
     """Draft one token per row from a drafter's sharded logits. Collective.
 
@@ -125,8 +126,6 @@ def sample_draft(
             ranks every rank raises a RankMismatch (a ValueError) instead of the first.
     """
     require_sampler(sampler)
-    if unknown:
-        sampler.agreement.refuse_unknown(sample_draft, unknown)
     if torch.compiler.is_compiling():
         return outside(sample_draft, sampler, draft_logits, batch, positions, index, method=method)
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NoReturn
 
 import torch
 from torch import Tensor
 
+from tpsample.agreement.collective import collective, refuse_on_sampler
 from tpsample.agreement.step import Call
-from tpsample.agreement.step_checks import MISSING
 from tpsample.backends import room_of
 from tpsample.compiled import outside
 from tpsample.core import word
@@ -32,17 +31,17 @@ from tpsample.speculative.drafting import (
 )
 
 
+@collective(refuse_on_sampler)
 def verify(
     sampler: LMHeadSampler,
     hidden_states: Tensor,
     draft_token_ids: Tensor | Sequence[Draft],
-    batch: StepBatch = MISSING,
-    positions: Tensor | int = MISSING,
+    batch: StepBatch,
+    positions: Tensor | int,
     *,
     method: Method = "coupled",
     draft_logits: Tensor | None = None,
     lengths: Tensor | None = None,
-    **unknown: NoReturn,
 ) -> VerifyOutput:
     """Accept a prefix of each row's drafts, and emit it with one token more. Collective.
 
@@ -85,8 +84,6 @@ def verify(
             ranks without a process group.
     """
     require_sampler(sampler)
-    if unknown:
-        sampler.agreement.refuse_unknown(verify, unknown)
     inputs = Inputs(hidden_states)
     return _verify(
         sampler,
@@ -100,18 +97,18 @@ def verify(
     )
 
 
+@collective(refuse_on_sampler)
 def verify_logits(
     sampler: LMHeadSampler,
     local_logits: Tensor,
     draft_token_ids: Tensor | Sequence[Draft],
-    batch: StepBatch = MISSING,
-    positions: Tensor | int = MISSING,
+    batch: StepBatch,
+    positions: Tensor | int,
     *,
     method: Method = "coupled",
     draft_logits: Tensor | None = None,
     lengths: Tensor | None = None,
     head_applied: bool = False,
-    **unknown: NoReturn,
 ) -> VerifyOutput:
     """Verify drafts as `verify` does, from logits that the caller computed. Collective.
 
@@ -126,8 +123,6 @@ def verify_logits(
     The other arguments, what is returned and what is raised are those of `verify`.
     """
     require_sampler(sampler)
-    if unknown:
-        sampler.agreement.refuse_unknown(verify_logits, unknown)
     inputs = Inputs(local_logits, are_logits=True, head_applied=head_applied)
     return _verify(
         sampler,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tpsample.agreement.arguments import checked_head
 from tpsample.agreement.caller_tensors import is_dtensor, local_arguments
+from tpsample.agreement.collective import collective
 from tpsample.core.checks import check_tensor, describe, real_number, require_memory
 from tpsample.core.digest import digest_bits
 from tpsample.core.row_noise import GREEDY_BELOW, HOTTEST
@@ -22,6 +23,29 @@ from tpsample.training.logprobs import KeptLogprobs, KeptLogprobsFunction, Score
 from tpsample.training.shards import HeadRanks, agreed
 
 
+def _refuse(given: dict[str, Any], error: TypeError) -> None:
+    """Raise an error on every rank that scores. The group is known from arguments, or default."""
+    weight = given.get("lm_head_weight")
+    agreed(_group_of(given.get("group"), weight)[0], None, None, {}, error, _device_of(weight))
+
+
+def _group_of(
+    group: object, weight: object, **given: Any
+) -> tuple[dist.ProcessGroup | None, dict[str, Any], Exception | None]:
+    """Return the group, the arguments with plain tensors for DTensors, and what is wrong."""
+    given = dict.fromkeys(("shard", "vocab_size", "bias")) | given
+    given["weight"] = weight if isinstance(weight, Tensor) else None
+    owners, given, error = local_arguments(group, given)
+    try:
+        of_ranks = process_group_of(owners)
+    except TypeError as wrong:  # the default group is told of it
+        of_ranks, error = process_group_of(None), error or wrong
+    if of_ranks is not None:
+        require_own_connections(of_ranks)
+    return of_ranks, given, error
+
+
+@collective(_refuse)
 def kept_logprobs(
     hidden_states: Tensor,
     lm_head_weight: Tensor,
@@ -67,23 +91,8 @@ def kept_logprobs(
         RankMismatch: an argument is wrong or differs on one of several ranks; all raise it.
         RuntimeError: this process was forked by that of the group.
     """
-    is_tensor = isinstance(lm_head_weight, Tensor)
-    owners, given, error = local_arguments(
-        group,
-        {
-            "weight": lm_head_weight if is_tensor else None,
-            "shard": shard,
-            "vocab_size": None,
-            "bias": None,
-            "head": Head(logit_scale, logit_softcap),
-        },
-    )
-    try:
-        of_ranks = process_group_of(owners)
-    except TypeError as wrong:  # the default group is told of it
-        of_ranks, error = process_group_of(None), error or wrong
-    if of_ranks is not None:
-        require_own_connections(of_ranks)
+    head = Head(logit_scale, logit_softcap)
+    of_ranks, given, error = _group_of(group, lm_head_weight, shard=shard, head=head)
     weight, same = None, {}
     try:
         if error is not None:

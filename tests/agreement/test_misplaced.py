@@ -1,0 +1,169 @@
+"""Arguments that have no place in a call, on one rank alone: every rank raises, and goes on."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support import calls
+from tests.support.calls import CALLS, FUNCTIONS, B, D, V, batch_of, head_of, outcome, params_of
+from tests.support.ranks import run_ranks, same_on_ranks
+from tpsample import LMHeadSampler, VocabShard, sample
+from tpsample.training import KeptTokens, kept_logprobs
+
+Given = tuple[tuple[Any, ...], dict[str, Any]]
+"""Arguments of a call without and with their names."""
+LOCAL = {"draw_seeds", "counters", "count_failed", "check", "refresh", "close"}
+"""Methods of a sampler that wait for no other rank."""
+METHODS: dict[str, Callable[..., Any]] = {
+    **FUNCTIONS,
+    "warm_up": LMHeadSampler.warm_up,
+    "compare": LMHeadSampler.compare,
+    "reset": LMHeadSampler.reset,
+}
+MAKERS: dict[str, Callable[..., Any]] = {
+    "LMHeadSampler": LMHeadSampler,
+    "sample": sample,
+    "kept_logprobs": kept_logprobs,
+}
+
+
+def _right(name: str, rank: int) -> Given:
+    """Return right arguments of a call, but for the sampler."""
+    if name in CALLS:
+        return (), {argument: each.right for argument, each in CALLS[name].items()}
+    if name == "sample":
+        return (torch.ones(B, D), head_of(rank), params_of()), {"positions": 0}
+    if name == "kept_logprobs":
+        sets, shard = KeptTokens.from_lists([[0, 1]] * B), VocabShard.even(V, rank, 2)
+        drawn = torch.zeros(B, dtype=torch.int64)
+        return (torch.ones(B, D), head_of(rank), drawn, sets, 1.0), {"shard": shard}
+    if name == "LMHeadSampler":
+        return (head_of(rank),), {"backend": "torch"}
+    return ((["plain"],) if name == "warm_up" else ()), {}
+
+
+def _wrong(name: str, mistake: str, given: tuple[Any, ...], named: dict[str, Any]) -> Given:
+    """Return what a mistake makes of right arguments."""
+    own = ("self", "sampler")
+    first = [each for each in inspect.signature(_call(name)).parameters if each not in own][:1]
+    return {
+        "unknown": (given, named | {"softcaps": 3}),
+        "missing": ((), {}),
+        "surplus": ((*given, *[0] * 12), {}),
+        "twice": (given or (0,), named | dict.fromkeys(first, 0)),
+    }[mistake]
+
+
+MISTAKES = ("unknown", "missing", "surplus", "twice")
+NO_MISTAKE = {(name, "missing") for name in ("compare", "reset", "warm_up")} | {("reset", "twice")}
+NOT_TOLD = {("step", "twice"), ("sample_logits", "twice")}
+"""Python refuses these alone, because no second call is around a step."""
+CASES = [
+    (name, mistake)
+    for name in (*MAKERS, *METHODS)
+    for mistake in MISTAKES
+    if (name, mistake) not in NOT_TOLD | NO_MISTAKE
+]
+
+
+def _each_wrong() -> list[tuple[str, str]]:
+    rank, told = dist.get_rank(), []
+    sampler = calls.sampler_of()
+    expected = calls.step(sampler)
+    for name, mistake in CASES:
+        of = (sampler,) if name in METHODS else ()
+        given, named = _right(name, rank)
+        if rank == 1:
+            given, named = _wrong(name, mistake, given, named)
+        told.append(outcome(lambda n=name, g=(*of, *given), k=named: _call(n)(*g, **k)))
+        assert calls.step(sampler) == expected
+    return told
+
+
+def _call(name: str) -> Callable[..., Any]:
+    return (MAKERS | METHODS)[name]
+
+
+def test_every_method_is_covered() -> None:
+    methods = {name for name, each in vars(LMHeadSampler).items() if inspect.isfunction(each)}
+    public = {name for name in methods if name[0] != "_"} | {"step"}
+    assert public == LOCAL | set(METHODS) - {"verify", "verify_logits", "sample_draft"}
+
+
+def test_arguments_without_a_place_on_one_rank_are_told_to_every_rank() -> None:
+    found = same_on_ranks(2, _each_wrong, group_timeout_s=20)
+    for (name, mistake), (kind, text) in zip(CASES, found, strict=True):
+        assert kind == "RankMismatch" and text.startswith("rank 1: "), f"{name} {mistake}: {text}"
+        said = "not an argument of" if mistake == "unknown" else "; call it as "
+        assert said in text or (name in CALLS and mistake == "missing"), f"{name} {mistake}: {text}"
+
+
+def _not_told() -> tuple[str, str]:
+    """Return what this rank is told where Python refuses a step of rank 1; a reset recovers."""
+    sampler = calls.sampler_of()
+    expected, arguments = calls.step(sampler), (torch.ones(B, D), batch_of(), 0)
+    again = {"hidden_states": None} if dist.get_rank() else {}
+    found = outcome(lambda: sampler(*arguments, **again))
+    sampler.reset()
+    assert calls.step(sampler) == expected
+    return found
+
+
+def test_a_step_that_only_python_refuses_ends_and_says_where_to_look() -> None:
+    (lost, where), (wrong, _) = run_ranks(2, _not_told, group_timeout_s=2)
+    assert (lost, wrong) == ("PeerLost", "TypeError")
+    assert "If all ranks live, look for an error on rank 1, then call reset() on each" in where
+
+
+ALONE: Mapping[str, tuple[Callable[[LMHeadSampler], object], str]] = {
+    "one too many": (
+        lambda sampler: sampler(torch.ones(B, D), batch_of(), 0, 2),  # type: ignore[arg-type]
+        "LMHeadSampler.__call__() was given 1 too many; call it as LMHeadSampler.__call__("
+        "hidden_states, batch, positions, *, num_samples=…, out=…)",
+    ),
+    "one that is missing": (
+        lambda sampler: sampler.prompt_logprobs(torch.ones(B, D)),  # type: ignore[call-arg]
+        "LMHeadSampler.prompt_logprobs() missing 1 required positional argument: 'next_token_ids'; "
+        "call it as LMHeadSampler.prompt_logprobs(hidden_states, next_token_ids, *, top=…)",
+    ),
+    "an unknown name": (
+        lambda sampler: sampler.compare(states=None),  # type: ignore[call-arg]
+        "states: not an argument of LMHeadSampler.compare; did you mean hidden_states?",
+    ),
+    "a name where there is none": (
+        lambda sampler: sampler.reset(steps=1),  # type: ignore[call-arg]
+        "steps: not an argument of LMHeadSampler.reset; it has none",
+    ),
+    "a field of a request": (
+        lambda _: LMHeadSampler(torch.ones(V, D), top_p=0.5),  # type: ignore[call-arg]
+        "top_p: not an argument of LMHeadSampler; give it to each request, SamplingParams(top_p=…)",
+    ),
+    "an error of the call itself": (
+        lambda sampler: sampler.warm_up(rows=3),  # type: ignore[arg-type]
+        "rows: expected a list or a tuple, got 3",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_rank_alone_raises_a_type_error(name: str) -> None:
+    wrong, message = ALONE[name]
+    sampler = LMHeadSampler(torch.ones(V, D), backend="torch")
+    with pytest.raises(TypeError) as raised:
+        wrong(sampler)
+    assert str(raised.value) == message
+
+
+def test_calls_show_the_arguments_that_they_take() -> None:
+    for call in (*METHODS.values(), *MAKERS.values()):
+        kinds = {each.kind for each in inspect.signature(call).parameters.values()}
+        assert not kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    parameters = inspect.signature(LMHeadSampler.__call__).parameters
+    needed = [name for name, each in parameters.items() if each.default is each.empty]
+    assert needed == ["self", "hidden_states", "batch", "positions"]
