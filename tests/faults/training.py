@@ -3,6 +3,11 @@
 from tests.faults.fault import faults
 
 FAULTS = faults(r"""
+tpsample/training/shards.py
+    nobody is sent to the error of a rank that does not score
+    - except RuntimeError as lost:
+    + except ZeroDivisionError as lost:
+    > test_a_rank_that_does_not_score_is_looked_for
 tpsample/training/logprobs.py
     what was given may be written to before backward
     - given = [self.token_ids, self.temperature, *sets]

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.support.ranks import run_ranks
-from tpsample import RankMismatch, VocabShard
+from tpsample import PeerLost, RankMismatch, VocabShard
 from tpsample.output import KeptSets
 from tpsample.training import KeptTokens, kept_logprobs
 
@@ -159,6 +159,25 @@ def _whole_weight(given: dict[str, Any]) -> str:
     with pytest.raises(RankMismatch) as told:
         kept_logprobs(**given, shard=VocabShard.even(V, dist.get_rank(), 2))
     return str(told.value)
+
+
+def _score_alone() -> str:
+    """Rank 1 does not come."""
+    rank = dist.get_rank()
+    store = dist.distributed_c10d._get_default_store()
+    told = ""
+    if rank == 0:
+        with pytest.raises(PeerLost) as lost:
+            kept_logprobs(**_right(VocabShard.even(V, 0, 2)))
+        told = str(lost.value)
+        store.set("told", "")
+    store.wait(["told"])
+    return told
+
+
+def test_a_rank_that_does_not_score_is_looked_for():
+    told, _ = run_ranks(2, _score_alone, group_timeout_s=1)
+    assert told.startswith("kept_logprobs: not every rank has called it within the timeout of")
 
 
 def test_a_whole_weight_on_every_rank_is_refused():

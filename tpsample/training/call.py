@@ -89,6 +89,7 @@ def kept_logprobs(
         TypeError, ValueError: an argument is wrong, on one rank. A drawn token that is not in its
             set, an id that is listed twice, or one outside of the vocabulary.
         RankMismatch: an argument is wrong or differs on one of several ranks; all raise it.
+        PeerLost: on CPUs, a rank did not call within the timeout of the process group.
         RuntimeError: this process was forked by that of the group.
     """
     head = Head(logit_scale, logit_softcap)

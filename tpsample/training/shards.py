@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tpsample.agreement.held_rows import HeldRows, check_sliced, resolve_shards
 from tpsample.core.vocab_shard import VocabShard
-from tpsample.errors import RankMismatch
+from tpsample.errors import PeerLost, RankMismatch
 from tpsample.ranks.ranks import require_equal
 
 
@@ -70,6 +70,7 @@ def agreed(
     Raises:
         ValueError, TypeError: something is wrong, on one rank.
         RankMismatch: something is wrong or differs on one of several ranks; all raise it.
+        PeerLost: a rank did not come within the timeout of the process group.
     """
     if group is None:
         if error is not None:
@@ -83,7 +84,13 @@ def agreed(
         "shard": None if error or shard is None else (shard.start, shard.stop),
         "held": None if error or weight is None else vars(HeldRows.of(weight)),
     }
-    records = _gathered(record, group, device)
+    try:
+        records = _gathered(record, group, device)
+    except RuntimeError as lost:
+        raise PeerLost(
+            "kept_logprobs: not every rank has called it within the timeout of the process group; "
+            "look for an error on the others, then take a new process group"
+        ) from lost
     wrong = [f"rank {r}: {record['error']}" for r, record in enumerate(records) if record["error"]]
     if wrong:
         raise RankMismatch("; ".join(wrong)) from error
