@@ -365,3 +365,37 @@ def test_a_sampler_that_is_busy_on_one_rank_is_told_to_every_rank():
     expected = [f"{name}: {error}" for name in (*CALLS, *ALSO)]
     found = run_ranks(2, _calls_while_a_thread_of_rank_1_steps, group_timeout_s=10)
     assert found == [expected, expected]
+
+
+def _two_threads_of_one_sampler(steps: int) -> tuple[int, int]:
+    """Return how many steps of two threads were right, and how many were refused on both ranks."""
+    case = Case.make(40, 3)
+    sampler, begin = own_sampler(case.weight), threading.Barrier(2)
+    expected = case.oracle().token_ids
+
+    def serve(_: int) -> tuple[int, int]:
+        batch = SamplingBatch.from_params(case.params, vocab_size=40)
+        right = refused = 0
+        begin.wait()
+        for _ in range(steps):
+            try:
+                out = sampler(case.hidden_states, batch, case.positions)
+            except RankMismatch as error:
+                assert BUSY in str(error)
+                refused += 1
+            else:
+                assert torch.equal(out.token_ids, expected)
+                right += 1
+        return right, refused
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(serve, range(2))
+    return first[0] + second[0], first[1] + second[1]
+
+
+@pytest.mark.parametrize("steps", [40, *long(1000)])
+def test_two_threads_of_a_sampler_step_or_are_refused_on_both_ranks(steps):
+    """Each call is one exchange, whichever thread of a rank comes first, so none is waited for."""
+    first, second = run_ranks(2, _two_threads_of_one_sampler, steps, group_timeout_s=10)
+    print(f"2 ranks, right steps and refused ones: {first}, {second}")
+    assert first == second and sum(first) == 2 * steps and first[0]
