@@ -105,7 +105,7 @@ PROCESSED = {"logprobs_mode": "processed_logprobs"}
 MESSAGES: dict[str, tuple[dict[str, Any], int, int]] = {
     "plain": ({}, 6, 1),
     "top_k": ({"top_k": 50, "top_p": 0.9}, 6, 1),
-    "top_k of many rows": ({"top_k": 256}, 65, 2),
+    "top_k of many rows": ({"top_k": 256}, 129, 2),
     "top_p": ({"top_p": 0.9}, 6, 2),
     "logprobs": ({"logprobs": 3, "logprob_token_ids": [7, 299]}, 6, 2),
     "logprobs of samples": ({"logprobs": 3}, 6, 2),
@@ -121,7 +121,7 @@ MESSAGES: dict[str, tuple[dict[str, Any], int, int]] = {
 def _messages(
     params: list[SamplingParams], exchange: str, num_samples: int | None
 ) -> tuple[int, bool]:
-    """How often a step waits for the other ranks, two one-way latencies each; is it right?"""
+    """How often a step waits for the other ranks, one one-way latency each; is it right?"""
     generator = torch.Generator().manual_seed(4)
     weights = [torch.rand(100, 2, generator=generator) for _ in range(dist.get_world_size())]
     own = weights[dist.get_rank()]

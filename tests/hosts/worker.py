@@ -53,7 +53,9 @@ class Worker:
     def steps(
         self, exchange: str, rows: int, count: int, method: Method | None = None, **changes: Any
     ) -> dict[str, Any]:
-        """Take steps; return the time of the shortest, and how many tokens are wrong.
+        """Take steps; return the mean time of all but the first, and how many tokens are wrong.
+
+        A rank that waits for nobody in one step does so in the next, so no step alone tells.
 
         Args:
             method: of verifications in place of steps. Of none of their tokens is it said.
@@ -76,7 +78,7 @@ class Worker:
             int((ids != reference.sample(self._logits[:rows], batch, position).token_ids).sum())
             for position, ids in enumerate(found)
         )
-        return {"took": min(took[1:], default=0.0), "wrong": wrong}
+        return {"took": sum(took[1:]) / max(1, len(took) - 1), "wrong": wrong}
 
     def _verify(self, exchange: str, batch: SamplingBatch, position: int, method: Method) -> None:
         """Verify a draft of each row."""

@@ -119,7 +119,6 @@ def _agreed_settings(
     ranks.prepare(compile_kernels)
     records = gather_or_raise(ranks, record, error)
     require_equal([r["same"] for r in records])
-    ranks.shared.make_room(given["max_rows"])
     held = [HeldRows(**r["held"]) for r in records]
     if any(record["versions"] != records[0]["versions"] for record in records):
         log.warning("versions differ between ranks: %s", [r["versions"] for r in records])

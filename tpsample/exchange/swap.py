@@ -3,12 +3,11 @@
     message   int64 [1 + rows + …]: the digest of the call (`tpsample.agreement.step`), the words,
               and what the rank sends first of filtered rows and of logprobs
 
-Every call begins with such a message, if need be without words. A receiver has room for the longest
-of any sampler. So ranks whose calls or samplers differ still receive each other's, and all see from
-the digests that they do. A swap takes two one-way latencies for any number of ranks and rows: gloo
-tells the sender that there is room, then the message travels.
+Every call begins with such a message, if need be without words, and a receiver takes any. So
+ranks whose calls or samplers differ still receive each other's, and all see from the digests that
+they do. A message takes one one-way latency for any number of ranks; see `tpsample.ranks.channel`.
 
-A message has room for MAX_PAYLOAD more integers than words; more are gathered by themselves.
+Beside words a message has MAX_PAYLOAD more integers at most; more are gathered by themselves.
 
 With two levels, the ranks of a host swap first. Then the hosts swap what theirs have in common,
 each rank with one or more of every other host. A host whose ranks differ sends the digest 0. These
@@ -21,11 +20,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from tpsample.core.tensors import ordinary_tensors
 from tpsample.exchange.base import Exchange
+from tpsample.ranks.channel import Arrival
 from tpsample.ranks.process import ProcessRanks
 from tpsample.ranks.ranks import MAX_PAYLOAD
 from tpsample.settings import Settings
@@ -61,8 +60,6 @@ class SwapExchange(Exchange):
 
     def set_digest(self, digest: int) -> None:
         """Send a digest of this call, which is not 0, with the words that follow."""
-        if self._inboxes[0].room < self.ranks.shared.longest:  # a larger sampler was built
-            self._make_inboxes()
         self._inboxes[0].digests[0] = digest
 
     def attach_payload(self, tensors: Sequence[Tensor]) -> None:
@@ -120,25 +117,34 @@ class SwapExchange(Exchange):
 
 
 class _Inbox:
-    """Messages of the ranks of a group: this rank's own, then those of its peers."""
+    """Messages of the ranks of a group: this rank's own, then those of its peers.
+
+    Attributes:
+        digests: int64 [W].
+        words: int64 [W, max_rows].
+        others: int64 [W - 1, …], what the peers' messages have behind their words.
+    """
 
     def __init__(self, ranks: ProcessRanks, max_rows: int) -> None:
         self._ranks = ranks
-        self.room = ranks.shared.longest
-        shape = ranks.world_size, self.room
-        self._messages = torch.empty(shape, dtype=torch.int64, device="cpu")
-        self.digests, self.words = self._messages[:, 0], self._messages[:, 1 : 1 + max_rows]
-        self._messages[:, : 1 + max_rows].zero_()
-        self._work: dist.Work | None = None
+        shape = ranks.world_size, 1 + max_rows
+        self._messages = torch.zeros(shape, dtype=torch.int64, device="cpu")
+        self.digests, self.words = self._messages[:, 0], self._messages[:, 1:]
+        self._rows = 0
+        self._arrival: Arrival | None = None
 
     def start(self, rows: int, *more: Tensor) -> None:
-        self.others = self._messages[1:, 1 + rows :]
+        self._rows = rows
         own = torch.cat([self._messages[0, : 1 + rows], *more])
-        self._work = self._ranks.start_swap(self._messages, own)
+        self._arrival = self._ranks.start_message(own)
 
     def wait(self) -> None:
-        work, self._work = self._work, None
-        self._ranks.wait(work, self._messages)
+        arrival, self._arrival = self._arrival, None
+        self._ranks.wait(arrival, self._messages)
+        if arrival is not None:
+            messages = arrival.messages()
+            self._messages[1:, : 1 + self._rows] = messages[:, : 1 + self._rows]
+            self.others = messages[:, 1 + self._rows :]
 
     def agrees(self) -> bool:
         digests = self.digests.tolist()

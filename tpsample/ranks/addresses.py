@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import fcntl
 import ipaddress
+import os
 import socket
 import struct
 import sys
 import time
+from contextlib import suppress
 
 _SOMEWHERE = "198.51.100.1"  # reserved for documents: a route to it is the default route
-_SIOCGIFADDR = 0x8915
+_SIOCGIFADDR, _LINK_LOCAL = 0x8915, 0x20
 
 
 def address_of(host: str) -> str:
@@ -40,15 +42,41 @@ def is_own(host: str) -> bool:
 
 def interface_of(address: str) -> str | None:
     """Return the name of the interface that has an address."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode())
-            try:
-                reply = fcntl.ioctl(any_socket.fileno(), _SIOCGIFADDR, request)
-            except OSError:  # it has no address
-                continue
-            if socket.inet_ntoa(reply[20:24]) == address:
-                return name
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in names if _address_of_interface(name) == address), None)
+
+
+def own_address() -> str:
+    """Return the address at which gloo has the peers of this process connect to it.
+
+    That is of the interface in GLOO_SOCKET_IFNAME; else of this machine's name, if it is one that
+    this machine has; else the loopback address. It may be one of IPv6.
+    """
+    named = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    if named and (address := _address_of_interface(named)):
+        return address
+    try:
+        known = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    except OSError:
+        known = []
+    for family, _, _, _, place in known:
+        with socket.socket(family, socket.SOCK_STREAM) as probe, suppress(OSError):
+            probe.bind((place[0], 0))
+            return str(place[0])
+    return "127.0.0.1"
+
+
+def _address_of_interface(name: str) -> str | None:
+    """Return the IPv4 address of an interface, or else its IPv6 address."""
+    request = struct.pack("256s", name.encode())
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket, suppress(OSError):
+        reply = fcntl.ioctl(any_socket.fileno(), _SIOCGIFADDR, request)
+        return socket.inet_ntoa(reply[20:24])
+    with suppress(OSError), open("/proc/net/if_inet6") as lines:
+        for line in lines:
+            number, _, _, scope, _, interface = line.split()
+            if interface == name and int(scope, 16) != _LINK_LOCAL:
+                return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(number))
     return None
 
 

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -20,6 +20,7 @@ from torch import Tensor
 from tpsample.core.checks import describe
 from tpsample.core.digest import digest_text
 from tpsample.errors import PeerLost, RankMismatch
+from tpsample.ranks.channel import PLACE_BYTES, Arrival, Awaited, Channel, Meeting
 from tpsample.ranks.lost import NEW_GROUP, RESET
 from tpsample.ranks.ranks import (
     FORKED,
@@ -86,12 +87,16 @@ class ProcessRanks(Ranks):
         self.roll = roll or RollCall(group, of_group, len(everybody))
         self._name = f"gloo/{name}/{'-'.join(map(str, self._members))}"
         self._backend = dist.get_backend(group)
-        # A ProcessGroupGloo for CPU tensors, in place of the group once it has failed or where only
-        # some of it take part. Its methods are missing in torch's own annotations.
-        self._own: Any = self.shared.renewed if members is None else None
+        # For CPU tensors: beside the group's own connections, or beside others once these have
+        # failed or where only some of it take part.
+        self._channel: Channel | None = None
         self._subsets: list[ProcessRanks] = []
         if members is not None:
             self.connect()
+        elif self._backend != dist.Backend.NCCL:
+            self._channel = self.shared.channel = self.shared.channel or self._channel_over(
+                group._get_backend(torch.device("cpu"))
+            )
 
     def subset(self, name: str, members: Sequence[int]) -> ProcessRanks:
         """Return some of these ranks, over connections of their own. Collective over them."""
@@ -114,25 +119,23 @@ class ProcessRanks(Ranks):
             self.group = subgroup(self.group, self._members)
         if self._backend == dist.Backend.NCCL:
             return
-        held, self._own = [self._own], None
-        if not is_part:
-            held.append(self.shared.renewed)
-            self.shared.renewed = None
-        if any(held):
-            # It waits for what is pending, which may last as long as the timeout.
-            threading.Thread(target=held.clear, daemon=True).start()
         store = self.roll.store(self._name)
         try:
-            self._own = dist.ProcessGroupGloo(
+            gloo = dist.ProcessGroupGloo(
                 store, self.rank, self.world_size, group_timeout(self.group)
             )
         except RuntimeError as error:  # a rank gave up, or fell
             raise self.roll.lost() from error
+        held, self._channel = [self._channel], self._channel_over(gloo)
+        if not is_part:
+            held.append(self.shared.channel)
+            self.shared.channel = self._channel
+        if any(held):
+            # It waits for what is pending, which may last as long as the timeout.
+            threading.Thread(target=held.clear, daemon=True).start()
         # Nobody leaves before all are connected, because the connections of a rank that goes on
         # and fails would be closed under them.
-        self.all_reduce(torch.zeros(1, device="cpu"), dist.ReduceOp.MAX)
-        if not is_part:
-            self.shared.renewed = self._own
+        self.gather_tensor(torch.zeros(1, device="cpu"))
 
     @property
     def can_exchange_tensors(self) -> bool:
@@ -169,11 +172,8 @@ class ProcessRanks(Ranks):
         self.roll.number = self.shared.begun = self.shared.begun + 1
         if self._backend == dist.Backend.NCCL or self.world_size == 1:
             return
-        shape = self.world_size, self.shared.longest
-        messages = torch.empty(shape, dtype=torch.int64, device="cpu")
-        messages[0, 0] = digest_text(call)
-        self.wait(self.start_swap(messages, messages[0, :1]), messages)
-        if len(set(messages[:, 0].tolist())) == 1:
+        digest = torch.tensor([digest_text(call)], device="cpu")
+        if len(set(self.gather_tensor(digest).flatten().tolist())) == 1:
             return
         self.shared.begun -= 1
         require_equal(gather_or_raise(self, {"call": call}, None), {"call": SAME_CALL})
@@ -211,12 +211,10 @@ class ProcessRanks(Ranks):
 
     def gather_tensor(self, own: Tensor) -> Tensor:
         """Return every rank's tensor, in rank order: [W, ...]."""
+        if own.device.type == "cpu":
+            return self._swap(own.flatten()).view(self.world_size, *own.shape)
         own = own.contiguous()
         received = own.new_empty((self.world_size, *own.shape))
-        if own.device.type == "cpu":
-            # All-to-all takes two one-way latencies on gloo, and its all-gather six among four.
-            self.wait(self._start_all_to_all(received, own.expand_as(received)), own)
-            return received
         with self.roll.called_on_error(own.device):
             # In one piece, because NCCL copies a list part by part.
             work = self.group._allgather_base(received, own)
@@ -226,8 +224,8 @@ class ProcessRanks(Ranks):
     def sum_tensor(self, own: Tensor) -> Tensor:
         """Return the sum of every rank's tensor.
 
-        On CPUs each rank sums a part of it and sends that to all, which takes four latencies and
-        the bytes of a ring. Few numbers are sent whole, in two.
+        On CPUs each rank sums a part of it and sends that to all, which takes two messages and the
+        bytes of a ring. Few numbers are sent whole, in one.
         """
         if own.device.type != "cpu":
             total = own.clone(memory_format=torch.contiguous_format)
@@ -236,9 +234,7 @@ class ProcessRanks(Ranks):
         if self.sums_whole(own):
             return self.gather_tensor(own).sum(dim=0, dtype=own.dtype)
         flat = F.pad(own.flatten(), (0, -own.numel() % self.world_size))
-        parts = torch.empty_like(flat)
-        self.wait(self._start_all_to_all(parts, flat), flat)
-        part = parts.view(self.world_size, -1).sum(dim=0, dtype=own.dtype)
+        part = self._swap(flat.view(self.world_size, -1)).sum(dim=0, dtype=own.dtype)
         return self.gather_tensor(part).flatten()[: own.numel()].view_as(own)
 
     def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType) -> None:
@@ -248,40 +244,50 @@ class ProcessRanks(Ranks):
     def start_all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType) -> dist.Work | None:
         """Begin to reduce in place; `wait` ends it."""
         with self.roll.called_on_error(tensor.device):
-            gloo = self._own if tensor.device.type == "cpu" else None
-            if gloo is None:
+            if tensor.device.type != "cpu" or self._channel is None:
                 return dist.all_reduce(tensor, op, group=self.group, async_op=True)
             options = dist.AllreduceOptions()
             options.reduceOp = op  # type: ignore[assignment]
-            work: dist.Work = gloo.allreduce([tensor], options)
+            work: dist.Work = self._channel.gloo.allreduce([tensor], options)
             return work
 
-    def start_swap(self, messages: Tensor, own: Tensor) -> dist.Work | None:
-        """Begin to send integers to every peer, and to receive theirs. `wait` ends it.
+    def _channel_over(self, gloo: Any) -> Channel:
+        return Channel(gloo, group_timeout(self.group).total_seconds())
 
-        Args:
-            messages: int64 [W, `shared.longest`] on a CPU. The peers' messages come into all rows
-                but the first, in rank order.
-            own: this rank's message. Those of the peers may be shorter or longer, because gloo
-                receives what comes if there is room for it, and else ends the process.
-        """
+    def start_message(self, own: Tensor) -> Arrival | None:
+        """Begin to send a message to every peer, see `Channel.send`. `wait` ends it."""
         if self.world_size == 1:
             return None
-        sent = own.repeat(self.world_size - 1)
-        rooms, lengths = [messages.shape[1]] * self.world_size, [len(own)] * self.world_size
-        rooms[self.rank] = lengths[self.rank] = 0
-        return self._start_all_to_all(messages[1:].view(-1), sent, rooms, lengths)
+        assert self._channel is not None
+        if not self._channel.connections:
+            self._connect(self._channel)
+        with self.roll.called_on_error(own.device):
+            return self._channel.send(own)
 
-    def _start_all_to_all(
-        self, received: Tensor, sent: Tensor, rooms: Sequence[int] = (), lengths: Sequence[int] = ()
-    ) -> dist.Work:
-        """Begin to send each rank its part of a tensor on a CPU; parts are equal by default."""
-        gloo, sizes = self._own or self.group, (list(rooms), list(lengths))
-        with self.roll.called_on_error(sent.device):
-            work: dist.Work = gloo.alltoall_base(
-                received, sent.contiguous(), *sizes, dist.AllToAllOptions()
-            )
-            return work
+    def _connect(self, channel: Channel) -> None:
+        """Make the connections of a channel, before its first message. Collective."""
+        with closing(Meeting(self.rank, self.world_size, channel.limit_s)) as meeting:
+            places = torch.empty(self.world_size, PLACE_BYTES, dtype=torch.uint8, device="cpu")
+            sent, options = meeting.place.repeat(self.world_size, 1), dist.AllToAllOptions()
+            with self.roll.called_on_error(sent.device):
+                work: dist.Work = channel.gloo.alltoall_base(places, sent, [], [], options)
+            self.wait(work, sent)
+            with self.roll.called_on_error(sent.device):
+                meeting.call(places)
+            self.wait(meeting, sent)
+        channel.connections = [meeting.connections[peer] for peer in sorted(meeting.connections)]
+
+    def _swap(self, sent: Tensor) -> Tensor:
+        """Send every rank a row of [W, n], or all of them [n], on a CPU; return theirs, [W, n]."""
+        own = sent.expand(self.world_size, -1)[self.rank : self.rank + 1]
+        if sent.ndim == 2:
+            sent = torch.cat([sent[: self.rank], sent[self.rank + 1 :]])
+        arrival = self.start_message(sent)
+        if arrival is None:
+            return own
+        self.wait(arrival, sent)
+        theirs = arrival.messages()
+        return torch.cat([theirs[: self.rank], own, theirs[self.rank :]])
 
     def start_sends(self, words: Tensor, tag: int) -> list[dist.Work]:
         """Begin to send this rank's row of [W, n] to every peer, and to receive theirs.
@@ -300,7 +306,7 @@ class ProcessRanks(Ranks):
             works: list[dist.Work] = dist.batch_isend_irecv(swaps)
             return works
 
-    def wait(self, work: dist.Work | None, tensor: Tensor) -> None:
+    def wait(self, work: Awaited | dist.Work | None, tensor: Tensor) -> None:
         """Wait for work on a tensor. The host waits if it is on the CPU, else the GPU's stream.
 
         Raises:
@@ -313,6 +319,7 @@ class ProcessRanks(Ranks):
             finally:
                 self.counters.waited_s += time.perf_counter() - began
         elif work is not None:
+            assert not isinstance(work, Awaited)  # messages lie on the CPU
             work.wait()
 
     def renew(self, error: Exception | None = None) -> None:

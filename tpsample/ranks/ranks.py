@@ -52,9 +52,9 @@ class Counters:
             self.failed_rows = before
 
 
-MAX_PAYLOAD = 2**12
-"""Integers that a message may carry beside words: 32 KB, which are top_k = 64 in 64 rows, or the
-candidates of top_p in 240 rows."""
+MAX_PAYLOAD = 2**15
+"""Integers that a message may carry beside words: 256 KB, which are top_k = 256 with top_p in 128
+rows, or the candidates of top_p in 1,900."""
 
 
 @dataclass
@@ -62,26 +62,19 @@ class Shared:
     """The state that the samplers of a process group share on this rank, as its connections.
 
     Attributes:
-        longest: numbers of the longest message that begins a call of any of them. There is always
-            room for so many, because the peer may have called another sampler.
         begun: how many samplers were begun, by which all ranks number the next one alike. A gather
             of a job counts as one.
         left: why a call was left half done; until a reset, no sampler goes on.
-        renewed: the connections of the last reset, over which later samplers are built.
+        channel: the messages on CPUs, of later samplers as well. A reset replaces it.
         turn: is held by the call that sends.
         inherited: whether they are the connections of the process that forked this one.
     """
 
-    longest: int = 1
     begun: int = 0
     left: str | None = None
-    renewed: Any = None
+    channel: Any = None
     turn: Any = field(default_factory=threading.RLock)
     inherited: bool = False
-
-    def make_room(self, max_rows: int) -> None:
-        """Let there be room for the messages of a sampler with so many rows."""
-        self.longest = max(self.longest, 1 + max_rows + MAX_PAYLOAD)
 
 
 FORKED = (

@@ -36,6 +36,7 @@ from tpsample.core.repeated import repeated
 from tpsample.core.tensors import capturing
 from tpsample.errors import PeerLost, RankMismatch
 from tpsample.ranks.bounded_store import BoundedStore
+from tpsample.ranks.channel import Awaited
 from tpsample.ranks.lost import RESET, names, peer_lost
 
 GRACE_S = 1.5
@@ -113,7 +114,7 @@ class RollCall:
                 raise self.lost()
             met = self._store.has(*ready)
 
-    def wait(self, work: dist.Work | None) -> None:
+    def wait(self, work: Awaited | dist.Work | None) -> None:
         """Wait on the host for a collective, as `work.wait()` does, and see lost peers meanwhile.
 
         Raises:
