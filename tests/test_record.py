@@ -1,6 +1,7 @@
 """`tpsample verify` confirms what was sampled, refutes what was not, and runs nothing."""
 
 import json
+import os
 import pickle
 from dataclasses import replace
 
@@ -13,7 +14,14 @@ from safetensors.torch import load_file, save_file
 
 from tests.support.cases import Case
 from tests.support.commands import invoke
-from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VerifyOutput, reference
+from tpsample import (
+    LMHeadSampler,
+    SamplingBatch,
+    SamplingParams,
+    TopKTrace,
+    VerifyOutput,
+    reference,
+)
 from tpsample.record import verify as record_module
 from tpsample.record import verify_record, write_record
 from tpsample.record.format import read
@@ -230,8 +238,29 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path):
     with pytest.raises(TypeError, match=r"^bias: expected a tensor, got \[0\]"):
         write_record(*step, 0, case.oracle(), bias=[0])  # type: ignore[arg-type]
     assert not (tmp_path / "step").exists()
-    with pytest.raises(ValueError, match=r"^record: cannot be written: .*Is a directory"):
+    with pytest.raises(ValueError, match=r"^record: cannot be written: .* is a folder"):
         write_record(tmp_path, *step[1:], 0, case.oracle())
+
+
+def test_a_file_takes_the_place_of_files_alone(tmp_path):
+    """safetensors renames its file over the name, and /dev/null would be a file from then on."""
+    case, pipe, link = Case.make(300, 2), tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    step = (case.hidden_states, case.weight, case.params, 0, case.oracle())
+    for path, told in (
+        (pipe, "is a device, pipe or socket"),
+        (tmp_path / "no" / "step", "cannot be written in .*/no': No such file or directory"),
+        (pipe / "step", "cannot be written in .*/pipe': Not a directory"),
+    ):
+        with pytest.raises(ValueError, match=rf"^record: .*{told}"):
+            write_record(path, *step)
+        with pytest.raises(ValueError, match=rf"^path: .*{told}"):
+            TopKTrace(1, 2, 1).save(path)
+    assert pipe.is_fifo()
+    link.symlink_to(tmp_path / "step")
+    write_record(link, *step)
+    assert link.is_symlink() and all(v.confirmed for v in verify_record(tmp_path / "step"))
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["link", "pipe", "step"]
 
 
 def test_a_model_is_not_downloaded_unless_that_is_allowed(tmp_path, monkeypatch):

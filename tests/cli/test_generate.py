@@ -131,3 +131,13 @@ def test_without_the_extra_the_command_says_which(missing: str) -> None:
     assert done.returncode == 1
     assert missing in done.stderr
     assert done.stderr.strip().endswith(how_to_install())
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs /dev/full, of Linux")
+@pytest.mark.parametrize("words", ["verify /nowhere", "doctor --seconds 0", "--version"])
+def test_output_that_finds_no_room_is_one_line(words: str) -> None:
+    done = run_command("sh", "-c", f"'{sys.executable}' -m tpsample {words} > /dev/full")
+    assert done.returncode == 1
+    *before, told = done.stderr.splitlines()
+    assert told == "tpsample: [Errno 28] No space left on device"
+    assert all(line.startswith("error: /nowhere: ") for line in before)

@@ -8,12 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 pytest.importorskip("transformers", reason="needs the extra hf")
 
 from tests.support.commands import invoke, texts
+from tests.support.ranks import same_on_ranks
+from tpsample.cli.generate import _check_record
 from tpsample.cli.report import Report
 from tpsample.cli.requests import Request
+from tpsample.distributed import Job
 
 COMMAND = ("generate", "--backend", "torch", "--max-new-tokens", 6, "--prompt", "w5 w7 w9")
 
@@ -120,8 +124,31 @@ def test_a_record_of_a_text_is_confirmed_token_by_token(tiny: Path, tmp_path: Pa
     assert verified.exit_code == 0, verified.output
     assert verified.stdout.count(": confirmed: token ") == 12
     refused = invoke(*COMMAND, "--model", "/nowhere", "--record", "/no/folder/x")
-    assert refused.exit_code == 1 and "record: no folder '/no/folder'" in refused.stderr
+    assert (
+        refused.exit_code == 1
+        and "record: cannot be written in '/no/folder': No " in refused.stderr
+    )
     refused = invoke(*COMMAND, "--model", "/nowhere", "--record", file.parent)
     assert refused.exit_code == 1 and "is a folder; name a file in it" in refused.stderr
     refused = invoke(*COMMAND, "--model", tiny, "--raw", "--prompt", "w1", "--prompt", "")
     assert refused.exit_code == 1 and "prompt: '' has no token to continue" in refused.stderr
+
+
+def _refusals(writes: Path, elsewhere: str) -> list[str]:
+    """Return what this rank was told of a file of rank 0, and of one that rank 0 cannot write."""
+    rank, told = dist.get_rank(), []
+    for files in ((writes, Path(elsewhere)), (Path(elsewhere), writes), (Path(elsewhere), None)):
+        try:
+            _check_record(files[rank], Job(rank, 2))
+        except ValueError as wrong:
+            told.append(str(wrong))
+        else:
+            told.append("")
+    return told
+
+
+def test_only_the_rank_that_writes_a_record_needs_its_folder(tmp_path: Path) -> None:
+    told = same_on_ranks(2, _refusals, tmp_path / "text.record", "/no/folder/x")
+    no_folder = "record: cannot be written in '/no/folder': No such file or directory"
+    assert told == ["", no_folder, no_folder]
+    assert not list(tmp_path.iterdir())

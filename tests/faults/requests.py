@@ -446,6 +446,23 @@ tpsample/record/format.py
     - why = "it is a folder" if Path(path).is_dir() else error
     + why = f"not a safetensors file: {error}"
     > test_a_file_that_cannot_be_read_is_not_called_a_wrong_one
+    a record takes the place of a device
+    - if file.exists() and not file.is_file():
+    + if False:
+    > test_a_file_takes_the_place_of_files_alone
+    a record takes the place of a link
+    - file = Path(os.path.realpath(path))
+    + file = Path(path)
+tpsample/cli/generate.py
+    a record that rank 0 cannot write stops rank 0 alone
+    - if refusal := job.gather(refusal)[0]:
+    + if refusal := job.gather(refusal)[job.rank]:
+    > test_only_the_rank_that_writes_a_record_needs_its_folder
+tpsample/cli/__init__.py
+    output that finds no room is a traceback
+    - except OSError as error:
+    + except ZeroDivisionError as error:
+    > test_output_that_finds_no_room_is_one_line
 tpsample/one_call.py
     requests that are wrong on one rank leave the others waiting
     - agreement.check_on_all_ranks(raise_error, wrong)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 from tpsample.core.machine import how_to_install
 
 
 def main() -> None:
-    """Run the command line; without a package that it needs, say which, and how to install it."""
+    """Run the command line. Say in a line what it lacks: a package, or room for its output."""
     try:
         from tpsample.cli.app import app
     except ModuleNotFoundError as error:
@@ -15,4 +17,9 @@ def main() -> None:
         raise SystemExit(
             f"tpsample: the command line needs {error.name}: {how_to_install()}"
         ) from None
-    app()
+    try:
+        app()
+    except OSError as error:
+        # The rest of the output is thrown away, because it would fail once more at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise SystemExit(f"tpsample: {error}") from None

@@ -15,7 +15,8 @@ from tpsample.cli.answers import decode, record_of
 from tpsample.cli.check import check
 from tpsample.cli.model import load
 from tpsample.cli.requests import requests_of
-from tpsample.distributed import join
+from tpsample.distributed import Job, join
+from tpsample.record.format import writable_file
 
 PROMPTS = (
     "What is the capital of France?",
@@ -94,10 +95,6 @@ def generate(
     exit status 1 if a single token differs.
     """
     with report.errors():
-        if record is not None and not record.parent.is_dir():
-            raise ValueError(f"record: no folder {str(record.parent)!r} for {record.name}")
-        if record is not None and record.is_dir():
-            raise ValueError(f"record: {str(record)!r} is a folder; name a file in it")
         requests = requests_of(
             prompt or PROMPTS,
             temperature or (TEMPERATURES if not prompt else TEMPERATURES[2:3]),
@@ -108,6 +105,7 @@ def generate(
         if stream and len(requests) > 1:
             raise ValueError(f"stream: expected one answer, got {len(requests)}")
         with join(timeout_s=timeout) as job:
+            _check_record(record, job)
             if dtype == "auto":
                 dtype = "float32" if job.device.type == "cpu" else "bfloat16"
             shown = report.Report(job.rank, bars=not stream)
@@ -150,3 +148,15 @@ def generate(
             sampler.close()
     if not ok:
         raise typer.Exit(1)
+
+
+def _check_record(record: Path | None, job: Job) -> None:
+    """Let every rank raise where rank 0, which alone writes, cannot write its file. Collective."""
+    refusal = None
+    if record is not None and job.rank == 0:
+        try:
+            writable_file("record", record)
+        except ValueError as wrong:
+            refusal = str(wrong)
+    if refusal := job.gather(refusal)[0]:
+        raise ValueError(refusal)

@@ -15,6 +15,8 @@ JSON is checked like a caller's. Memory stays within ten times the size of the f
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -84,6 +86,28 @@ FullHead: TypeAlias = tuple[Tensor, Tensor | None, dict[str, Any]]
 """lm_head_weight [V, D], its bias, and the scale and soft-cap as `LMHeadSampler` takes them."""
 LoadHead: TypeAlias = Callable[[str, torch.dtype], FullHead]
 """From the name of a model, and the dtype of the hidden states."""
+
+
+def writable_file(name: str, path: str | Path) -> Path:
+    """Return the file behind links, which safetensors may create or replace.
+
+    Args:
+        name: of the argument, for messages.
+
+    Raises:
+        ValueError: its folder takes no file, or something else than a file has that name. A file
+            would take the place of a device, such as /dev/null, too.
+    """
+    file = Path(os.path.realpath(path))
+    try:
+        tempfile.TemporaryFile(dir=file.parent).close()
+    except OSError as error:
+        folder = str(file.parent)
+        raise ValueError(f"{name}: cannot be written in {folder!r}: {error.strerror}") from error
+    if file.exists() and not file.is_file():
+        what = "a folder; name a file in it" if file.is_dir() else "a device, pipe or socket"
+        raise ValueError(f"{name}: cannot be written: {str(path)!r} is {what}")
+    return file
 
 
 def write_record(
@@ -215,7 +239,7 @@ class Record:
         }
         Record.of(text, copies)
         try:
-            save_file(copies, str(path), metadata={KEY: text})
+            save_file(copies, str(writable_file("record", path)), metadata={KEY: text})
         except SafetensorError as error:
             raise ValueError(f"record: cannot be written: {error}") from error
 

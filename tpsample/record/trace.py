@@ -18,6 +18,7 @@ from tpsample.core.checks import check_int, describe, is_integer, lists_in_order
 from tpsample.core.sealed import Sealed
 from tpsample.core.tensors import KeepsTensors, ordinary_tensors, readable
 from tpsample.output import Logprobs, SampleOutput
+from tpsample.record.format import writable_file
 
 
 class TopKTrace(KeepsTensors, Sealed):
@@ -152,4 +153,4 @@ class TopKTrace(KeepsTensors, Sealed):
         from safetensors.torch import save_file  # needs the extra hf
 
         tensors = {name: tensor.contiguous() for name, tensor in self.tensors(lengths).items()}
-        save_file(tensors, path, metadata=dict(metadata or {}))
+        save_file(tensors, writable_file("path", path), metadata=dict(metadata or {}))
