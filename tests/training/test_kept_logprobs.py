@@ -319,3 +319,13 @@ def test_what_was_given_may_be_of_inference_mode():
         token_ids, kept = torch.tensor([1, 3]), KeptTokens.from_lists([[1, 2], [3]])
     kept_logprobs(hidden, weight, token_ids, kept, 1.0).logprobs.sum().backward()
     assert hidden.grad is not None and hidden.grad[0].any()
+
+
+def test_a_second_derivative_is_refused_and_a_kept_graph_is_not():
+    hidden, weight = torch.randn(1, 8, requires_grad=True), torch.randn(50, 8)
+    arguments = weight, torch.tensor([1]), KeptTokens.from_lists([[1, 2]]), 1.0
+    value = kept_logprobs(hidden, *arguments).logprobs.sum()
+    with pytest.raises(RuntimeError, match=r"no second derivatives; .* without create_graph"):
+        torch.autograd.grad(value, hidden, create_graph=True)
+    first, again = (torch.autograd.grad(value, hidden, retain_graph=True)[0] for _ in range(2))
+    assert first.any() and torch.equal(first, again)

@@ -83,14 +83,15 @@ def kept_logprobs(
             `torch.nn.functional.embedding` does. Not with rows that kept every id, nor a DTensor.
 
     Everything but the weight's rows must be equal on every rank. The gradient of hidden_states is
-    that of all ranks together, and equal on each.
+    that of all ranks together, and equal on each, so every rank calls backward. Temperatures get no
+    gradient, and nothing has second derivatives.
 
     Raises:
         TypeError, ValueError: an argument is wrong, on one rank. A drawn token that is not in its
             set, an id that is listed twice, or one outside of the vocabulary.
         RankMismatch: an argument is wrong or differs on one of several ranks; all raise it.
         PeerLost: on CPUs, a rank did not call within the timeout of the process group.
-        RuntimeError: this process was forked by that of the group.
+        RuntimeError: this process was forked by that of the group. In backward, create_graph=True.
     """
     head = Head(logit_scale, logit_softcap)
     of_ranks, given, error = _group_of(group, lm_head_weight, shard=shard, head=head)
@@ -139,6 +140,8 @@ def _check_weight(
             "lm_head_weight: expected a floating tensor [V_local, D], got "
             f"{describe(weight)}; pass the parameter of the LM head"
         )
+    if weight.is_meta:
+        raise ValueError("lm_head_weight: is on the meta device, so it has no numbers")
     if shard is None and group is not None and group.size() > 1:
         raise ValueError(
             "shard: expected a VocabShard on each of several ranks, got None; pass "
@@ -174,6 +177,8 @@ def _checked(
             "KeptTokens.from_lists"
         )
     check_tensor("kept.offsets", kept.offsets, (torch.int64,), (rows + 1,), device, of_each)
+    if isinstance(temperature, Tensor) and temperature.requires_grad and torch.is_grad_enabled():
+        raise ValueError("temperature: it gets no gradient here; pass temperature.detach()")
     if isinstance(temperature, Tensor) and temperature.ndim:
         check_tensor("temperature", temperature, (torch.float32,), (rows,), device, of_each)
         given = temperature.detach()

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from tpsample.core.masses import LN2, TOP_MASS, masses_and_moments
 from tpsample.core.order import below_top
@@ -144,9 +143,12 @@ class KeptLogprobsFunction(torch.autograd.Function):
         return values, entropies
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, of_values: Tensor, of_entropies: Tensor) -> tuple[Any, ...]:
         """Return the gradients of hidden states, summed over ranks, and of this rank's weight."""
+        if torch.is_grad_enabled():  # once_differentiable would leave second ones out in silence
+            raise RuntimeError(
+                "kept_logprobs has no second derivatives; call backward without create_graph=True"
+            )
         # The others are those of `scored`. Autograd refuses them if somebody has written to them.
         hidden_states, weight, products, top, log_total, entropies, *_ = ctx.saved_tensors
         scored: Scored = ctx.scored
