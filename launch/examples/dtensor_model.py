@@ -57,7 +57,7 @@ def main(job: Job) -> list[list[int]]:
 if __name__ == "__main__":
     with join() as job:
         if job.world_size == 1:
-            raise SystemExit("start it with torchrun, because a mesh needs a process group")
+            raise SystemExit("start two or more ranks with torchrun: a mesh needs a process group")
         texts = main(job)
         if job.rank == 0:
             print(*texts, sep="\n")

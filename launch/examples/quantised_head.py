@@ -23,7 +23,7 @@ class Int8Head:
 
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Return [B, V_local] in fp32; yours is a kernel that reads int8."""
-        return (hidden_states @ self.rows.float().T) * self.scale
+        return (hidden_states.float() @ self.rows.float().T) * self.scale
 
 
 def main(job: Job) -> list[list[int]]:
