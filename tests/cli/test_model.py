@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,6 +28,17 @@ def _saved_by(tiny: Path, folder: Path) -> list[str]:
 def test_each_rank_of_a_job_can_write_a_model(tiny: Path, tmp_path: Path) -> None:
     found = run_ranks(2, _saved_by, tiny, tmp_path)
     assert found[0] == found[1] and {"config.json", "model.safetensors"} <= set(found[1])
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_model_whose_file_is_half_written_is_named(file: str, tiny: Path, tmp_path: Path) -> None:
+    """Its reader decides what is raised, and a command shows a ValueError alone as one line."""
+    folder = tmp_path / "half"
+    shutil.copytree(tiny, folder)
+    whole = (folder / file).read_bytes()
+    (folder / file).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=f"^model: cannot load '{folder}': "):
+        model_module.load(str(folder), Job(), torch.float32)
 
 
 class TestBundledCache:

@@ -381,6 +381,12 @@ tpsample/cli/tensor_parallel.py
     + math.gcd(*_counts(heads))
     > test_ranks_that_cannot_share_the_heads_are_told_which_can
 tpsample/cli/model.py
+    a file of weights that is half written is a traceback
+    - except Exception as error:
+    -         reason = way_out if
+    + except OSError as error:
+    +         reason = way_out if
+    > test_a_model_whose_file_is_half_written_is_named
     generate --tp leaves the model whole
     - parts = split.loading(name, read, job)
     + split.loading(name, read, job)

@@ -9,6 +9,7 @@ import importlib.util
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,19 +88,18 @@ def load(
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    name, way_out = model or BUNDLED, None
+    name = model or BUNDLED
+    source = str(bundled_folder()) if name == BUNDLED else name
+    way_out = _obstacle(source, allow_download)
+    local = {"local_files_only": way_out is not None}
     parts: dict[str, Any] = {}
-    try:
-        source = str(bundled_folder()) if name == BUNDLED else name
-        way_out = _obstacle(source, allow_download)
-        local = {"local_files_only": way_out is not None}
-        if tensor_parallel:
+    if tensor_parallel:
+        with _reading(name, way_out):
             read = AutoConfig.from_pretrained(source, **local)
-            parts = split.loading(name, read, job)
+        parts = split.loading(name, read, job)
+    with _reading(name, way_out):
         tokenizer = AutoTokenizer.from_pretrained(source, **local)
         causal_lm = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **local, **parts)
-    except OSError as error:
-        raise ValueError(f"model: cannot load {name!r}: {way_out or error}") from error
     causal_lm = causal_lm.to(job.device).eval()
 
     eos = causal_lm.generation_config.eos_token_id
@@ -111,6 +111,22 @@ def load(
         lm_head=TransformersHead(causal_lm),
         eos_token_ids=frozenset(eos if isinstance(eos, list) else [eos]) - {None},
     )
+
+
+@contextlib.contextmanager
+def _reading(name: str, way_out: str | None) -> Iterator[None]:
+    """Name the model whose files are missing, half written or wrong, whatever their readers raise.
+
+    Args:
+        way_out: what to say of files that are missing, in place of transformers' own words.
+    """
+    try:
+        yield
+    except ImportError:
+        raise
+    except Exception as error:
+        reason = way_out if isinstance(error, OSError) and way_out is not None else error
+        raise ValueError(f"model: cannot load {name!r}: {reason}") from error
 
 
 def head_loader(allow_download: bool) -> LoadHead:
