@@ -116,15 +116,27 @@ tpsample/ranks/channel.py
     + yield from _fill(connection, room)
     > test_messages_of_any_length_come_in_order
     what a connection does not take at once is not sent
-    - if next(writer, _DONE) is not _DONE:
-    + if next(writer, _DONE) is writer:
+    - if next(moves[number], _DONE) is _DONE:
+    + if next(moves[number], _DONE) is not moves:
     > test_messages_larger_than_what_a_connection_holds
+    a message is noted once some of it is sent
+    - self._last = arrival = Arrival(self.connections, own, self.limit_s)
+    + arrival = Arrival(self.connections, own, self.limit_s)
+    > test_a_message_that_was_interrupted_is_followed_by_none_or_not_begun
+    a connection that broke ends a process by a signal
+    - memory = memory[connection.send(memory, socket.MSG_NOSIGNAL) :]
+    + memory = memory[connection.send(memory) :]
+    > test_a_connection_that_broke_ends_no_process_by_a_signal
+    a meeting that fails keeps the connections that it has
+    - peers = [] if self.is_here() else self.connections.values()
+    + peers = []
+    > test_a_meeting_that_fails_hangs_up_on_everybody
     nothing is received while there is something to send
     - select.POLLIN * reads | select.POLLOUT * writes
     + select.POLLOUT * writes or select.POLLIN * reads
     > test_messages_larger_than_what_a_connection_holds
     whoever calls is a peer
-    - if hmac.compare_digest(shown[:_TOKEN_BYTES], self._token):
+    - if hmac.compare_digest(shown[:-_HEAD_BYTES], self._token):
     + if shown:
     > test_who_does_not_show_the_token_is_hung_up_on
     messages go on after a call was left

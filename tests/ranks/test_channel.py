@@ -3,16 +3,19 @@
 import errno
 import gc
 import os
+import signal
 import socket
 import threading
 from contextlib import closing, suppress
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from tests.support.calls import sampler_of, step
+from tests.support.interrupts import Interrupt, interrupt_at
 from tests.support.ranks import run_ranks
 from tpsample.ranks import addresses, channel
 from tpsample.ranks.channel import Channel, Meeting
@@ -32,7 +35,7 @@ def _ends(limit_s: float = LIMIT_S) -> list[Channel]:
 
 
 def _swap(ends: list[Channel], *sent: torch.Tensor) -> list[list[int]]:
-    """What each rank receives when both send, and wait in turn."""
+    """Let both ranks send and wait in turn; return the message that each receives."""
     arrivals = [end.send(own) for end, own in zip(ends, sent, strict=True)]
     while not all(arrival.is_here() for arrival in arrivals):
         for arrival in arrivals:
@@ -135,6 +138,41 @@ def test_no_message_follows_one_that_was_left():
     second.send(torch.tensor([1])).wait(SLICE)
 
 
+def test_a_message_that_was_interrupted_is_followed_by_none_or_not_begun():
+    """An exception of a signal's handler may come at any instruction."""
+    instruction, refused, ended = 0, 0, False
+    while not ended:
+        instruction += 1
+        first, second = _ends()
+        theirs = second.send(torch.tensor([1]))
+        with suppress(Interrupt):
+            interrupt_at(instruction, partial(first.send, torch.tensor([2])), channel.__file__)
+            ended = True
+            continue
+        try:
+            first.send(torch.tensor([3]))
+            theirs.wait(SLICE)
+            assert theirs.messages().tolist() == [[3]], f"after instruction {instruction}"
+        except RuntimeError as error:
+            assert str(error) == "the messages before this one were left"
+            refused += 1
+    assert 9 < refused < instruction
+
+
+def test_a_connection_that_broke_ends_no_process_by_a_signal():
+    """Python ignores SIGPIPE, but programs that write into a pipe let it end them."""
+    signals: list[int] = []
+    before = signal.signal(signal.SIGPIPE, lambda number, _: signals.append(number))
+    try:
+        first, second = _ends()
+        del second
+        with pytest.raises(RuntimeError, match="a connection to a peer broke"):
+            first.send(torch.tensor([1]))
+    finally:
+        signal.signal(signal.SIGPIPE, before)
+    assert signals == []
+
+
 def _meet(meetings: list[Meeting]) -> None:
     places = torch.stack([meeting.place for meeting in meetings])
     for meeting in meetings:
@@ -181,6 +219,26 @@ def test_a_peer_that_is_not_there_is_told():
     with closing(meetings[1]), pytest.raises(RuntimeError, match="refused"):
         meetings[1].call(places)
         meetings[1].wait(timedelta(seconds=20))
+
+
+def test_a_meeting_that_fails_hangs_up_on_everybody():
+    meetings = [Meeting(rank, 3, LIMIT_S) for rank in range(3)]
+    places = torch.stack([meeting.place for meeting in meetings])
+    caller, called = meetings[1], meetings[0]
+    caller.call(places)
+    for meeting in (caller, called):
+        while not meeting.connections:
+            with pytest.raises(RuntimeError, match=r"^Operation timed out$"):
+                meeting.wait(timedelta(0))
+    nowhere = b"1 255.255.255.255"  # of everybody, so of no TCP connection
+    places[0] = torch.frombuffer(bytearray(bytes(16) + nowhere.ljust(112)), dtype=torch.uint8)
+    with pytest.raises(RuntimeError, match=r"rank 0 at 255"):
+        meetings[2].call(places)
+    ends = [*called.connections.values(), *caller.connections.values()]
+    ends += [connection for _, _, connection in meetings[2]._calls.values()]
+    for meeting in meetings:
+        meeting.close()
+    assert [end.fileno() for end in ends] == [-1] * 3
 
 
 def test_the_address_is_that_of_the_interface_or_of_the_name(monkeypatch):

@@ -35,7 +35,7 @@ _AT_ONCE = 1 << 20
 
 
 class Awaited(ABC):
-    """What a rank waits for in slices, as it does for a `dist.Work`.
+    """An event for which a rank waits in slices, as it does for a `dist.Work`.
 
     Args:
         limit_s: how long all slices take at most.
@@ -100,10 +100,11 @@ class Meeting(Awaited):
         self._events.register(self._listener, select.POLLIN)
 
     def close(self) -> None:
-        """Listen no more, and hang up on whoever is no peer yet."""
+        """Listen no more, and hang up on whoever is no peer yet; on peers too before all are."""
         calls = [connection for _, _, connection in self._calls.values()]
-        for unknown in (self._listener, *self._callers.values(), *calls):
-            unknown.close()
+        peers = [] if self.is_here() else self.connections.values()
+        for end in (self._listener, *self._callers.values(), *calls, *peers):
+            end.close()
 
     def call(self, places: Tensor) -> None:
         """Begin to call the earlier ranks; `wait` ends it.
@@ -116,10 +117,10 @@ class Meeting(Awaited):
             port, address = text.decode().split()
             connection = socket.socket(_family_of(address), socket.SOCK_STREAM)
             connection.setblocking(False)
+            self._calls[connection.fileno()] = peer, token, connection
             error = connection.connect_ex((address, int(port)))
             if error not in (0, errno.EINPROGRESS):
                 raise RuntimeError(f"rank {peer} at {address}: {os.strerror(error)}")
-            self._calls[connection.fileno()] = peer, token, connection
             self._events.register(connection, select.POLLOUT)
 
     def is_here(self) -> bool:
@@ -138,7 +139,8 @@ class Meeting(Awaited):
                 peer, token, connection = self._calls.pop(number)
                 if error := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                     raise OSError(error, os.strerror(error))
-                connection.send(token + self._rank.to_bytes(_HEAD_BYTES, "little"))
+                shown = token + self._rank.to_bytes(_HEAD_BYTES, "little")
+                connection.send(shown, socket.MSG_NOSIGNAL)
                 self._take(peer, connection)
             else:
                 self._admit(self._callers.pop(number))
@@ -149,7 +151,7 @@ class Meeting(Awaited):
             shown = caller.recv(_TOKEN_BYTES + _HEAD_BYTES)
         except OSError:
             shown = b""
-        if hmac.compare_digest(shown[:_TOKEN_BYTES], self._token):
+        if hmac.compare_digest(shown[:-_HEAD_BYTES], self._token):
             self._take(int.from_bytes(shown[_TOKEN_BYTES:], "little"), caller)
         else:
             caller.close()
@@ -186,11 +188,13 @@ class Channel:
         """
         if self._last is not None and not self._last.is_here():
             raise RuntimeError("the messages before this one were left")
+        # It is noted before any of it is sent, because an interrupt may come in between.
+        self._last = arrival = Arrival(self.connections, own, self.limit_s)
         try:
-            self._last = Arrival(self.connections, own, self.limit_s)
+            arrival.begin()
         except OSError as error:
             raise RuntimeError(f"a connection to a peer broke: {error}") from error
-        return self._last
+        return arrival
 
     def __del__(self) -> None:
         for connection in self.connections:
@@ -212,10 +216,14 @@ class Arrival(Awaited):
         for place, connection in enumerate(connections):
             begin = place * size
             message = raw if own.ndim == 1 else raw[begin : begin + size]
-            number, writer = connection.fileno(), _write(connection, head + message)
-            if next(writer, _DONE) is not _DONE:
-                self._writers[number] = writer
+            number = connection.fileno()
+            self._writers[number] = _write(connection, head + message)
             self._readers[number] = _read(connection, rooms[begin : begin + size])
+
+    def begin(self) -> None:
+        """Send what the connections take at once."""
+        for number in [*self._writers]:
+            _move(self._writers, number)
 
     def messages(self) -> Tensor:
         """Return the messages [peers, n] after `wait`, where n is the length of this rank's own.
@@ -236,12 +244,18 @@ class Arrival(Awaited):
             events.register(number, select.POLLIN * reads | select.POLLOUT * writes)
         for number, _ in events.poll(1000 * limit_s):
             for moves in (self._writers, self._readers):
-                if number in moves and next(moves[number], _DONE) is _DONE:
-                    del moves[number]
+                if number in moves:
+                    _move(moves, number)
 
 
 def _family_of(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def _move(moves: dict[int, Iterator[None]], number: int) -> None:
+    """Let one of them send or receive what it can; forget it once it is done."""
+    if next(moves[number], _DONE) is _DONE:
+        del moves[number]
 
 
 def _write(connection: socket.socket, message: bytes) -> Iterator[None]:
@@ -249,7 +263,8 @@ def _write(connection: socket.socket, message: bytes) -> Iterator[None]:
     memory = memoryview(message)
     while memory:
         try:
-            memory = memory[connection.send(memory) :]
+            # A process that ends by SIGPIPE, as those in a pipe do, shall not do so here.
+            memory = memory[connection.send(memory, socket.MSG_NOSIGNAL) :]
         except BlockingIOError:
             yield
 
