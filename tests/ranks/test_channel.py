@@ -6,16 +6,19 @@ import os
 import signal
 import socket
 import threading
-from contextlib import closing, suppress
+import time
+from contextlib import closing, nullcontext, suppress
 from datetime import timedelta
 from functools import partial
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.calls import sampler_of, step
+from tests.support.calls import outcome, sampler_of, step
 from tests.support.interrupts import Interrupt, interrupt_at
+from tests.support.limits import slowness
 from tests.support.ranks import run_ranks
 from tpsample.ranks import addresses, channel
 from tpsample.ranks.channel import Channel, Meeting
@@ -295,6 +298,23 @@ def test_samplers_of_a_group_share_one_connection_to_each_peer():
     for before, *with_samplers, after in run_ranks(3, _of_samplers):
         assert with_samplers == [before + 2] * 3
         assert after <= before + 2 + 3 * 4
+
+
+def _without_descriptors() -> tuple[str, float]:
+    """The error of a rank where rank 1 cannot listen, and after how many seconds it is raised."""
+    began = time.monotonic()
+    failure = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    fails = patch.object(socket, "create_server", side_effect=failure)
+    with fails if dist.get_rank() == 1 else nullcontext():
+        told = outcome(sampler_of)
+    return " ".join(told), time.monotonic() - began
+
+
+def test_a_rank_that_cannot_listen_says_why_to_all_at_once():
+    for told, took_s in run_ranks(2, _without_descriptors, group_timeout_s=60):
+        assert told.startswith("PeerLost"), told
+        assert "rank 1: OSError: [Errno 24] Too many open files" in told
+        assert took_s < 20 * slowness()
 
 
 def _has_ipv6() -> bool:

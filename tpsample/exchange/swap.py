@@ -112,7 +112,7 @@ class SwapExchange(Exchange):
 
     def reset(self) -> None:
         super().reset()
-        # The old memory may still receive what a rank sent before it gave up.
+        # A call that was left may have put words here.
         self._make_inboxes()
 
 

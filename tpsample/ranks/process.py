@@ -266,7 +266,12 @@ class ProcessRanks(Ranks):
 
     def _connect(self, channel: Channel) -> None:
         """Make the connections of a channel, before its first message. Collective."""
-        with closing(Meeting(self.rank, self.world_size, channel.limit_s)) as meeting:
+        try:
+            meeting = Meeting(self.rank, self.world_size, channel.limit_s)
+        except OSError as error:  # too many open files, for one
+            self.roll.say(f"{type(error).__name__}: {error}", refused=False)
+            raise self.roll.lost() from error
+        with closing(meeting):
             places = torch.empty(self.world_size, PLACE_BYTES, dtype=torch.uint8, device="cpu")
             sent, options = meeting.place.repeat(self.world_size, 1), dist.AllToAllOptions()
             with self.roll.called_on_error(sent.device):
