@@ -346,17 +346,49 @@ def test_rows_are_settled_as_by_the_definition(num_samples):
     words = torch.tensor(pick).unsqueeze(1).repeat(1, num_samples or 1)
     index = torch.tensor([4, 0, 2, 5])
     outs = []
-    for rows in (twins.plain, twins.triton):
+    for rows in (twins.plain, *twins.kernels):
         out = SampleOutput.empty(torch.zeros(6, dtype=torch.int64), num_samples)
         out.token_ids.fill_(77)
         out.status.copy_(torch.tensor([0, 1, 0, 3, 0, 3]))
         rows.write_tokens(words, index, out)
         outs.append(out)
-    plain, triton = outs
-    assert equal(triton.token_ids, plain.token_ids) and equal(triton.status, plain.status)
+    plain, *others = outs
+    for out in others:
+        assert equal(out.token_ids, plain.token_ids) and equal(out.status, plain.status)
     assert plain.status.tolist() == [Status.NAN, 1, Status.EMPTY, 3, Status.OK, Status.PEER_LOST]
     tokens = plain.token_ids.view(6, -1)[:, -1].tolist()
     assert tokens == [-1, 77, -1, 77, int(word.token_of(words[0, 0])), -1]
+
+
+@pytest.mark.parametrize("top", [0, 5])
+def test_logprobs_are_told_as_by_the_definition(twins, top):
+    plain, rows = twins.plain, len(twins.plain.logits)
+    if not plain.logits.shape[1]:
+        return
+    requests = [
+        SamplingParams(
+            seed=row,
+            logprobs=min(row, top),
+            logprob_token_ids=[7, plain.first_id + row][: row % 3],
+            logprobs_mode=("raw_logprobs", "processed_logprobs", "raw_logits")[row % 3],
+        )
+        for row in range(rows)
+    ]
+    asked = SamplingBatch.from_params(requests, vocab_size=plain.vocab_size).plan.logprobs
+    sampled = plain.first_id + torch.arange(2 * rows).view(rows, 2) * 11 % plain.logits.shape[1]
+    sampled[2, 1] = -1
+    ids = torch.cat([sampled, asked.chosen], dim=1)
+    own = plain.own_words(max(1, asked.top), ids)
+    words = plain.listed_words(asked, own.unsqueeze(0))
+    cut = torch.where(torch.arange(rows) % 2 == 0, words.first[:, -1], 0)
+    sums = replace(plain, top=words.top, temperature=words.temperature).weigh(cut, words.marks)
+    expected = plain.logprobs_of_words(asked, sampled, words, cut, sums)
+    for kernels in twins.kernels:
+        assert equal(kernels.words_of(ids), plain.words_of(ids))
+        found = kernels.logprobs_of_words(asked, sampled, words, cut, sums)
+        for name in ("token_ids", "values", "ranks", "entropies"):
+            its = getattr(found, name), getattr(expected, name)
+            torch.testing.assert_close(*its, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("first", [640, 641])

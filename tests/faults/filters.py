@@ -660,6 +660,45 @@ tpsample/backends/triton_/kernels/sums.py
     - total = tl.where(given >= 0, given, total)
     + total = tl.where(given < -1, given, total)
     > test_what_is_kept_of_first_words
+tpsample/backends/numba_/kernels/best_scores.py
+    native: a best score decides although a better one stands before it
+    - if orders[better] > orders[c]:
+    + if orders[better] < orders[c]:
+    > test_a_rejection_decides_what_the_definition_does
+    native: the least bound decides what may be kept
+    - possible = before < high
+    + possible = before < low
+    > test_what_is_decided_is_as_from_the_sums
+    native: a best score below the least word is kept
+    - if mark < leasts[i] or mark == 0:
+    + if mark == 0:
+    > test_a_rejection_decides_what_the_definition_does
+    native: a row without a number is decided by its words
+    - decided[i] |= key <= KEY_MINUS_INF or key == KEY_NAN
+    + decided[i] |= key == KEY_NAN
+    > test_a_rejection_decides_what_the_definition_does
+    native: an id before the shard has a word
+    - is_own = 0 <= v < logits.shape[1] and token_ids[i, c] >= 0
+    + is_own = v < logits.shape[1] and token_ids[i, c] >= 0
+    > test_logprobs_are_told_as_by_the_definition
+tpsample/backends/numba_/kernels/logprobs.py
+    native: a rank exceeds its kept set
+    - else smaller(rank, num_kept)
+    + else rank
+    > test_logprobs_are_told_as_by_the_definition
+    native: equal logits have ranks of their own
+    - if of_top + 1 == count or key_of(word) != key_of(first[i, of_top + 1]):
+    + if True:
+    > test_logprobs_are_told_as_by_the_definition
+    native: a token outside of its set has a logprob
+    - value = value if kept else -np.inf
+    + value = value
+    > test_logprobs_are_told_as_by_the_definition
+tpsample/backends/numba_/kernels/decode.py
+    native: a filtered row that is lost has a token
+    - I64(NO_TOKEN) if lost else token_id
+    + token_id
+    > test_rows_are_settled_as_by_the_definition
 tpsample/backends/numba_/kernels/passes.py
     native: a given total is not taken
     - total = given if given >= 0 else total

@@ -124,7 +124,7 @@ tpsample/ranks/channel.py
     + arrival = Arrival(self.connections, own, self.limit_s)
     > test_a_message_that_was_interrupted_is_followed_by_none_or_not_begun
     a connection that broke ends a process by a signal
-    - memory = memory[connection.send(memory, socket.MSG_NOSIGNAL) :]
+    - memory = memory[connection.send(memory, _NO_SIGNAL) :]
     + memory = memory[connection.send(memory) :]
     > test_a_connection_that_broke_ends_no_process_by_a_signal
     a meeting that fails keeps the connections that it has

@@ -458,15 +458,16 @@ tpsample/backends/numba_/kernels/numbers.py
     -     if decided or sums_are_exact(
     +     if True or sums_are_exact(
     > test_a_sum_beside_a_midpoint_is_rounded_to_its_side
-tpsample/backends/numba_/passes.py
+tpsample/backends/numba_/kernels/best_scores.py
     native: a row is decided by a mark that may be kept
-    -         return sure, possible
-    +         return possible, possible
+    - decided[i] &= word > 0 and word == sure_word
+    + decided[i] &= word > 0
     > test_what_is_decided_is_as_from_the_sums
     native: the total of a rough row has what min_p cuts
-    - .masked_fill(least <= word.LOWEST_DRAWABLE, -torch.inf)
-    + .fill_(-torch.inf)
+    - edges[i, num_marks] = value_of(least) if least > LOWEST_DRAWABLE else F32(-np.inf)
+    + edges[i, num_marks] = F32(-np.inf)
     > test_sums_are_within_their_bounds
+tpsample/backends/numba_/passes.py
     native: a token stands before itself
     - self._marks(best, thresholds, count) + 1
     + self._marks(best, thresholds, count)

@@ -30,6 +30,7 @@ from tpsample.ranks.addresses import own_address
 PLACE_BYTES = 128
 _TOKEN_BYTES, _HEAD_BYTES = 16, 8
 _DONE = object()
+_NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # which not every system has
 _AT_ONCE = 1 << 20
 """Most bytes to read at once of a message that is longer than this rank's own, and is dropped."""
 
@@ -140,7 +141,7 @@ class Meeting(Awaited):
                 if error := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                     raise OSError(error, os.strerror(error))
                 shown = token + self._rank.to_bytes(_HEAD_BYTES, "little")
-                connection.send(shown, socket.MSG_NOSIGNAL)
+                connection.send(shown, _NO_SIGNAL)
                 self._take(peer, connection)
             else:
                 self._admit(self._callers.pop(number))
@@ -264,7 +265,7 @@ def _write(connection: socket.socket, message: bytes) -> Iterator[None]:
     while memory:
         try:
             # A process that ends by SIGPIPE, as those in a pipe do, shall not do so here.
-            memory = memory[connection.send(memory, socket.MSG_NOSIGNAL) :]
+            memory = memory[connection.send(memory, _NO_SIGNAL) :]
         except BlockingIOError:
             yield
 

@@ -12,15 +12,20 @@ from torch import Tensor
 
 from tpsample.backends.numba_.kernels import ends, passes
 from tpsample.backends.numba_.kernels.arrays import array_of
+from tpsample.backends.numba_.kernels.best_scores import edges_of, first_kept, words_of
+from tpsample.backends.numba_.kernels.decode import write_tokens
 from tpsample.backends.numba_.kernels.draw import draw_stored
 from tpsample.backends.numba_.kernels.head import NativeHead
 from tpsample.backends.numba_.kernels.inputs import weight_of
+from tpsample.backends.numba_.kernels.logprobs import told_logprobs
 from tpsample.backends.numba_.kernels.noise import draws_of
 from tpsample.backends.numba_.kernels.threads import in_ranges, threads_for
-from tpsample.backends.torch_.passes import ShardLogits, or_nan
+from tpsample.backends.torch_.logprobs import ListedWords, log_totals
+from tpsample.backends.torch_.passes import ShardLogits, Verdict, or_nan
 from tpsample.core import word
-from tpsample.core.order import ABOVE_ALL, mass_limit
-from tpsample.request.filters import Thresholds
+from tpsample.core.order import ABOVE_ALL
+from tpsample.output import Logprobs, SampleOutput
+from tpsample.request.filters import LogprobRows, Thresholds
 
 NONE = np.empty(0, np.int64)
 
@@ -51,16 +56,25 @@ class NativeShardLogits(ShardLogits):
             self.run(passes.first_words, first, rows=rows)
         return _descending(first)
 
+    def words_of(self, token_ids: Tensor) -> Tensor:
+        found = torch.empty_like(token_ids, memory_format=torch.contiguous_format)
+        own = array_of(self.logits.contiguous()), self.first_id
+        words_of(*own, array_of(token_ids.contiguous()), array_of(found))
+        return found
+
     def best_scores(self, count: int) -> Tensor:
         scores = self._scores(NONE, count)
         orders = self.words_of(word.token_of(scores).flatten(1)).view_as(scores) * (scores > 0)
         return torch.cat([self.first_words(1), scores.flatten(1), orders.flatten(1)], dim=1)
 
     def before(self, best: Tensor, thresholds: Thresholds, count: int) -> Tensor:
-        top = word.value_of(best[:, 0])
         if self.rough is not None:
-            marks, least = self._orders(best, count), thresholds.least_of_total
-            return self._bounds(top, marks, least, counts=thresholds.counts)
+            top = best.new_empty(len(best), dtype=torch.float32)
+            edges = top.new_empty(len(best), 1 + best.shape[1] // 2)
+            given = best.contiguous(), thresholds.least_of_total.contiguous()
+            edges_of(*map(array_of, given), count, *map(array_of, (top, edges)))
+            return self._bounds(top, edges, counts=thresholds.counts)
+        top = word.value_of(best[:, 0])
         marks = self._marks(best, thresholds, count) + 1  # only greater words come before
         sums = marks.new_zeros(len(marks), 2 * marks.shape[1] + 1)
         tensors = top.contiguous(), marks.contiguous(), thresholds.least_of_total.contiguous(), sums
@@ -70,41 +84,37 @@ class NativeShardLogits(ShardLogits):
     def totals(self, cut: Tensor) -> Tensor:
         if self.rough is None:
             return super().totals(cut)
-        return self._bounds(self.largest, cut.new_empty(len(cut), 0), cut, counts=False)
+        edge = word.value_of(cut).masked_fill(cut <= word.LOWEST_DRAWABLE, -torch.inf)
+        return self._bounds(self.largest, edge.unsqueeze(1), counts=False)
 
-    def _bounds(
-        self, top: Tensor, marks: Tensor, least_of_total: Tensor, *, counts: bool
-    ) -> Tensor:
-        """Bound what stands before order words, int64 [F, C], and the total.
+    def _bounds(self, top: Tensor, edges: Tensor, *, counts: bool) -> Tensor:
+        """Bound what reaches logits, fp32 [F, C + 1].
 
         Returns:
-            int64 [F, 4 (C + 1)], those of `ends.bound_sums`, of the marks and of the total; the
-            first half of them without `counts`.
+            int64 [F, 4 (C + 1)], those of `ends.bound_sums`; the first half of them without
+            `counts`.
         """
         assert self.rough is not None
-        logits = word.value_of(marks).masked_fill(marks == 0, torch.inf)  # there is none
-        least = least_of_total.unsqueeze(1)
-        total = word.value_of(least).masked_fill(least <= word.LOWEST_DRAWABLE, -torch.inf)
-        logits = torch.cat([logits, total], dim=1)
-        sums = marks.new_zeros(len(marks), 4, logits.shape[1])
-        tensors = self.rough.error_bound.contiguous(), top.contiguous(), logits, sums
+        sums = torch.zeros(len(edges), 4, edges.shape[1], dtype=torch.int64, device="cpu")
+        tensors = self.rough.error_bound.contiguous(), top.contiguous(), edges, sums
         self.run(ends.bound_sums, *map(array_of, tensors))
         return sums[:, : 4 if counts else 2].flatten(1)
 
-    def kept(
-        self, sums: Tensor, logits: Tensor, top: Tensor, thresholds: Thresholds
-    ) -> tuple[Tensor, Tensor]:
-        if self.rough is None:
-            return super().kept(sums, logits, top, thresholds)
-        least, most, *numbers = sums.unflatten(1, (-1, logits.shape[1] + 1)).unbind(dim=1)
-        number, share = thresholds.most.unsqueeze(1), thresholds.share.unsqueeze(1)
-        # The upper bounds count a mark as before itself.
-        sure = most[:, :-1] - self.masses(logits, top) < mass_limit(least[:, -1:], share)
-        possible = least[:, :-1] < mass_limit(most[:, -1:], share)
-        if numbers:
-            possible &= numbers[0][:, :-1] < number
-            sure &= numbers[1][:, :-1] <= number
-        return sure, possible
+    def first_kept(self, best: Tensor, sums: Tensor, thresholds: Thresholds, count: int) -> Verdict:
+        words = best.new_empty(len(best), self.noise.num_samples)
+        decided = torch.empty(len(best), dtype=torch.bool, device="cpu")
+        top = torch.empty(len(best), dtype=torch.float32, device="cpu")
+        given = best.contiguous(), sums.contiguous(), self.temperature.contiguous()
+        own_best, own_sums, temperature = map(array_of, given)
+        limits = tuple(array_of(limit.contiguous()) for limit in thresholds[:3])
+        found = map(array_of, (words, decided, top))
+        bounded = self.rough is not None
+        first_kept(own_best, own_sums, count, temperature, limits, bounded, *found)
+        return Verdict(words, decided, top)
+
+    def write_tokens(self, words: Tensor, index: Tensor, out: SampleOutput) -> None:
+        token_ids = out.token_ids.view(len(out.status), -1)
+        write_tokens(*map(array_of, (words.contiguous(), index, token_ids, out.status)))
 
     def best_of_first(self, first: Tensor, thresholds: Thresholds) -> Tensor:
         out = first.new_zeros(len(first), self.noise.num_samples)
@@ -126,6 +136,28 @@ class NativeShardLogits(ShardLogits):
         limits = tuple(array_of(tensor.contiguous()) for tensor in (*thresholds[:4], given))
         rows = array_of(first.contiguous()), array_of(self.temperature.contiguous())
         in_ranges(kernel, 0, len(first), 1, *rows, limits, *arguments)
+
+    def logprobs_of_words(
+        self,
+        logprob_rows: LogprobRows,
+        sampled: Tensor,
+        words: ListedWords,
+        cut: Tensor | None,
+        sums: Tensor,
+    ) -> Logprobs:
+        asked = sampled, logprob_rows.chosen, logprob_rows.top_of, logprob_rows.as_logits
+        shape = len(sums), logprob_rows.top + words.own.shape[1]
+        token_ids, ranks = sampled.new_empty(shape), sampled.new_empty(shape)
+        log_total = log_totals(sums[:, 0])
+        values, entropies = log_total.new_empty(shape), torch.empty_like(log_total)
+        cut = torch.zeros_like(sums[:, 0]) if cut is None else cut
+        told_logprobs(
+            *(tuple(array_of(each.contiguous()) for each in its) for its in (words[:4], asked)),
+            *(array_of(each.contiguous()) for each in (cut, sums, log_total)),
+            self.vocab_size,
+            *map(array_of, (token_ids, values, ranks, entropies)),
+        )
+        return Logprobs(token_ids, values, ranks, entropies)
 
     def best_kept(self, cut: Tensor) -> Tensor:
         best = self._scores(array_of(cut.contiguous()), 1).squeeze(2)

@@ -22,13 +22,15 @@ from torch import Tensor
 
 from tpsample.backends.numba_.kernels import cuts, drafts, ends, laws, passes
 from tpsample.backends.numba_.kernels.arrays import array_of
+from tpsample.backends.numba_.kernels.best_scores import edges_of, first_kept, words_of
 from tpsample.backends.numba_.kernels.compiling import is_ready, told
-from tpsample.backends.numba_.kernels.decode import decode
+from tpsample.backends.numba_.kernels.decode import decode, write_tokens
 from tpsample.backends.numba_.kernels.draw import draw, draw_given, draw_stored
 from tpsample.backends.numba_.kernels.first_logits import store_first
 from tpsample.backends.numba_.kernels.head import NativeHead
 from tpsample.backends.numba_.kernels.inputs import Memory, weight_of
 from tpsample.backends.numba_.kernels.int8 import Copy
+from tpsample.backends.numba_.kernels.logprobs import told_logprobs
 from tpsample.backends.numba_.kernels.noise import Draws
 from tpsample.backends.numba_.kernels.store import list_kept, store, store_given
 from tpsample.core.score import LOGIT_DTYPES
@@ -43,7 +45,8 @@ LONG_S = 10
 """Seconds of silence that make a person wonder."""
 
 INTS, INTS_2, INTS_3, INTS_4 = (types.Array(int64, axes, "C") for axes in range(1, 5))
-FLOATS, FLOATS_2, DOUBLES = float32[::1], float32[:, ::1], float64[::1]
+FLOATS, FLOATS_2 = float32[::1], float32[:, ::1]
+DOUBLES, DOUBLES_2 = float64[::1], float64[:, ::1]
 BOOLS = types.bool_[::1]
 HEAD = typeof(NativeHead())
 MEMORY = typeof(Memory(np.empty(0, np.int64)))
@@ -51,6 +54,10 @@ _FLOATS, _INTS = np.empty(0, np.float32), np.empty(0, np.int64)
 COPY = typeof(Copy(np.empty(0, np.uint8), *[_FLOATS] * 3, 0, 0))
 DRAWS = typeof(Draws(_FLOATS, _INTS, _INTS, 1))
 LIMITS = typeof((_INTS, np.empty(0), _INTS, _INTS, _INTS))
+ENDS = typeof((_INTS, np.empty(0), _INTS))
+_INTS_2, _BOOLS = np.empty((0, 0), np.int64), np.empty(0, np.bool_)
+WORDS = typeof((_INTS_2, _INTS_2, _FLOATS, _FLOATS))
+ASKED = typeof((_INTS_2, _INTS_2, _INTS, _BOOLS))
 DRAFT_ROWS = typeof((_FLOATS, _INTS, _INTS))
 LAWS = typeof(
     laws.NativeLaws(*[np.empty((0, 0), np.float32)] * 2, True, 0, 1, *[_FLOATS] * 3, *[_INTS] * 2)
@@ -112,8 +119,14 @@ def entries(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]
     ]
     # Words are columns of messages to the other ranks, or of the memory of one rank.
     words = int64[:, :], INTS_2
+    outputs = INTS_2, DOUBLES_2, INTS_2, DOUBLES
     return [
         *shared,
+        (words_of, (FLOATS_2, int64, INTS_2, INTS_2)),
+        (edges_of, (INTS_2, INTS, int64, FLOATS, FLOATS_2)),
+        (first_kept, (INTS_2, INTS_2, int64, FLOATS, ENDS, types.bool_, INTS_2, BOOLS, FLOATS)),
+        (told_logprobs, (WORDS, ASKED, INTS, INTS_2, DOUBLES, int64, *outputs)),
+        (write_tokens, (INTS_2, INTS, INTS_2, int32[::1])),
         *((decode, (array_type, INTS, INTS_2, int32[::1], INTS)) for array_type in words),
     ]
 

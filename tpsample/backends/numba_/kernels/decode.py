@@ -8,6 +8,16 @@ from tpsample.backends.numba_.kernels.primitives import larger
 from tpsample.core.word import KEY_MINUS_INF, KEY_NAN, NO_TOKEN, TOKEN_MASK, Status
 
 OK, NAN, EMPTY = int(Status.OK), int(Status.NAN), int(Status.EMPTY)
+PEER_LOST = int(Status.PEER_LOST)
+
+
+@jit()
+def token_of(word):
+    """Return the token of a score word, -1 if there is none, and its status."""
+    key = key_of(word)
+    failed = NAN if key == KEY_NAN else EMPTY if key <= KEY_MINUS_INF else OK
+    token_id = I64(TOKEN_MASK) - (word & I64(TOKEN_MASK))
+    return token_id if failed == OK else I64(NO_TOKEN), failed
 
 
 @jit(entry=True)
@@ -28,10 +38,26 @@ def decode(words, seeds, token_ids, status, out_seeds):
             for source in range(words.shape[0]):
                 best = larger(best, words[source, sample * num_rows + row])
                 words[source, sample * num_rows + row] = 0
-            key = key_of(best)
-            failed = NAN if key == KEY_NAN else EMPTY if key <= KEY_MINUS_INF else OK
-            token = I64(TOKEN_MASK) - (best & I64(TOKEN_MASK))
-            token_ids[row, sample] = token if failed == OK else NO_TOKEN
+            token_ids[row, sample], failed = token_of(best)
             worst = larger(worst, failed)
         status[row] = worst
         out_seeds[row] = seeds[row]
+
+
+@jit(entry=True)
+def write_tokens(words, index, token_ids, status):
+    """Write tokens and status of score words, but those of a row that is lost.
+
+    Args:
+        words: int64 [F, samples].
+        index: int64 [F], rows of the others.
+        token_ids, status: as `decode` takes them.
+    """
+    for i in range(len(index)):
+        row, worst = index[i], OK
+        lost = status[row] == PEER_LOST
+        for sample in range(words.shape[1]):
+            token_id, failed = token_of(words[i, sample])
+            token_ids[row, sample] = I64(NO_TOKEN) if lost else token_id
+            worst = larger(worst, failed)
+        status[row] = PEER_LOST if lost else worst
