@@ -1,4 +1,4 @@
-"""What best scores decide of filtered rows. Twins: `words_of`, `before` and `first_kept` of
+"""The decisions of best scores about filtered rows. Twins: `words_of`, `before` and `first_kept` of
 `tpsample.backends.torch_.passes`."""
 
 from __future__ import annotations

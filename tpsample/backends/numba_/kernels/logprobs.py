@@ -1,4 +1,4 @@
-"""What is told of the words that logprobs ask for. Twin: `tpsample.backends.torch_.logprobs`."""
+"""Ids, values and ranks of logprobs. Twin: `tpsample.backends.torch_.logprobs`."""
 
 from __future__ import annotations
 
