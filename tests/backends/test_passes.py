@@ -369,7 +369,7 @@ def test_logprobs_are_told_as_by_the_definition(twins, top):
         SamplingParams(
             seed=row,
             logprobs=min(row, top),
-            logprob_token_ids=[7, plain.first_id + row][: row % 3],
+            logprob_token_ids=[2, plain.first_id + row][: row % 3],
             logprobs_mode=("raw_logprobs", "processed_logprobs", "raw_logits")[row % 3],
         )
         for row in range(rows)
@@ -380,15 +380,22 @@ def test_logprobs_are_told_as_by_the_definition(twins, top):
     ids = torch.cat([sampled, asked.chosen], dim=1)
     own = plain.own_words(max(1, asked.top), ids)
     words = plain.listed_words(asked, own.unsqueeze(0))
-    cut = torch.where(torch.arange(rows) % 2 == 0, words.first[:, -1], 0)
+    is_cut = torch.arange(rows) % 2 == 0
+    cut = torch.where(is_cut, words.first[:, -1], 0)
     sums = replace(plain, top=words.top, temperature=words.temperature).weigh(cut, words.marks)
-    expected = plain.logprobs_of_words(asked, sampled, words, cut, sums)
-    for kernels in twins.kernels:
-        assert equal(kernels.words_of(ids), plain.words_of(ids))
-        found = kernels.logprobs_of_words(asked, sampled, words, cut, sums)
-        for name in ("token_ids", "values", "ranks", "entropies"):
-            its = getattr(found, name), getattr(expected, name)
-            torch.testing.assert_close(*its, rtol=0, atol=0, equal_nan=True)
+    # The same with ties among the first words, in the middle of which a set ends.
+    count = words.first.shape[1]
+    keys = word.key_of(words.first[:, :1]) - torch.tensor([0, 1, 1, 1, 2])[:count]
+    tied = keys << word.TOKEN_BITS | word.TOKEN_MASK - torch.arange(count)
+    in_ties = cut.where(~is_cut, tied[:, count // 2])
+    for listed, ends in ((words, cut), (words._replace(first=tied), in_ties)):
+        expected = plain.logprobs_of_words(asked, sampled, listed, ends, sums)
+        for kernels in twins.kernels:
+            assert equal(kernels.words_of(ids), plain.words_of(ids))
+            found = kernels.logprobs_of_words(asked, sampled, listed, ends, sums)
+            for name in ("token_ids", "values", "ranks", "entropies"):
+                its = getattr(found, name), getattr(expected, name)
+                torch.testing.assert_close(*its, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("first", [640, 641])

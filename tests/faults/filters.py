@@ -665,9 +665,9 @@ tpsample/backends/numba_/kernels/best_scores.py
     - if orders[better] > orders[c]:
     + if orders[better] < orders[c]:
     > test_a_rejection_decides_what_the_definition_does
-    native: the least bound decides what may be kept
+    native: what may be kept counts as not kept
     - possible = before < high
-    + possible = before < low
+    + possible = sure
     > test_what_is_decided_is_as_from_the_sums
     native: a best score below the least word is kept
     - if mark < leasts[i] or mark == 0:
