@@ -102,7 +102,7 @@ def test_a_file_that_cannot_be_read_is_not_called_a_wrong_one(tmp_path: Path) ->
 
 OWN = {
     *("__init__.py", "integrations/__init__.py"),
-    *("cli/generate.py", "cli/model.py", "exchange/inboxes.py"),
+    *("record/format.py", "cli/model.py", "exchange/inboxes.py"),
 }
 """Files whose messages quote whole what a user has typed, or what this process has made."""
 

@@ -244,11 +244,12 @@ class ProcessRanks(Ranks):
     def start_all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType) -> dist.Work | None:
         """Begin to reduce in place; `wait` ends it."""
         with self.roll.called_on_error(tensor.device):
-            if tensor.device.type != "cpu" or self._channel is None:
+            own = self._channel if tensor.device.type == "cpu" else None
+            if own is None or own.gloo is self.group._get_backend(tensor.device):
                 return dist.all_reduce(tensor, op, group=self.group, async_op=True)
             options = dist.AllreduceOptions()
             options.reduceOp = op  # type: ignore[assignment]
-            work: dist.Work = self._channel.gloo.allreduce([tensor], options)
+            work: dist.Work = own.gloo.allreduce([tensor], options)
             return work
 
     def _channel_over(self, gloo: Any) -> Channel:
