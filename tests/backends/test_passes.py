@@ -383,7 +383,7 @@ def test_logprobs_are_told_as_by_the_definition(twins, top):
     is_cut = torch.arange(rows) % 2 == 0
     cut = torch.where(is_cut, words.first[:, -1], 0)
     sums = replace(plain, top=words.top, temperature=words.temperature).weigh(cut, words.marks)
-    # The same with ties among the first words, in the middle of which a set ends.
+    # The same with ties among the first words: a set ends between two of them.
     count = words.first.shape[1]
     keys = word.key_of(words.first[:, :1]) - torch.tensor([0, 1, 1, 1, 2])[:count]
     tied = keys << word.TOKEN_BITS | word.TOKEN_MASK - torch.arange(count)
