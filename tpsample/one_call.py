@@ -8,8 +8,8 @@ from typing import Literal
 import torch.distributed as dist
 from torch import Tensor
 
-from tpsample.agreement.collective import collective
 from tpsample.agreement.construction import refuse_to_build
+from tpsample.agreement.misplaced import collective
 from tpsample.agreement.step import raise_error
 from tpsample.core.checks import is_integer
 from tpsample.core.vocab_shard import VocabShard

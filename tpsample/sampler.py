@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from tpsample import compiled
 from tpsample.agreement.arguments import BackendName, ExchangeName, ScreeningName
-from tpsample.agreement.collective import collective, refuse_on_sampler, tells_itself
 from tpsample.agreement.construction import agree, refuse_to_build
+from tpsample.agreement.misplaced import collective, refuse_on_sampler, tells_itself
 from tpsample.agreement.step_checks import MISSING, check_batch
 from tpsample.backends.over_zeros import list_over_zeros, verify_over_zeros
 from tpsample.backends.triton_.tile_table import tile_ends

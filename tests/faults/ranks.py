@@ -319,7 +319,7 @@ tpsample/core/one_thread.py
     - return frame is not None
     + return True
     > test_a_call_that_was_interrupted_as_it_ended_is_not_in_the_way
-tpsample/agreement/collective.py
+tpsample/agreement/misplaced.py
     arguments without a place are refused by Python alone
     - refuse(dict(zip(names, given, strict=False)) | named, wrong)
     + pass

@@ -416,7 +416,7 @@ tpsample/agreement/construction.py
     - weight.detach()
     + weight
     > test_steps_with_gradients_leave_nothing_behind
-tpsample/agreement/collective.py
+tpsample/agreement/misplaced.py
     a field of a request, given to a call, has no way out
     - if name not in FIELDS:
     + if True:

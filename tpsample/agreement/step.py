@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from torch import Tensor
 
-from tpsample.agreement.collective import misplaced
+from tpsample.agreement.misplaced import misplaced
 from tpsample.core.digest import digest_bits, digest_text
 from tpsample.core.one_thread import OneCall, OneThread
 from tpsample.core.row_noise import SeedSource

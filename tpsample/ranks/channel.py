@@ -75,7 +75,9 @@ class Awaited(ABC):
 
 
 class Meeting(Awaited):
-    """The connections of a rank while they are made: it calls earlier ranks, and later ones it.
+    """The connections of a rank while they are made.
+
+    This rank calls the earlier ranks, and the later ranks call this one.
 
     Attributes:
         place: uint8 [PLACE_BYTES], where this rank is called, and the token that callers show.
@@ -101,7 +103,10 @@ class Meeting(Awaited):
         self._events.register(self._listener, select.POLLIN)
 
     def close(self) -> None:
-        """Listen no more, and hang up on whoever is no peer yet; on peers too before all are."""
+        """Stop listening, and hang up on callers that are no peers.
+
+        A meeting that is not over hangs up on its peers, too.
+        """
         calls = [connection for _, _, connection in self._calls.values()]
         peers = [] if self.is_here() else self.connections.values()
         for end in (self._listener, *self._callers.values(), *calls, *peers):
@@ -254,7 +259,7 @@ def _family_of(address: str) -> socket.AddressFamily:
 
 
 def _move(moves: dict[int, Iterator[None]], number: int) -> None:
-    """Let one of them send or receive what it can; forget it once it is done."""
+    """Send or receive as much as one connection takes now; forget it once its message is done."""
     if next(moves[number], _DONE) is _DONE:
         del moves[number]
 

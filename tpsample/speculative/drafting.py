@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, get_args
 import torch
 from torch import Tensor
 
-from tpsample.agreement.collective import collective, refuse_on_sampler
+from tpsample.agreement.misplaced import collective, refuse_on_sampler
 from tpsample.agreement.step import Call
 from tpsample.backends import room_of
 from tpsample.compiled import outside

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tpsample.agreement.collective import collective, refuse_on_sampler
+from tpsample.agreement.misplaced import collective, refuse_on_sampler
 from tpsample.agreement.step import Call
 from tpsample.backends import room_of
 from tpsample.compiled import outside

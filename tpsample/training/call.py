@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tpsample.agreement.arguments import checked_head
 from tpsample.agreement.caller_tensors import is_dtensor, local_arguments
-from tpsample.agreement.collective import collective
+from tpsample.agreement.misplaced import collective
 from tpsample.core.checks import check_tensor, describe, real_number, require_memory
 from tpsample.core.digest import digest_bits
 from tpsample.core.row_noise import GREEDY_BELOW, HOTTEST

@@ -114,7 +114,8 @@ class NativeShardLogits(ShardLogits):
 
     def write_tokens(self, words: Tensor, index: Tensor, out: SampleOutput) -> None:
         token_ids = out.token_ids.view(len(out.status), -1)
-        write_tokens(*map(array_of, (words.contiguous(), index, token_ids, out.status)))
+        given = words.contiguous(), index.contiguous()
+        write_tokens(*map(array_of, (*given, token_ids, out.status)))
 
     def best_of_first(self, first: Tensor, thresholds: Thresholds) -> Tensor:
         out = first.new_zeros(len(first), self.noise.num_samples)

@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
-from tpsample.backends.numba_.kernels.compiling import F32, F64, I64, jit
-from tpsample.backends.numba_.kernels.masses import mass_row, power_of, rounded
+from tpsample.backends.numba_.kernels.compiling import F32, I64, jit
+from tpsample.backends.numba_.kernels.masses import mass_limit, mass_row, power_of, rounded
 from tpsample.backends.numba_.kernels.numbers import key_of, pack, value_of
 from tpsample.backends.numba_.kernels.primitives import larger
 from tpsample.core.word import KEY_MINUS_INF, KEY_NAN, LOWEST_DRAWABLE, TOKEN_BITS
@@ -28,12 +26,6 @@ def mark_of(orders, first, c):
     return orders[c]
 
 
-@jit()
-def mass_limit(total, share):
-    """Return the limit of the mass before kept tokens. Twin: `tpsample.core.order.mass_limit`."""
-    return I64(math.ceil(F64(total) * share)) if share < 1.0 else I64(2**62)
-
-
 @jit(entry=True)
 def words_of(logits, first_id, token_ids, out):
     """Find the order words of ids, 0 for those of other ranks and for -1.
@@ -45,7 +37,7 @@ def words_of(logits, first_id, token_ids, out):
     for i in range(len(logits)):
         for c in range(token_ids.shape[1]):
             v = token_ids[i, c] - first_id
-            is_own = 0 <= v < logits.shape[1] and token_ids[i, c] >= 0
+            is_own = 0 <= v < logits.shape[1]
             out[i, c] = pack(logits[i, v], token_ids[i, c]) if is_own else I64(0)
 
 
@@ -90,11 +82,8 @@ def first_kept(best, sums, count, temperature, limits, bounded, words, decided, 
         orders, of_row, key = best[i, 1 + num_marks :], sums[i], key_of(best[i, 0])
         top[i] = value_of(best[i, 0])
         mass_numbers = mass_row(top[i], temperature[i])
-        at_least = at_most = of_row[num_marks]
-        if bounded:
-            at_most = of_row[2 * num_marks + 1]
-        else:
-            at_least = at_most = of_row[2 * num_marks]
+        at_least = of_row[num_marks] if bounded else of_row[2 * num_marks]
+        at_most = of_row[2 * num_marks + 1] if bounded else at_least
         low, high = mass_limit(at_least, shares[i]), mass_limit(at_most, shares[i])
         decided[i] = True
         for sample in range(samples):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from tpsample.backends.numba_.kernels.compiling import F32, F64, I32, I64, jit
@@ -34,6 +36,12 @@ def mass_row(top, temperature):
     n = (turns + ROUNDER) - ROUNDER
     low, start = high - unit * F32(twin.FLOOR), high - n * unit
     return MassRow(base, high, low, scale, unit, rest, start, turns - n, ROUNDER - n)
+
+
+@jit()
+def mass_limit(total, share):
+    """Return the limit of the mass before kept tokens. Twin: `tpsample.core.order.mass_limit`."""
+    return I64(math.ceil(F64(total) * share)) if share < 1.0 else I64(2**62)
 
 
 @jit(inline=True)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
 
-from tpsample.backends.numba_.kernels.compiling import F32, F64, I32, I64, jit
+from tpsample.backends.numba_.kernels.compiling import F32, I32, I64, jit
 from tpsample.backends.numba_.kernels.heap import push
 from tpsample.backends.numba_.kernels.inputs import BLOCK
-from tpsample.backends.numba_.kernels.masses import mass_row, weigh_block, weigh_moments
+from tpsample.backends.numba_.kernels.masses import mass_limit, mass_row, weigh_block, weigh_moments
 from tpsample.backends.numba_.kernels.noise import exact_score, noise_of, stream_of
 from tpsample.backends.numba_.kernels.numbers import key_of, pack, value_of
 from tpsample.backends.numba_.kernels.primitives import larger, smaller
@@ -246,7 +245,7 @@ def keep_first(first, top_k, share, least, least_of_total, given, mass, kept):
     for j in range(last):
         total += mass[j] if first[j] >= least_of_total else I64(0)
     total = given if given >= 0 else total
-    limit = I64(math.ceil(F64(total) * share)) if share < 1.0 else I64(2**62)
+    limit = mass_limit(total, share)
     is_nan = key_of(first[0]) == KEY_NAN
     for j in range(len(first)):
         kept[j] = j < last and first[j] >= least and before < limit and not is_nan

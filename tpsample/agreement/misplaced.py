@@ -60,9 +60,10 @@ def refuse_on_sampler(given: Mapping[str, Any], error: TypeError) -> None:
 
 
 def tells_itself(call: _Call) -> _Call:
-    """Let `inspect.signature` show a call's arguments as if Python refused those without a place.
+    """Hide from `inspect.signature` that a step takes misplaced arguments.
 
-    A step takes them, and gives all others a default, to tell the peers without a second call.
+    A step takes any argument, so that it can tell its peers of a misplaced one. The wrapper of
+    `collective` would do so, too, but costs every step a call.
     """
     signature = inspect.signature(call)
     shown = [
