@@ -28,6 +28,7 @@ from benchmarks.static.aot import GPUS
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, sample_draft, verify
 from tpsample.agreement import construction
 from tpsample.backends.over_zeros import list_over_zeros
+from tpsample.backends.triton_.pairs import add_weighted_rows, pair_products
 from tpsample.backends.triton_.screen_launches import MAX_SLOTS, SCREEN_TILES
 from tpsample.backends.triton_.tile_table import (
     AMD_SHARED_BYTES,
@@ -285,7 +286,17 @@ def launches(
                 batch.append(torch.full((batch.rows, width), -1))
         if each and "top_p" in kinds:
             list_over_zeros("triton", samplers[0].shard, vocab_size, len(samplers), world.device)
+        if each:
+            _score(samplers[0].weight)
     return list(dict.fromkeys(_general(launch) for launch in found))
+
+
+def _score(weight: torch.Tensor) -> None:
+    """Launch the kernels of a trainer's scores."""
+    index, ends = torch.zeros(1, dtype=torch.int64), torch.arange(2)
+    sums = weight.new_zeros(1, weight.shape[1], dtype=torch.float64)
+    pair_products(weight, index, weight, index)
+    add_weighted_rows(sums, ends, sums.new_zeros(1), weight, index)
 
 
 @lru_cache(16)  # more than one architecture has

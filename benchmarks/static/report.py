@@ -68,9 +68,15 @@ MAX_STACK = {STORED_ROWS: 240}
 of tiles made 232 of these, which no GPU has timed."""
 MAX_FLOAT64 = 16
 """The numbers of a row take some, once per program: on many GPUs float64 is 64 times as slow."""
-MAX_FLOAT64_OF_ROWS = {"accept_kernel": 80, "told_logprobs_kernel": 176, "listed_sets_kernel": 40}
-"""Of kernels that have one program of one warp per row, or that look at listed tokens alone. A
-thread of the second one has eight of 256 tokens."""
+MAX_FLOAT64_OF_ROWS = {
+    "accept_kernel": 80,
+    "told_logprobs_kernel": 176,
+    "listed_sets_kernel": 40,
+    "pair_products_kernel": 64,
+    "weighted_rows_kernel": 64,
+}
+"""Of kernels that have one program of one warp per row, or that look at listed tokens alone, as a
+trainer's do. A thread of the second one has eight of 256 tokens."""
 FLOAT64 = ("DFMA", "DMUL", "DADD", "DSETP")
 FLASHSAMPLING_EPILOGUE = 104.8
 """The epilogue of FlashSampling (arXiv 2603.15854: `tl.rand` and two software logarithms) copied

@@ -25,7 +25,7 @@ from tests.compiled.steps.parts import run_part
 
 NORMAL = (
     *("goldens", "peers", "one_id", "one_push", "plain", "tiles", "stories", "masks", "planted"),
-    *("searches", "slots", "appends", "counts", "emulator"),
+    *("searches", "slots", "appends", "scores", "counts", "emulator"),
 )
 LIMIT_S = 1800
 """A part that takes so long hangs."""

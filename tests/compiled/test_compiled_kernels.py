@@ -8,7 +8,7 @@ import sys
 from tests.compiled.coverage import UNKNOWN, by_reason
 from tests.support.commands import run_command
 
-QUICK = ("few_goldens", "one_push", "slots", "appends", "few_planted")
+QUICK = ("few_goldens", "one_push", "slots", "appends", "scores", "few_planted")
 
 
 def test_what_compiled_kernels_of_sm_90_do():

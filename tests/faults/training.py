@@ -20,7 +20,7 @@ tpsample/training/logprobs.py
     the entropy's gradient forgets the entropy
     - spread = torch.where(p > 0, p * (log_p + entropies[row]), 0.0)
     + spread = torch.where(p > 0, p * log_p, 0.0)
-    > test_gradients_are_those_of_a_masked_softmax_in_float64[{}-False]
+    > test_gradients_are_those_of_a_masked_softmax_in_float64[torch-{}-False]
     gradients of hidden states are this rank's alone
     - to_hidden = ranks.sum(to_hidden).to(hidden_states.dtype)
     + to_hidden = to_hidden.to(hidden_states.dtype)
@@ -34,14 +34,45 @@ tpsample/training/logprobs.py
     + return grads / temperature[row].double() * scored.head.logit_scale
     > test_gradients_agree_with_small_differences
     the gradient of the whole weight is float64
-    - list(parts(len(used), size, AT_ONCE if whole_parts else 0))
+    - slices(len(used) if for_weight or whole_parts else 0, size, at_once)
     + [slice(0, len(used))]
     > test_memory_grows_with_the_sets_and_not_with_the_head
-tpsample/training/products.py
+    a weight's rows take the pairs of their neighbours
+    - its_ends = ends[part.start : part.stop + 1]
+    + its_ends = ends[: part.stop - part.start + 1]
+    > test_gradients_are_those_of_a_masked_softmax_in_float64
+tpsample/backends/torch_/pairs.py
     sums that are undecided are rounded as they come
     - rounded[undecided] = exact_sums(products[undecided])
     + pass
-    > test_products_of_pairs_are_exact
+    > test_products_of_pairs_are_exact_on_a_cpu
+    plain sums of a part begin at the first pair
+    - pairs = slice(first + part.start, first + part.stop)
+    + pairs = part
+    > test_weighted_rows_are_added_as_by_plain_pytorch
+tpsample/backends/numba_/kernels/pairs.py
+    native products keep the row of the first pair
+    - if rows[t] != taken:
+    + if taken < 0:
+    > test_products_of_pairs_are_those_of_plain_pytorch
+    native sums replace what is there
+    - total[d] += factor * F64(as_fp32(part_of_source[d]))
+    + total[d] = factor * F64(as_fp32(part_of_source[d]))
+    > test_weighted_rows_are_added_as_by_plain_pytorch
+tpsample/backends/numba_/pairs.py
+    native kernels read columns as rows
+    - return numbers.dtype in FORMATS and numbers.stride(1) == 1
+    + return numbers.dtype in FORMATS
+    > test_products_of_pairs_are_those_of_plain_pytorch
+tpsample/backends/triton_/kernels/pairs.py
+    a product that overflows is infinite
+    - product = tl.where(product == float("inf"), float("nan"), product)
+    + product = product
+    > test_a_product_that_overflows_is_no_number
+    sums take pairs of the next row
+    - inside = pair < end
+    + inside = pair < first + PAIRS
+    > test_weighted_rows_are_added_as_by_plain_pytorch
 tpsample/training/call.py
     a temperature is left without its gradient in silence
     - if isinstance(temperature, Tensor) and temperature.requires_grad and torch.is_grad_enabled():

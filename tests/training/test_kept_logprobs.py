@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 from tests.support.ranks import run_ranks
 from tpsample import LMHeadSampler, RankMismatch, SamplingBatch, SamplingParams, VocabShard
-from tpsample.training import KeptLogprobs, KeptTokens, kept_logprobs, products
+from tpsample.backends.torch_ import passes
+from tpsample.training import KeptLogprobs, KeptTokens, call, kept_logprobs
 from tpsample.training import logprobs as module
-from tpsample.training.products import pair_products
 
 V, D, ROWS = 331, 24, 24
 KINDS: tuple[dict[str, Any], ...] = (
@@ -43,6 +43,11 @@ def _pairs(firsts: Sequence[Any], seconds: Sequence[Any]) -> Iterator[Any]:
     for (row, first), (column, second) in itertools.product(enumerate(firsts), enumerate(seconds)):
         marks = () if row % len(seconds) == column else pytest.mark.long
         yield pytest.param(first, second, id=f"{first}-{second}", marks=marks)
+
+
+@pytest.fixture(params=["torch", "triton", "numba"])
+def backend(request, monkeypatch):
+    monkeypatch.setattr(call, "default_backend", lambda device: request.param)
 
 
 def _numbers(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -99,6 +104,7 @@ def _off(found: Tensor, expected: Tensor) -> float:
     return float((found.double() - expected).norm() / expected.norm())
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize(("head", "dtype"), _pairs(HEADS, DTYPES))
 def test_values_are_bit_for_bit_those_of_the_step(head, dtype, monkeypatch):
     monkeypatch.setattr(module, "AT_ONCE", 3 * V)  # several parts of rows that kept every id
@@ -119,15 +125,6 @@ def test_values_are_bit_for_bit_those_of_the_step(head, dtype, monkeypatch):
     assert torch.equal(again.logprobs, values[order]), "another order of rows and ids"
 
 
-def test_products_of_pairs_are_exact():
-    """Sums whose terms cancel, as float64 in any order does not have them."""
-    states = torch.tensor([[2.0**60, 1.0, -(2.0**60), 2.0**-30]]).repeat(2, 1)
-    weight = torch.tensor([[2.0**60, 1.0, 2.0**60, 1.0], [1.0, 1.0, 1.0, 3.0]])
-    rows = torch.arange(2)
-    found = pair_products(states, rows, weight, rows)
-    assert found.tolist() == [1.0, 1.0]
-
-
 class _Largest(TorchDispatchMode):
     """Notes the most 8-byte numbers that a tensor has which an operator returns."""
 
@@ -141,6 +138,7 @@ class _Largest(TorchDispatchMode):
         return result
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("sparse", [False, True])
 def test_memory_grows_with_the_sets_and_not_with_the_head(sparse):
     """No float64 tensor has all numbers of the weight, nor those of all pairs at once."""
@@ -152,14 +150,16 @@ def test_memory_grows_with_the_sets_and_not_with_the_head(sparse):
     with _Largest() as largest:
         scores = kept_logprobs(*leaves, sets[:, 0], kept, 1.0, group="alone", sparse=sparse)
         scores.logprobs.sum().backward()
-    assert 900 * 64 < largest.most <= products.AT_ONCE < 9000 * 64
+    assert 900 * 64 < largest.most <= passes.tile_elements(states.device) < 9000 * 64
     assert weight.grad is not None and weight.grad.is_sparse == sparse
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize(("head", "sparse"), _pairs(HEADS, [False, True]))
 def test_gradients_are_those_of_a_masked_softmax_in_float64(head, sparse, monkeypatch):
-    for each in (products, module):
-        monkeypatch.setattr(each, "AT_ONCE", 7 * D)  # several parts of the weight's rows
+    # several parts of the weight's rows
+    monkeypatch.setattr(module, "AT_ONCE", 7 * D)
+    monkeypatch.setattr(module, "tile_elements", lambda device: 7 * D)
     case, _, _ = _rollout(torch.float32, **head)
     states, weight, token_ids, kept, temperature = case
     if sparse:

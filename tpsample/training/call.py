@@ -11,7 +11,9 @@ from torch import Tensor
 
 from tpsample.agreement.arguments import checked_head
 from tpsample.agreement.caller_tensors import is_dtensor, local_arguments
+from tpsample.agreement.construction import default_backend
 from tpsample.agreement.misplaced import collective
+from tpsample.backends import room_of
 from tpsample.core.checks import check_tensor, describe, real_number, require_memory
 from tpsample.core.digest import digest_bits
 from tpsample.core.row_noise import GREEDY_BELOW, HOTTEST
@@ -117,8 +119,10 @@ def kept_logprobs(
         }
     except Exception as wrong:  # of whatever kind: the other ranks must hear of it
         error = wrong
-    ranks = agreed(of_ranks, given["shard"], weight, same, error, _device_of(lm_head_weight))
-    scored = Scored(ranks, given["head"], token_ids, kept, temperatures, sparse)
+    device = _device_of(lm_head_weight)
+    ranks = agreed(of_ranks, given["shard"], weight, same, error, device)
+    room = room_of(default_backend(device))
+    scored = Scored(ranks, given["head"], token_ids, kept, temperatures, sparse, room)
     _check_sets(scored, ranks)
     local: Any = lm_head_weight
     if is_dtensor(local):

@@ -16,26 +16,20 @@ kept every id are taken some at a time, and none of their logits is kept.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from tpsample.backends.torch_.pairs import slices
+from tpsample.backends.torch_.passes import tile_elements
+from tpsample.backends.torch_.room import Room
 from tpsample.core.masses import LN2, TOP_MASS, masses_and_moments
 from tpsample.core.order import below_top
 from tpsample.core.score import Head
 from tpsample.training.kept_tokens import KeptTokens
-from tpsample.training.products import (
-    add_to_hidden,
-    add_to_weight,
-    logits_of,
-    pair_products,
-    parts,
-    slopes,
-    tile_products,
-)
+from tpsample.training.products import logits_of, slopes, tile_products
 from tpsample.training.shards import HeadRanks
 
 AT_ONCE = 2**22
@@ -65,6 +59,7 @@ class Scored:
         kept: the sets.
         temperature: fp32 [N].
         sparse: whether the weight's gradient has the rows of listed ids alone.
+        room: the backend that multiplies and adds.
     """
 
     ranks: HeadRanks
@@ -73,6 +68,7 @@ class Scored:
     kept: KeptTokens
     temperature: Tensor
     sparse: bool
+    room: Room
 
     def callers(self) -> list[Tensor]:
         """Return the tensors of the caller that autograd can watch."""
@@ -108,7 +104,7 @@ class KeptLogprobsFunction(torch.autograd.Function):
         """Return logprobs and entropies, float64 [N]."""
         row_of, ids = scored.row_of(), scored.kept.token_ids
         own, weight_rows = scored.owned()
-        products = pair_products(hidden_states, row_of[own], weight, weight_rows)
+        products = scored.room.pair_products(hidden_states, row_of[own], weight, weight_rows)
         own_logits = logits_of(products, scored.head)
         logits = _from_owner(own_logits, own, len(ids), scored.ranks)
         rows = hidden_states.new_empty(len(hidden_states), dtype=torch.float64)
@@ -153,7 +149,7 @@ class KeptLogprobsFunction(torch.autograd.Function):
         hidden_states, weight, products, top, log_total, entropies, *_ = ctx.saved_tensors
         scored: Scored = ctx.scored
         for_hidden, for_weight, _ = ctx.needs_input_grad
-        temperature, ranks = scored.temperature, scored.ranks
+        temperature, ranks, room = scored.temperature, scored.ranks, scored.room
 
         def of_products(products: Tensor, row: Tensor, is_drawn: Tensor) -> Tensor:
             """Return the gradients of products, whose rows `row` names."""
@@ -170,25 +166,22 @@ class KeptLogprobsFunction(torch.autograd.Function):
         grads = of_products(products, rows, is_drawn)
         to_hidden = torch.zeros_like(hidden_states, dtype=torch.float64) if for_hidden else None
         if to_hidden is not None:
-            add_to_hidden(to_hidden, grads, rows, weight, weight_rows)
+            ends = _ends(rows, len(to_hidden))
+            room.add_weighted_rows(to_hidden, ends, grads, weight, weight_rows)
 
         whole_parts, size = scored.whole_parts(), weight.shape[1]
         every = torch.arange(len(weight), device=weight.device)
         used = every if whole_parts else weight_rows.unique()
         used_index, order = torch.searchsorted(used, weight_rows).sort(stable=True)
-        grads, rows = grads[order], rows[order]
+        grads, rows, ends = grads[order], rows[order], _ends(used_index, len(used))
         num_rows = len(used) if scored.sparse else len(weight)
         to_weight = weight.new_zeros(num_rows if for_weight else 0, size)
         # Some rows of the weight at a time, because float64 of all would take 8 bytes a number.
-        blocks = list(parts(len(used), size, AT_ONCE if whole_parts else 0))
-        blocks = blocks if for_weight or whole_parts else []
-        ends = torch.tensor([0, *(part.stop for part in blocks)], device=weight.device)
-        bounds = itertools.pairwise(torch.searchsorted(used_index, ends).tolist())
-        for part, pairs in zip(blocks, itertools.starmap(slice, bounds), strict=True):
+        at_once = AT_ONCE if whole_parts else tile_elements(weight.device)
+        for part in slices(len(used) if for_weight or whole_parts else 0, size, at_once):
             block = weight.new_zeros(part.stop - part.start, size, dtype=torch.float64)
-            add_to_weight(
-                block, grads[pairs], hidden_states, rows[pairs], used_index[pairs] - part.start
-            )
+            its_ends = ends[part.start : part.stop + 1]
+            room.add_weighted_rows(block, its_ends, grads, hidden_states, rows)
             of_part = weight[part][: max(0, len(ranks.shard) - part.start)]
             for whole in whole_parts:
                 tile = tile_products(hidden_states[whole], of_part)
@@ -212,6 +205,11 @@ class KeptLogprobsFunction(torch.autograd.Function):
                 check_invariants=False,
             )  # fmt: skip
         return to_hidden, to_weight, None
+
+
+def _ends(index: Tensor, count: int) -> Tensor:
+    """Return int64 [count + 1], where each number below `count` ends in an ascending index."""
+    return torch.searchsorted(index, torch.arange(count + 1, device=index.device))
 
 
 def _from_owner(own: Tensor, index: Tensor, count: int, ranks: HeadRanks) -> Tensor:

@@ -252,8 +252,8 @@ class Instructions(Operands):
             return self.into(register, "b32", f"({high} << U32(16)) | {low}")
         (a,) = given
         if "bf16" in (to, of):
-            assert (to, mode) in (("f32", ""), ("bf16", "rn")), i.name
-            return self.into(register, to, a)
+            assert (to, mode) in (("f32", ""), ("f64", ""), ("bf16", "rn")), i.name
+            return self.into(register, to, f"{a}.astype(F64)" if to == "f64" else a)
         if of[0] == "f" and to[0] != "f":
             text = f"N.to_integer({a}, '{mode}', {to[1:]}, {to[0] == 's'})"
             return self.into(register, to, text, extend=True)

@@ -42,6 +42,7 @@ from tpsample import (
     VocabShard,
     reference,
 )
+from tpsample.backends import room_of
 from tpsample.backends.triton_.arguments import append_tokens
 from tpsample.backends.triton_.largest import largest
 from tpsample.backends.triton_.slots import fill_skipped, read_slots
@@ -277,6 +278,23 @@ def appends(gpu: EmulatedGpu, seeds: int) -> Compared:
     return outcome
 
 
+def scores(gpu: EmulatedGpu, seeds: int) -> Compared:
+    """Products and sums of a trainer, beside the plain backend's."""
+    generator, outcome = torch.Generator().manual_seed(11), Compared()
+    for dtype, size in ((torch.bfloat16, 300), (torch.float32, 264), (torch.float16, 7)):
+        left, right = (torch.randn(n, size, generator=generator).to(dtype) for n in (5, 9))
+        rows, columns = (torch.randint(n, (21,), generator=generator) for n in (5, 9))
+        ends, factors = torch.tensor([0, 0, 1, 12, 21]), torch.randn(21, generator=generator)
+        found = []
+        for room in map(room_of, ("triton", "torch")):
+            sums = torch.ones(4, size, dtype=torch.float64)
+            room.add_weighted_rows(sums, ends, factors.double(), right, columns)
+            found.append([room.pair_products(left, rows, right, columns).double(), sums])
+        wrong = sum(not one.allclose(of, 1e-13, 1e-13) for one, of in zip(*found, strict=True))
+        outcome += Compared(2, wrong, notes=["scores"] * (wrong > 0))
+    return outcome
+
+
 def _lists(logits: torch.Tensor) -> Compared:
     """Kept sets and logprobs over them, from lists of few tokens, beside the plain backend's."""
     told = []
@@ -338,7 +356,7 @@ def few_planted(gpu: EmulatedGpu, seeds: int) -> Compared:
 
 _PARTS = (
     *(emulator, few_goldens, one_push, goldens, peers, plain, tiles, stories, masks),
-    *(searches, slots, appends, counts, planted, few_planted, one_id),
+    *(searches, slots, appends, scores, counts, planted, few_planted, one_id),
 )
 PARTS: dict[str, Callable[[EmulatedGpu, int], Compared]] = {of.__name__: of for of in _PARTS}
 

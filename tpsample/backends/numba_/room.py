@@ -6,6 +6,7 @@ from tpsample.backends.numba_.cuts import NativeCuts
 from tpsample.backends.numba_.decode import decoder
 from tpsample.backends.numba_.drafts import draft_words
 from tpsample.backends.numba_.launch import NativeBackend
+from tpsample.backends.numba_.pairs import add_weighted_rows, pair_products
 from tpsample.backends.numba_.passes import NativeShardLogits
 from tpsample.backends.numba_.verification import NativeVerification
 from tpsample.backends.torch_.room import ROOM as PLAIN
@@ -18,4 +19,6 @@ ROOM = replace(
     verification=NativeVerification,
     draft_words=draft_words,
     decoder=decoder,
+    pair_products=pair_products,
+    add_weighted_rows=add_weighted_rows,
 )

@@ -13,6 +13,7 @@ from tpsample.backends.torch_.cuts import Cuts
 from tpsample.backends.torch_.decode import decoder
 from tpsample.backends.torch_.drafts import draft_words
 from tpsample.backends.torch_.launch import TorchBackend
+from tpsample.backends.torch_.pairs import add_weighted_rows, pair_products
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.backends.torch_.verification import Verification, coupled_output, drafted_rows
 from tpsample.core.row_noise import RowNoise
@@ -48,6 +49,8 @@ class Room:
         coupled_output: accepts drafts that are the tokens drawn.
         draft_words: draws from a drafter's logits.
         decoder: returns what decodes words.
+        pair_products: multiplies single pairs of rows.
+        add_weighted_rows: adds weighted rows to rows.
     """
 
     launch: Callable[[Settings], Backend]
@@ -58,6 +61,8 @@ class Room:
     coupled_output: Callable[[Tensor, SampleOutput], VerifyOutput]
     draft_words: Callable[[Tensor, int, RowNoise, int, int], Tensor]
     decoder: Decoder
+    pair_products: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    add_weighted_rows: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
 
 ROOM = Room(
@@ -69,4 +74,6 @@ ROOM = Room(
     coupled_output=coupled_output,
     draft_words=draft_words,
     decoder=decoder,
+    pair_products=pair_products,
+    add_weighted_rows=add_weighted_rows,
 )

@@ -1,0 +1,45 @@
+"""Products of single pairs of rows, and sums of weighted rows, in native kernels."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tpsample.backends.numba_.kernels import pairs as kernels
+from tpsample.backends.numba_.kernels.arrays import array_of
+from tpsample.backends.numba_.kernels.inputs import weight_of
+from tpsample.backends.numba_.kernels.threads import in_ranges, threads_for
+from tpsample.backends.torch_ import pairs as plain
+from tpsample.core.weight_format import FORMATS
+
+
+def pair_products(left: Tensor, rows: Tensor, right: Tensor, columns: Tensor) -> Tensor:
+    """Return the products of pairs of rows. Twin: `tpsample.backends.torch_.pairs`."""
+    if not (_may_read(left) and _may_read(right)):
+        return plain.pair_products(left, rows, right, columns)
+    products, size = left.new_empty(len(rows), dtype=torch.float32), left.shape[1]
+    arrays = weight_of(left, 0, 0, 0), _array(rows), weight_of(right, 0, 0, 0), _array(columns)
+    threads = threads_for(len(rows) * size)
+    in_ranges(kernels.pair_products, 0, len(rows), threads, *arrays, size, array_of(products))
+    return products
+
+
+def add_weighted_rows(
+    out: Tensor, ends: Tensor, factors: Tensor, source: Tensor, index: Tensor
+) -> None:
+    """Add weighted rows to rows. Twin: `tpsample.backends.torch_.pairs`."""
+    if not _may_read(source):
+        return plain.add_weighted_rows(out, ends, factors, source, index)
+    given = _array(ends), _array(factors), weight_of(source, 0, 0, 0), _array(index)
+    threads = min(len(out), threads_for(int(ends[-1] - ends[0]) * out.shape[1]))
+    in_ranges(kernels.add_weighted_rows, 0, len(out), threads, array_of(out), *given)
+
+
+def _may_read(numbers: Tensor) -> bool:
+    """Return whether a kernel reads numbers as they lie: those of float64 are not rounded."""
+    return numbers.dtype in FORMATS and numbers.stride(1) == 1
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    return array_of(tensor.contiguous())
