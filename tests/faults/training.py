@@ -74,6 +74,10 @@ tpsample/backends/triton_/kernels/pairs.py
     + inside = pair < first + PAIRS
     > test_weighted_rows_are_added_as_by_plain_pytorch
 tpsample/training/call.py
+    a compiler looks into the scores
+    - @torch._disable_dynamo  #
+    + #
+    > test_a_compiled_trainer_scores_outside_of_its_graph
     a temperature is left without its gradient in silence
     - if isinstance(temperature, Tensor) and temperature.requires_grad and torch.is_grad_enabled():
     + if False:

@@ -329,3 +329,17 @@ def test_a_second_derivative_is_refused_and_a_kept_graph_is_not():
         torch.autograd.grad(value, hidden, create_graph=True)
     first, again = (torch.autograd.grad(value, hidden, retain_graph=True)[0] for _ in range(2))
     assert first.any() and torch.equal(first, again)
+
+
+@pytest.mark.usefixtures("backend")
+def test_a_compiled_trainer_scores_outside_of_its_graph():
+    case, _, _ = _rollout(torch.float32)
+    found = []
+
+    def loss(states: Tensor, weight: Tensor) -> Tensor:
+        return kept_logprobs(2 * states, weight, *case[2:], group="alone").logprobs.sum()
+
+    for way in (loss, torch.compile(loss, backend="eager")):
+        leaves = [each.clone().requires_grad_() for each in case[:2]]
+        found.append([way(*leaves), *torch.autograd.grad(way(*leaves), leaves)])
+    assert all(itertools.starmap(torch.equal, zip(*found, strict=True)))

@@ -47,6 +47,7 @@ def _group_of(
     return of_ranks, given, error
 
 
+@torch._disable_dynamo  # `torch.compiler.disable`, but for the import of the compiler: a second
 @collective(_refuse)
 def kept_logprobs(
     hidden_states: Tensor,
