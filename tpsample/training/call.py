@@ -14,6 +14,7 @@ from tpsample.agreement.caller_tensors import is_dtensor, local_arguments
 from tpsample.agreement.construction import default_backend
 from tpsample.agreement.misplaced import collective
 from tpsample.backends import room_of
+from tpsample.compiled import outside
 from tpsample.core.checks import check_tensor, describe, real_number, require_memory
 from tpsample.core.digest import digest_bits
 from tpsample.core.row_noise import GREEDY_BELOW, HOTTEST
@@ -47,7 +48,6 @@ def _group_of(
     return of_ranks, given, error
 
 
-@torch._disable_dynamo  # `torch.compiler.disable`, but for the import of the compiler: a second
 @collective(_refuse)
 def kept_logprobs(
     hidden_states: Tensor,
@@ -96,6 +96,10 @@ def kept_logprobs(
         PeerLost: on CPUs, a rank did not call within the timeout of the process group.
         RuntimeError: this process was forked by that of the group. In backward, create_graph=True.
     """
+    if torch.compiler.is_compiling():
+        tensors = hidden_states, lm_head_weight, token_ids, kept, temperature
+        how = {"logit_scale": logit_scale, "logit_softcap": logit_softcap, "sparse": sparse}
+        return outside(kept_logprobs, *tensors, group=group, shard=shard, **how)
     head = Head(logit_scale, logit_softcap)
     of_ranks, given, error = _group_of(group, lm_head_weight, shard=shard, head=head)
     weight, same = None, {}
