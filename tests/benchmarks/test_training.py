@@ -13,6 +13,8 @@ from benchmarks.lab.page import write_page
 from benchmarks.lab.results import RESULT
 from benchmarks.questions import training
 from tests.support import toy_trunk
+from tpsample.agreement.construction import cpu_backend
+from tpsample.training import call
 
 SIZES = (1, 8, toy_trunk.V)
 
@@ -22,6 +24,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "load", toy_trunk.load)
     monkeypatch.setattr(training, "SIZES", SIZES)
     monkeypatch.setattr(training, "AT_ONCE", 20)
+    monkeypatch.setattr(call, "default_backend", lambda device: cpu_backend())  # no interpreter
 
 
 @pytest.mark.parametrize("dtype", training.DTYPES)
