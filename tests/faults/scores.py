@@ -406,14 +406,18 @@ tpsample/backends/numba_/kernels/head.py
     - if len(head.mask):
     + if False:
     > backends/screening/test_words.py::test_words_of_many_rows_are_those_of_the_definition
-    native: tokens of the output alone have no penalty
-    - some |= history[i]
-    + some |= history[i] & I32(1)
+    native: ids in the second of two blocks of the state have no controls
+    - touched = head.touched[slot, first] | head.touched[slot, last]
+    + touched = head.touched[slot, first]
+    > test_blocks_that_meet_two_of_the_state_have_the_controls_of_both
+    native: drafted tokens of a block without a history have no penalty
+    - if wants & (touched | drafted) & I32(HAS_HISTORY):
+    + if wants & touched & I32(HAS_HISTORY):
     > test_random_steps_of_one_rank_are_the_oracles[controls]
     native: a bias is not looked for
-    - some |= bits_as(F32(bias[i]), U32) & U32(0x7FFFFFFF)
-    + some &= bits_as(F32(bias[i]), U32) & U32(0x7FFFFFFF)
-    > test_random_steps_of_one_rank_are_the_oracles[controls]
+    - if wants & touched & I32(HAS_BIAS):
+    + if False:
+    > test_blocks_that_meet_two_of_the_state_have_the_controls_of_both
     native: drafts are left out of the history
     - history[drafts[k] - first_id] += I32(2)
     + history[drafts[k] - first_id] += I32(0)

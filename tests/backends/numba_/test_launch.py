@@ -206,3 +206,15 @@ def test_a_request_with_penalties_leaves_the_other_rows_plain():
         step = native.prepare(case.hidden_states, batch._view_of(3), torch.arange(3), 1)
         head = native._head_of(step.controls, given=False)
         assert rows_without_controls(head, np.arange(3)).tolist() == expected
+
+
+def test_blocks_that_meet_two_of_the_state_have_the_controls_of_both():
+    """The state of a shard has blocks of 64 ids from its first one on, and kernels of all ids."""
+    shard = VocabShard(20, 300)
+    definition, native = backends(problem("normal", 300, 2, 24), shard)
+    hidden = problem("normal", 300, 2, 24).hidden_states
+    for token in range(20, 300, 9):
+        params = [SamplingParams(seed=0, logit_bias={token: 100.0}), SamplingParams(seed=1)]
+        step = hidden, SamplingBatch.from_params(params, vocab_size=300), torch.arange(2)
+        (found,), (expected,) = words(native, *step)[0], words(definition, *step)[0]
+        assert found.equal(expected), f"the bias of id {token}"

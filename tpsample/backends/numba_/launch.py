@@ -308,6 +308,7 @@ class NativeBackend(Backend):
                 "mask": controls.mask,
                 "token_bias": state.bias if rows.tables.has_bias else None,
                 "history": state.history if rows.tables.has_penalties else None,
+                "touched": state.touched,
                 "penalties": rows.tables.penalties,
                 "drafts": rows.drafts,
                 "num_drafts": rows.num_drafts,

@@ -16,11 +16,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tpsample.backends.numba_.kernels.compiling import F32, F64, I32, I64, U32, jit
+from tpsample.backends.numba_.kernels.compiling import F32, F64, I32, I64, jit
 from tpsample.backends.numba_.kernels.inputs import BLOCK, Block
 from tpsample.backends.numba_.kernels.numbers import exact_product, power_of_2
 from tpsample.backends.numba_.kernels.primitives import bits_as, larger, smaller
 from tpsample.core.score import TANH_SMALL
+from tpsample.request.controls.token_state import HAS_BIAS, HAS_HISTORY, TOUCHED_BLOCK
 
 LOG2_E = math.log2(math.e)
 
@@ -40,6 +41,7 @@ class NativeHead(NamedTuple):
         mask: int32 [B, width / 32].
         token_bias: fp32 [slots, width].
         history: int32 [slots, width].
+        touched: int32 [slots, width / TOUCHED_BLOCK], those of the slots' blocks that have either.
         penalties: fp32 [slots, 3].
         drafts: int32 [B, K]; num_drafts: int32 [B].
     """
@@ -53,6 +55,7 @@ class NativeHead(NamedTuple):
     mask: np.ndarray = np.empty((0, 1), I32)
     token_bias: np.ndarray = np.empty((0, 1), F32)
     history: np.ndarray = np.empty((0, 1), I32)
+    touched: np.ndarray = np.empty((0, 1), I32)
     penalties: np.ndarray = np.empty((0, 3), F32)
     drafts: np.ndarray = np.empty((0, 1), I32)
     num_drafts: np.ndarray = np.empty(0, I32)
@@ -121,25 +124,26 @@ def control(values, block, row, head):
         return
     lane, count, column = block.lane, block.count, block.local + head.first_column
     slot = head.slots[row]
-    wants = head.wants[slot]
     if len(head.mask):
         for i in range(count):
             allowed = (head.mask[row, (column + i) >> 5] >> I32((column + i) & 31)) & I32(1)
             values[lane + i] = values[lane + i] if allowed else F32(-np.inf)
-    if len(head.token_bias) and wants != 0:
-        bias, some = head.token_bias[slot, column : column + count], U32(0)
+    wants = head.wants[slot]
+    if wants == 0:
+        return
+    # Neighbouring ids may lie in two blocks of the state.
+    first, last = column // TOUCHED_BLOCK, (column + count - 1) // TOUCHED_BLOCK
+    touched = head.touched[slot, first] | head.touched[slot, last]
+    drafted = I32(HAS_HISTORY if len(head.drafts) and head.num_drafts[row] > 0 else 0)
+    if wants & touched & I32(HAS_BIAS):
+        bias = head.token_bias[slot, column : column + count]
         for i in range(count):
-            some |= bits_as(F32(bias[i]), U32) & U32(0x7FFFFFFF)  # -0.0 is no bias
-        for i in range(count if some else 0):
             values[lane + i] = values[lane + i] + bias[i]
-    if len(head.history) and wants != 0:
-        history, some = head.history[slot, column : column + count], I32(0)
-        if len(head.drafts) and head.num_drafts[row] > 0:
+    if wants & (touched | drafted) & I32(HAS_HISTORY):
+        history = head.history[slot, column : column + count]
+        if drafted:
             history = with_drafts(history, head.drafts[row, : head.num_drafts[row]], block)
-        for i in range(count):
-            some |= history[i]
-        if some:
-            penalise(values[lane : lane + count], history, head.penalties[slot])
+        penalise(values[lane : lane + count], history, head.penalties[slot])
 
 
 @jit(allocates=True)
