@@ -327,8 +327,10 @@ tpsample/core/order.py
     > test_the_vectors_are_what_the_package_computes
 tpsample/core/rules.py
     a standard deviation is of logits after temperature
-    - rows.least_word(y, torch.ones_like(rows.temperature))
-    + rows.least_word(y, rows.temperature)
+    - -n * rows.spread(), -torch.inf)
+    -     return rows.least_word(y, torch.ones_like(rows.temperature))
+    + -n * rows.spread(), -torch.inf)
+    +     return rows.least_word(y, rows.temperature)
     > test_kept_sets_worked_out_by_hand[sigma-of-logits-before-temperature]
     the limit of epsilon is rounded down
     - epsilon).round().to(torch.int64)

@@ -27,7 +27,7 @@ tpsample/request/controls/tables.py
     > test_a_mask_may_be_assigned_under_inference_mode
 tpsample/core/rules.py
     a top_p of 0 keeps nothing
-    - low=2.0**-60,
+    - low=2.0**-60,  # leaves one token of any total
     + low=0.0,
     > test_values_out_of_range_have_a_meaning
 tpsample/request/tensor_columns.py
@@ -373,8 +373,12 @@ tpsample/request/batch.py
     > test_a_selection_and_masks_of_rows_that_changed_are_refused[forced_token_ids-free]
 tpsample/core/rules.py
     an epsilon of a tensor may be more than one
-    - high=math.nextafter(1.0, 0.0),
-    + high=5.0,
+    - cuts=lambda epsilon: epsilon > 0,
+    -     low=0.0,
+    -     high=math.nextafter(1.0, 0.0),
+    + cuts=lambda epsilon: epsilon > 0,
+    +     low=0.0,
+    +     high=5.0,
     > test_a_number_means_itself_and_one_beyond_the_range_one_within_it
     a small epsilon of a tensor is off
     - cuts=lambda epsilon: epsilon > 0,
