@@ -27,6 +27,7 @@ from tpsample.core.rules import RULES, TOP_K
 ROWS = 8
 ORDERS: Any = ("sequential", "joint", "min_p_last")
 FILTERS = ("top_k", "top_p", "min_p")
+RULE_OF = {rule.name: rule for rule in RULES}
 GPU = patch("tpsample.core.tensors.READ_ON", ())
 """The host reads nothing of the device, as on a GPU."""
 KNOWN = ("read", "host", "unknown")
@@ -116,7 +117,7 @@ def test_a_request_without_filters_may_stand_before_rows_that_the_host_does_not_
 @pytest.mark.parametrize("name", OTHER_FILTERS)
 def test_every_other_rule_may_be_a_tensor(name, known):
     sampler, hidden_states, its = sampler_of(), torch.randn(ROWS, D), tensors(5)
-    values = (0.0, *VALUES[name])
+    values = (RULE_OF[name].off, *VALUES[name])
     its = {each: its[each] for each in ("temperature", "seed", "top_p")}
     its[name] = torch.tensor([values[i % len(values)] for i in range(ROWS)], dtype=torch.float64)
     how = (

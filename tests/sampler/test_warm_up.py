@@ -48,7 +48,7 @@ OTHERS = {
     "grammar": {},
     "forced": {},
     "kept sets": {},
-    **{name: {name: VALUES[name][1]} for name in OTHER_FILTERS},
+    **{name: {name: VALUES[name][0]} for name in OTHER_FILTERS},
 }
 """Another request of each kind."""
 SEARCHED: list[tuple[Kind, dict]] = [
