@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Iterable
@@ -18,7 +19,7 @@ from tests.support import filtered, golden_parts, oracle
 from tests.support.commands import ROOT
 from tests.support.fields import FILTERS, REFUSED, VALUES
 from tpsample import SamplingParams
-from tpsample.core.rules import ENDING, RULES
+from tpsample.core.rules import ENDING, RULES, TOP_K
 
 FIELDS = {field.name for field in fields(SamplingParams)}
 REPORTS = {"logprobs", "logprob_token_ids", "logprobs_mode"}
@@ -79,6 +80,17 @@ def test_each_filter_decides_some_rows_of_the_grid(name):
 def test_every_field_has_values_and_values_that_are_refused():
     assert FIELDS - set(VALUES) == set(), "tests.support.fields.VALUES"
     assert FIELDS - set(REFUSED) == set(), "tests.support.fields.REFUSED"
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_the_numbers_of_a_rule_fit_together(rule):
+    for number in (rule.off, rule.low, rule.high, rule.example, *VALUES.get(rule.name, ())):
+        assert rule.valid(number), f"{rule.name}: {number} is no number that a request may have"
+    for number in (rule.example, *VALUES.get(rule.name, ())):
+        assert rule.cuts(number), f"{rule.name}: {number} keeps every token"
+    assert not rule.cuts(rule.off), f"{rule.name}: its number that is off cuts"
+    beyond = math.nextafter(rule.high, math.inf)
+    assert rule is TOP_K or not rule.valid(beyond), f"{rule.name}: {rule.high} is not its end"
 
 
 def test_the_page_of_the_library_has_every_filter():

@@ -332,6 +332,18 @@ tpsample/core/rules.py
     + -n * rows.spread(), -torch.inf)
     +     return rows.least_word(y, rows.temperature)
     > test_kept_sets_worked_out_by_hand[sigma-of-logits-before-temperature]
+    no standard deviation at all cuts
+    - torch.where(n > 0, -n * rows.spread(), -torch.inf)
+    + -n * rows.spread()
+    > test_a_rule_that_is_off_keeps_every_token[top_n_sigma]
+    a number is taken for a distance
+    - end=_least_of_sigma,
+    + end=_least_of_sigma, known=True,
+    > test_a_known_rule_ends_at_its_distance[top_n_sigma]
+    an epsilon goes through a power that neighbours change
+    - (rows.total_mass().double() * epsilon)
+    + (rows.total_mass().double() * epsilon.log2().exp2())
+    > test_a_rule_rounds_as_it_would_alone[epsilon_cutoff]
     the limit of epsilon is rounded down
     - epsilon).round().to(torch.int64)
     + epsilon).floor().to(torch.int64)

@@ -380,6 +380,12 @@ tpsample/core/rules.py
     +     low=0.0,
     +     high=5.0,
     > test_a_number_means_itself_and_one_beyond_the_range_one_within_it
+    the example of epsilon is off
+    - example=0.001,
+    -     end=_least_of_epsilon,
+    + example=0.0,
+    +     end=_least_of_epsilon,
+    > test_the_numbers_of_a_rule_fit_together[epsilon_cutoff]
     a small epsilon of a tensor is off
     - cuts=lambda epsilon: epsilon > 0,
     + cuts=lambda epsilon: epsilon > 0.5,

@@ -4,12 +4,15 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support import oracle
 from tests.support.distribution import chi_squared
+from tests.support.fields import VALUES
 from tests.support.filtered import Rows, V, grid, kinds_of_logits, masked
 from tests.support.other_samplers import by_pivots, by_transformers
 from tests.support.same_rows import assert_same_rows
@@ -17,9 +20,9 @@ from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, reference
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core import word
 from tpsample.core.masses import masses
-from tpsample.core.order import ABOVE_ALL, least_logit, least_word
+from tpsample.core.order import ABOVE_ALL, least_logit, least_word, order_words
 from tpsample.core.row_noise import RowNoise
-from tpsample.core.rules import ENDING
+from tpsample.core.rules import ENDING, Rule
 from tpsample.filters.kept_sets import find_cut
 from tpsample.filters.sample import sample_filtered
 from tpsample.ranks.ranks import Ranks
@@ -234,6 +237,66 @@ def test_a_rule_ends_at_the_number_at_which_the_oracles_does(rule, count):
     beyond = ends[0] * (1 - 1e-13), ends[1] * (1 + 1e-13)
     found, expected = list(map(oracle_keeps, beyond)), list(map(keep, ends))
     assert found == expected, f"{rule.name} of {beyond}: the oracle keeps {found}, not {expected}"
+
+
+def _whole_rows() -> reference._WholeRows:
+    """Facts of rows of all kinds; in some of them most tokens have no mass."""
+    logits = torch.stack(list(KINDS.values())).sort(dim=1, descending=True).values
+    return reference._WholeRows(logits, order_words(logits), torch.full((len(logits),), 0.7))
+
+
+def _read(rule: Rule, number: float, rows: reference._WholeRows) -> torch.Tensor:
+    return torch.full((len(rows.logits),), rule.read(number, V), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("rule", ENDING, ids=lambda rule: rule.name)
+def test_a_rule_that_is_off_keeps_every_token(rule):
+    """Rows that have it and rows that do not share a step."""
+    rows = _whole_rows()
+    end = rule.end(rows, _read(rule, rule.off, rows))
+    assert (rows.words >= end.unsqueeze(1)).all(), f"{rule.name}={rule.off} removes tokens"
+
+
+@pytest.mark.parametrize("rule", ENDING, ids=lambda rule: rule.name)
+def test_a_known_rule_ends_at_its_distance(rule):
+    """Ranks leave out the logits below it before they meet."""
+    rows = _whole_rows()
+    for number in (rule.example, *VALUES[rule.name]):
+        y = _read(rule, number, rows)
+        at_y = bool((y <= 0).all()) and torch.equal(
+            rule.end(rows, y), rows.least_word(y, rows.temperature)
+        )
+        assert at_y or not rule.known, f"{rule.name}={number} does not end at its distance"
+
+
+class _Named(TorchDispatchMode):
+    """Lists the operations that run inside of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func.overloadpacket.__name__.rstrip("_"))
+        return func(*args, **(kwargs or {}))
+
+
+class _Ones:
+    """Facts of two rows that need no operations."""
+
+    temperature = torch.ones(2)
+
+    def __getattr__(self, name: str) -> Callable[..., torch.Tensor]:
+        return lambda *_: torch.ones(2, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("rule", ENDING, ids=lambda rule: rule.name)
+def test_a_rule_rounds_as_it_would_alone(rule):
+    """Powers and logarithms differ between devices, and `exp2` with the rows beside a row."""
+    with _Named() as ran:
+        rule.end(_Ones(), torch.full((2,), rule.example, dtype=torch.float64))
+    inexact = ran.names & {"exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "pow"}
+    assert not inexact, f"{rule.name} asks for {', '.join(sorted(inexact))}"
 
 
 @pytest.mark.parametrize("backend", ["torch", "numba", "triton"])
