@@ -22,6 +22,13 @@ of the backends know no rule. A new rule with an `end` is written here, in `RULE
     tests/support/golden.json         `python -m tests.support.golden` adds its tokens
 
 `tests/test_fields.py` and the tests that it names see whatever was left out.
+
+A rule learns of its rows by the facts of `FilteredRows`. Another fact is a method there, and in
+
+    tpsample/filters/thresholds.py    from sums over the ranks, of integers
+    tpsample/reference.py             from whole rows
+
+Rules remove tokens. None of them can make another rule keep more.
 """
 
 from __future__ import annotations
@@ -84,8 +91,11 @@ class Rule:
         by_logarithm: whether steps read the logarithm of the number.
         end: returns the order word, int64 [F], with which the kept tokens end, from what steps read
             of the number, float64 [F]. No masked token has such a word. None of top_k and top_p.
-        known: whether the number that steps read is a distance y = (x - max x) / T. A rank then
-            leaves out logits that lie lower, before the ranks meet. Otherwise it needs all of them.
+            It may ask for + - * / and sqrt of float64, for roundings, and for integers: they give
+            a row the same bits on any device and beside any rows, as `exp2` and `log` do not.
+        known: whether the number that steps read is a distance y = (x - max x) / T <= 0, at which
+            the rule ends. A rank then leaves out logits that lie lower, before the ranks meet.
+            Otherwise it needs all of them.
     """
 
     name: str
