@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,7 @@ def maker(shard: VocabShard, **options: Any) -> Make:
 
 
 if __name__ == "__main__":
+    warnings.simplefilter("ignore")  # requests share seeds, and a row has no token, on purpose
     made = record(maker(VocabShard(0, V), backend="torch"))
     short = {"separators": (",", ":")}
     lines = (f"{json.dumps(name)}: {json.dumps(value, **short)}" for name, value in made.items())
