@@ -52,14 +52,14 @@ class FilteredRows(Protocol):
 
     @property
     def temperature(self) -> Tensor:
-        """fp32 [F], 1 for greedy rows."""
+        """fp32 [F], for `least_word` alone: a kernel reads what was written, and makes it safe."""
 
     def least_word(self, y: Tensor, temperature: Tensor) -> Tensor:
         """Return the least order word of a logit that is at least max x + temperature · y, y <= 0.
 
         Args:
             y: float64 [F].
-            temperature: fp32 [F].
+            temperature: fp32 [F], `temperature` or ones; a kernel takes ones for one below 1e-5.
         """
 
     def total_mass(self) -> Tensor:
