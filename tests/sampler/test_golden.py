@@ -26,6 +26,8 @@ EXPECTED = json.loads(golden.FILE.read_text())
 def assert_as_committed(found: dict[str, Any], parts: Sequence[str]) -> None:
     """Compare all that was recorded of some parts; a part that recorded less fails, too."""
     expected = {name: EXPECTED[name] for name in EXPECTED if name.split(",")[0] in parts}
+    missing = [*(found.keys() - expected.keys()), *(expected.keys() - found.keys())]
+    assert not missing, f"{missing[0]}: `python -m tests.support.golden` writes golden.json anew"
     assert list(found) == list(expected)
     for name, values in expected.items():
         assert found[name] == values, name
