@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tpsample.core import word
 from tpsample.core.checks import check_num_samples, positions_tensor
-from tpsample.core.masses import masses
+from tpsample.core.masses import masses, masses_and_moments
 from tpsample.core.order import ABOVE_ALL, least_word, mass_limit, order_words
 from tpsample.core.row_noise import GREEDY_BELOW, RowNoise, SeedSource, safe_temperature
 from tpsample.core.rules import ENDING, TOP_K, TOP_P
@@ -202,6 +202,10 @@ class _WholeRows:
     def total_mass(self) -> Tensor:
         return self._masses().sum(dim=1)
 
+    def total_moment(self) -> tuple[Tensor, Tensor]:
+        mass, moment = self._weights()
+        return mass.sum(dim=1), moment.sum(dim=1)
+
     def least_of_mass(self, limit: Tensor) -> Tensor:
         reaches = (self._masses() >= limit.unsqueeze(1)) & (self.logits > -torch.inf)
         least = self.words.where(reaches, ABOVE_ALL).amin(dim=1)
@@ -211,8 +215,13 @@ class _WholeRows:
         return spread_of(spread_sums(self.logits, self.logits[:, 0]))
 
     def _masses(self) -> Tensor:
+        return self._weights()[0]
+
+    def _weights(self) -> tuple[Tensor, Tensor]:
         top, temperature = self.logits[:, :1], self.temperature.unsqueeze(1)
-        return masses(self.logits, top, temperature) * (self.logits > -torch.inf)
+        mass, moment = masses_and_moments(self.logits, top, temperature)
+        unmasked = self.logits > -torch.inf
+        return mass * unmasked, moment * unmasked
 
 
 def sample(

@@ -1,6 +1,7 @@
 """Each pass over stored logits: Triton and native kernels give the integers of their twins."""
 
 from dataclasses import replace
+from inspect import isfunction
 
 import pytest
 import torch
@@ -9,17 +10,18 @@ from tests.support.filtered import Rows, V
 from tests.support.tiers import long
 from tests.support.tile_words import told
 from tests.support.twins import SHARDS, Twins, equal
-from tpsample import SampleOutput, SamplingBatch, SamplingParams, Status
+from tpsample import SampleOutput, SamplingBatch, SamplingParams, Status, reference
 from tpsample.backends import cuts_of
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.backends.triton_ import passes
 from tpsample.backends.triton_.passes import TritonShardLogits
 from tpsample.core import word
 from tpsample.core.masses import TOP_MASS
-from tpsample.core.order import ABOVE_ALL, Search, mass_limit
+from tpsample.core.order import ABOVE_ALL, Search, mass_limit, order_words
 from tpsample.core.row_noise import RowNoise
+from tpsample.core.rules import FilteredRows
 from tpsample.core.spread import spread_of
-from tpsample.filters.thresholds import thresholds_of
+from tpsample.filters.thresholds import _OverRanks, thresholds_of
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.row_filter import MAX_TOP_WORDS
 
@@ -429,3 +431,26 @@ def test_sums_of_logprobs_from_first_words(twins, top):
         assert equal(its.first, words.first) and equal(its.own, words.own)
         assert equal(its.temperature, words.temperature)
         assert equal(its.top.nan_to_num(), words.top.nan_to_num())
+
+
+FACTS = [name for name, fact in vars(FilteredRows).items() if isfunction(fact) and name[0] != "_"]
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_facts_of_stored_rows_are_those_of_whole_rows(name):
+    twins = Twins(0, V)
+    logits = twins.logits.sort(dim=1, descending=True).values
+    words = order_words(twins.logits).sort(dim=1, descending=True).values
+    whole = reference._WholeRows(logits, words, twins.plain.temperature)
+    numbers = torch.linspace(-9, 0, len(logits), dtype=torch.float64)
+    arguments = {
+        "least_word": (numbers, whole.temperature),
+        "least_of_mass": ((numbers.exp() * TOP_MASS).long(),),
+    }
+
+    def fact_of(facts: FilteredRows) -> torch.Tensor:
+        found = getattr(facts, name)(*arguments.get(name, ()))
+        return torch.stack(found if isinstance(found, tuple) else (found,))[:, twins.numbers]
+
+    for rows in (twins.plain, *twins.kernels):
+        assert equal(fact_of(_OverRanks(rows, Ranks())), fact_of(whole)), rows.backend

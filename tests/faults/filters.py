@@ -361,6 +361,10 @@ tpsample/filters/thresholds.py
     - word.masked_fill(filters.column(behind(rule.name)), LOWEST_DRAWABLE)
     + word
     > filters/test_filters.py::test_tokens_are_the_oracles[0-1]
+    the moment of all tokens is their mass
+    - return mass, moment
+    + return mass, mass
+    > test_facts_of_stored_rows_are_those_of_whole_rows[total_moment]
 tpsample/core/masses.py
     quick sums are taken to be nearer than they are
     - ABOUT_ERROR = 2.0**-17

@@ -65,6 +65,10 @@ class FilteredRows(Protocol):
     def total_mass(self) -> Tensor:
         """Return int64 [F], the mass of all unmasked tokens."""
 
+    def total_moment(self) -> tuple[Tensor, Tensor]:
+        """Return the mass and the moment of all unmasked tokens, int64 [F] each; the entropy
+        follows from them (`tpsample.core.masses`)."""
+
     def least_of_mass(self, limit: Tensor) -> Tensor:
         """Return the last order word whose token has a mass of at least `limit`.
 

@@ -70,9 +70,11 @@ class _OverRanks:
         return self.rows.least_word(y, temperature)
 
     def total_mass(self) -> Tensor:
-        assert self.rows.top is not None
-        lowest = torch.full_like(self.rows.top, LOWEST_DRAWABLE, dtype=torch.int64)
-        return self.ranks.sum_integers(self.rows.mass_from(lowest))
+        return self.ranks.sum_integers(self.rows.mass_from(self._lowest()))
+
+    def total_moment(self) -> tuple[Tensor, Tensor]:
+        mass, moment = self.ranks.sum_integers(self.rows.moment_from(self._lowest())).unbind(1)
+        return mass, moment
 
     def least_of_mass(self, limit: Tensor) -> Tensor:
         least = self.ranks.gather_integers(self.rows.least_of_mass(limit)).amin(dim=0)
@@ -81,3 +83,6 @@ class _OverRanks:
 
     def spread(self) -> Tensor:
         return spread_of(self.ranks.sum_integers(self.rows.spread()))
+
+    def _lowest(self) -> Tensor:
+        return torch.full_like(self.rows.largest, LOWEST_DRAWABLE, dtype=torch.int64)

@@ -32,7 +32,7 @@ LOGPROBS = [*FIRST_WORDS, "own_words", "listed_words", "mass", "told_logprobs"]
 
 def _asked_by(rule: Rule) -> list[str]:
     """The kernels of the facts that a rule asks for."""
-    kernels = {"total_mass": "mass", "spread": "spread"}
+    kernels = {"total_mass": "mass", "total_moment": "mass", "spread": "spread"}
     asked: list[str] = []
 
     class Facts:

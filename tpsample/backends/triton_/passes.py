@@ -376,6 +376,9 @@ class TritonShardLogits(ShardLogits):
     def held_from(self, cut: Tensor) -> Tensor:
         return self._weigh(cut, cut.unsqueeze(1), moments=False)
 
+    def moment_from(self, cut: Tensor) -> Tensor:
+        return self._weigh(cut, cut.new_empty(cut.shape[0], 0), moments=True)
+
     def weigh(self, cut: Tensor | None, marks: Tensor) -> Tensor:
         return self._weigh(cut, marks, moments=True)
 
