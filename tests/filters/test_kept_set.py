@@ -166,6 +166,10 @@ GOLDEN = {
         ([0.375, 0.125, 0.375, 0.125], {"top_n_sigma": 1.9, "temperature": 9.0}, {0, 2}),
     "sigma-beyond": ([0.375, 0.125, 0.375, 0.125], {"top_n_sigma": 2.1}, {0, 1, 2, 3}),
     "sigma-comes-first": (LADDER, {"top_n_sigma": 1.5, "min_p": 0.3, "top_p": 0.75}, {0, 1}),
+    # transformers keeps these too; an entropy of 1.875 bits makes e^-H 0.273
+    "eta": (LADDER, {"eta_cutoff": 0.2}, {0, 1, 2}),
+    "eta-below-epsilon": (LADDER, {"eta_cutoff": 0.05}, {0, 1, 2, 3, 4}),
+    "eta-is-of-all-tokens": (LADDER, {"eta_cutoff": 0.2, "top_k": 2}, {0, 1}),
     "top-k-off": (LADDER, {"top_k": -1}, {0, 1, 2, 3, 4}),
     "top-k-beyond": (LADDER, {"top_k": 99}, {0, 1, 2, 3, 4}),
     # vLLM forces the filters of a greedy request off as well

@@ -61,6 +61,7 @@ CASES = {
     "top_p": [lp.TemperatureLogitsWarper(1.4), lp.TopPLogitsWarper(0.7)],
     "min_p": [lp.MinPLogitsWarper(0.2)],
     "epsilon": [lp.TemperatureLogitsWarper(0.6), lp.EpsilonLogitsWarper(0.03)],
+    "eta": [lp.TemperatureLogitsWarper(0.6), lp.EtaLogitsWarper(0.2)],
     "filters": [
         lp.TemperatureLogitsWarper(2.0),
         lp.TopKLogitsWarper(20),
@@ -142,6 +143,7 @@ class _OwnTopK(lp.TopKLogitsWarper):
         ([lp.MinPLogitsWarper(0.1), lp.TopKLogitsWarper(4)], "expected the order .*, got MinP"),
         ([lp.TopPLogitsWarper(0.9), lp.EpsilonLogitsWarper(0.1)], "come before top_p, not after"),
         ([lp.EpsilonLogitsWarper(0.1, min_tokens_to_keep=2)], "with min_tokens_to_keep"),
+        ([lp.EpsilonLogitsWarper(0.1), lp.EtaLogitsWarper(0.1)], "before epsilon_cutoff, not"),
         ([lp.TopPLogitsWarper(0.5), lp.TemperatureLogitsWarper(2.0)], "expected the order"),
         ([lp.LogitNormalization(), *CASES["repetition"]], "expected the order .*, got LogitNorm"),
         ([lp.RepetitionPenaltyLogitsProcessor(1.1)], "prompt_ignore_length=.0, 0, 0. for part"),

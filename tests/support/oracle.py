@@ -54,6 +54,7 @@ class Request:
     min_p: float = 0.0
     epsilon_cutoff: float = 0.0
     top_n_sigma: float = 0.0
+    eta_cutoff: float = 0.0
     seed: int | None = None
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -200,7 +201,8 @@ def kept_set(x: np.ndarray, request: Request) -> np.ndarray:
     if not left:
         return kept
     near = _within_sigma(x[left], request)
-    left = [v for v in _epsilon_cutoff(left, x, request) if float(x[v]) >= near]
+    by_eta = set(_eta_cutoff(left, x, request))
+    left = [v for v in _epsilon_cutoff(left, x, request) if float(x[v]) >= near and v in by_eta]
     likely = _likely(x, request)
     if request.filter_order == "min_p_last":
         left = _top_p(_top_k(left, x, request), x, request)
@@ -242,6 +244,18 @@ def _epsilon_cutoff(left: list[int], x: np.ndarray, request: Request) -> list[in
         return left
     q = masses(x[left], request.temperature)
     limit = min(round(Fraction(request.epsilon_cutoff) * sum(q)), 2**40)
+    return left[: max(place for place, mass in enumerate(q) if mass >= limit) + 1]
+
+
+def _eta_cutoff(left: list[int], x: np.ndarray, request: Request) -> list[int]:
+    """Keep down to the last id at least as likely as min(η, √η · e^-H), or as the first."""
+    if request.eta_cutoff == 0:
+        return left
+    pair = masses_checker.masses_and_moments(x[left], x[left].max(), heat(request.temperature))
+    q, m = ([int(each) for each in side] for side in pair)
+    eta = np.longdouble(request.eta_cutoff)
+    by_entropy = np.sqrt(eta) * np.exp2(40 - np.longdouble(sum(m)) / sum(q))
+    limit = min(int(np.rint(min(eta * sum(q), by_entropy))), 2**40)
     return left[: max(place for place, mass in enumerate(q) if mass >= limit) + 1]
 
 

@@ -41,7 +41,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from tpsample.core.masses import TOP_MASS
+from tpsample.core.masses import LN2, TOP_MASS
 from tpsample.core.order import LARGEST
 
 FilterOrder = Literal["sequential", "joint", "min_p_last"]
@@ -148,6 +148,23 @@ def _least_of_sigma(rows: FilteredRows, n: Tensor) -> Tensor:
     return rows.least_word(y, torch.ones_like(rows.temperature))
 
 
+def _least_of_eta(rows: FilteredRows, eta: Tensor) -> Tensor:
+    """q >= min(rint(η · Q), rint(√η · 2^40 · 2^(-M / Q))): p >= min(η, √η · e^-H)."""
+    total, moment = (sums.double() for sums in rows.total_moment())
+    by_entropy = eta.sqrt() * TOP_MASS * _two_to_minus(moment / total)
+    limit = (eta * total).round().minimum(by_entropy.round()).to(torch.int64)
+    return rows.least_of_mass(limit.clamp(max=TOP_MASS))
+
+
+def _two_to_minus(bits: Tensor) -> Tensor:
+    """2^-bits by operations that round alike, float64; the bits lie in 0 … 62."""
+    whole = bits.ceil()
+    x, power = (whole - bits) * LN2, torch.ones_like(bits)
+    for n in range(18, 0, -1):
+        power = 1 + power * x / n
+    return power / (1 << whole.to(torch.int64))
+
+
 TOP_K = Rule(
     name="top_k",
     off=0,
@@ -206,7 +223,19 @@ TOP_N_SIGMA = Rule(
     end=_least_of_sigma,
 )
 
-RULES = (TOP_K, TOP_P, MIN_P, EPSILON_CUTOFF, TOP_N_SIGMA)
+ETA_CUTOFF = Rule(
+    name="eta_cutoff",
+    off=0.0,
+    valid=lambda eta: 0 <= eta < 1,
+    expected="a number in [0, 1)",
+    cuts=lambda eta: eta > 0,
+    low=0.0,
+    high=math.nextafter(1.0, 0.0),
+    example=0.002,
+    end=_least_of_eta,
+)
+
+RULES = (TOP_K, TOP_P, MIN_P, EPSILON_CUTOFF, TOP_N_SIGMA, ETA_CUTOFF)
 ENDING = tuple(rule for rule in RULES if rule.end is not None)
 """The rules that end at an order word."""
 

@@ -30,7 +30,6 @@ REFUSED = {
     "DiaEOSDelayPatternLogitsProcessor": "audio models alone use it",
     "EncoderNoRepeatNGramLogitsProcessor": "encoder-decoder models are not supported",
     "EncoderRepetitionPenaltyLogitsProcessor": "encoder-decoder models are not supported",
-    "EtaLogitsWarper": "there is no filter by entropy",
     "ExponentialDecayLengthPenalty": "its bias changes with every token",
     "ForcedBOSTokenLogitsProcessor": "no token is forced at the first position",
     "ForcedEOSTokenLogitsProcessor": "no token is forced at the last position",
@@ -39,7 +38,7 @@ REFUSED = {
     "PrefixConstrainedLogitsProcessor": "its function would be called on the host, row by row",
     "SuppressTokensAtBeginLogitsProcessor": "no token is forbidden at the first position alone",
     "SynthIDTextWatermarkLogitsProcessor": "there is no watermark",
-    "TopHLogitsWarper": "there is no filter by entropy",
+    "TopHLogitsWarper": "there is no filter by the entropy of a set",
     "TypicalLogitsWarper": "there is no filter by typicality",
     "UnbatchedClassifierFreeGuidanceLogitsProcessor": "it mixes the logits of two models",
     "WatermarkLogitsProcessor": "there is no watermark",
@@ -64,13 +63,14 @@ def _filter(name: str, processor: Any, fields: Fields, prompts: Prompts) -> None
         fields["ties"] = "keep"
 
 
-def _epsilon(processor: Any, fields: Fields, prompts: Prompts) -> None:
+def _cutoff(name: str, processor: Any, fields: Fields, prompts: Prompts) -> None:
     """transformers counts the tokens that other filters left, and tpsample all of them."""
-    if before := [name for name in ("top_k", "top_p", "min_p") if name in fields]:
+    others = "top_k", "top_p", "min_p", "epsilon_cutoff"
+    if before := [other for other in others if other in fields and other != name]:
         raise _unsupported(processor, f"it would come before {', '.join(before)}, not after")
     if processor.filter_value != -float("inf") or processor.min_tokens_to_keep != 1:
-        raise _unsupported(processor, "epsilon_cutoff with min_tokens_to_keep or filter_value")
-    _once(fields, "epsilon_cutoff", processor.epsilon, processor)
+        raise _unsupported(processor, f"{name} with min_tokens_to_keep or filter_value")
+    _once(fields, name, float(processor.epsilon), processor)
 
 
 def _repetition(processor: Any, fields: Fields, prompts: Prompts) -> None:
@@ -132,8 +132,9 @@ HONOURED: dict[str, tuple[int, Callable[[Any, Fields, Prompts], None]]] = {
     "TopKLogitsWarper": (4, partial(_filter, "top_k")),
     "TopPLogitsWarper": (5, partial(_filter, "top_p")),
     "MinPLogitsWarper": (6, partial(_filter, "min_p")),
-    "EpsilonLogitsWarper": (7, _epsilon),
-    "LogitNormalization": (8, _nothing),
+    "EpsilonLogitsWarper": (7, partial(_cutoff, "epsilon_cutoff")),
+    "EtaLogitsWarper": (8, partial(_cutoff, "eta_cutoff")),
+    "LogitNormalization": (9, _nothing),
 }
 """Processors by the name of their class: which step of tpsample's order each is, or 0 for masks,
 which may stand anywhere before the filters; and what it adds to the fields of a request."""

@@ -56,6 +56,8 @@ class SamplingParams:
             are not masked, and the most likely one; in [0, 1).
         top_n_sigma: before the other filters, keep tokens whose logit before temperature is at
             most n standard deviations, of all that are not masked, below the largest; 0 is off.
+        eta_cutoff: before the other filters, keep tokens at least as likely as the lesser of this
+            and its square root times e^-entropy, of all that are not masked; in [0, 1).
         seed: 64 bits that choose the row's random stream together with the position; None draws
             a seed. `torch.manual_seed` has no effect on either. Requests with equal seeds draw the
             same noise at equal positions, so each is given its own.
@@ -90,6 +92,7 @@ class SamplingParams:
     min_p: float = 0.0
     epsilon_cutoff: float = 0.0
     top_n_sigma: float = 0.0
+    eta_cutoff: float = 0.0
     seed: int | None = None
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
