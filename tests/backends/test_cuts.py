@@ -49,6 +49,14 @@ def test_a_search_by_digits_finds_what_the_definition_does(twins, mass):
                     cuts_of(rows).last_digit(search, bins, ties, ends) for rows in (each, plain)
                 )
                 assert equal(found, expected)
+            for ends in others if shift == 0 else ():
+                for weighs in (False, True):
+                    (found, best), (expected, right) = (
+                        cuts_of(rows).best_of_last_digit(search, bins, ties, ends, weighs=weighs)
+                        for rows in (each, plain)
+                    )
+                    assert equal(found, expected)
+                    assert equal(best[numbers], right[numbers])
             for share in (None, shares)[: 1 + mass]:
                 if former is not None:
                     given = before, former, shift, share

@@ -298,6 +298,10 @@ tpsample/backends/triton_/kernels/digits.py
     - - 1 - index), reached + before, limit
     + - 1 - index), before, limit
     > test_a_search_by_digits_finds_what_the_definition_does
+    kernel: a kept set that ends in the pass of its best score ends at the cut of top_p alone
+    - cut = tl.maximum(cut, least)
+    + pass
+    > test_a_search_by_digits_finds_what_the_definition_does
     kernel: the words of a summed digit are weighed twice
     - left = tl.where(own, none, left)
     > test_a_search_by_digits_finds_what_the_definition_does

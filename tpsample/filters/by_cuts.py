@@ -12,7 +12,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from tpsample.backends.torch_.passes import ShardLogits
-from tpsample.filters.kept_sets import Cut, cut_of_first, search
+from tpsample.filters.kept_sets import Cut, best_of_cut, cut_of_first, search
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.filters import RowFilters
 
@@ -46,29 +46,16 @@ def sample_by_cuts(
         ranks.counters.second_rounds += len(filters)
     of_greedy = top_word if sets else None
     words, cut = search(rows, filters, ranks, may_read=may_read, number=number, of_greedy=of_greedy)
-    if words is not None:
-        return words, cut
-    if not sets:
-        best = ranks.gather_integers(rows.best_kept(cut.words))
-        return best[0] if len(best) == 1 else best.amax(dim=0), cut
-    best, held = _best_and_held(rows, cut, ranks)
-    if rows.rough is not None:
+    if sets and rows.rough is not None and cut.first is None:
         # Rows without filters store upper ends: their sets are counted, and weighed if not whole.
-        partial = held[:, :, 1].sum(dim=0) < rows.vocab_size
+        assert cut.held is not None
+        partial = cut.held[:, :, 1].sum(dim=0) < rows.vocab_size
         partial &= rows.noise.random.squeeze(1)
         if partial[filters.unfiltered].any():
-            rows = rows.exact()
-            best, held = _best_and_held(rows, cut, ranks)
-    return best.amax(dim=0), cut._replace(rows=rows, held=held)
+            return best_of_cut(cut._replace(rows=rows.exact()), ranks, weighs=True)
+    return words, cut
 
 
 def own_first_words(rows: ShardLogits, filters: RowFilters) -> Tensor:
     """Return what this rank sends first, int64 [F, n]: its largest word if the search follows."""
     return rows.first_words(filters.demand.first if filters.by_first_words == {True} else 1)
-
-
-def _best_and_held(rows: ShardLogits, cut: Cut, ranks: Ranks) -> tuple[Tensor, Tensor]:
-    """Return of each rank the best score words down to a cut, and mass and number of the kept."""
-    gathered = ranks.gather_integers(rows.best_and_mass(cut.words))
-    best, held = gathered.split([rows.noise.num_samples, 2], dim=2)
-    return best, held

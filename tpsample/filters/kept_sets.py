@@ -20,6 +20,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from tpsample.backends import cuts_of
@@ -52,6 +53,9 @@ class Cut(NamedTuple):
         drawn: int64 [F, num_samples], the order words of the drawn tokens, if these are known.
         one_of_greedy: whether a greedy row keeps one token, and not what a mask leaves.
         none_greedy: whether it is known that no row is greedy.
+        best: what this rank has found of the tokens down to the words, if a search was asked for
+            it and its last pass finds both: int64 [F, num_samples], `ShardLogits.best_kept`, or
+            where greedy rows end at words that were given, `ShardLogits.best_and_mass`.
     """
 
     rows: ShardLogits
@@ -61,6 +65,7 @@ class Cut(NamedTuple):
     one_of_greedy: bool = True
     drawn: Tensor | None = None
     none_greedy: bool = False
+    best: Tensor | None = None
 
     @property
     def words_of_logprobs(self) -> Tensor:
@@ -91,6 +96,7 @@ def find_cut(
     thresholds: Thresholds | None = None,
     masses: Masses | None = None,
     of_greedy: Tensor | None = None,
+    draws: bool = False,
 ) -> Cut:
     """Return where the kept set of each row ends.
 
@@ -105,6 +111,7 @@ def find_cut(
         thresholds: of the rows; None to find them.
         masses: of rows without top_k, with their total; None to sum them.
         of_greedy: int64 [F], where the sets of greedy rows end; None keeps what a mask leaves.
+        draws: whether `Cut.best` is asked for.
     """
     one = of_greedy is not None
     if filters.by_first_words == {True}:
@@ -115,9 +122,8 @@ def find_cut(
     assert rows.top is not None
     row_thresholds = thresholds_of(rows, filters, ranks) if thresholds is None else thresholds
     if not may_read:
-        return Cut(
-            rows, _by_rounds(rows, filters, row_thresholds, ranks, of_greedy), one_of_greedy=one
-        )
+        cut, best = _by_rounds(rows, filters, row_thresholds, ranks, of_greedy, draws=draws)
+        return Cut(rows, cut, one_of_greedy=one, best=best)
     least, total_cut = row_thresholds.least, row_thresholds.least_of_total
     if filters.demand.counts:
         bins = ranks.sum_integers(cuts_of(rows).numbers_of_bins())
@@ -171,10 +177,10 @@ def search(
     number: int = 1,
     thresholds: Thresholds | None = None,
     of_greedy: Tensor | None = None,
-) -> tuple[Tensor | None, Cut]:
-    """Return where the kept set of each row ends, and before it the tokens of the rows as score
-    words, [F, num_samples], if a list has all that they keep. Collective, as `find_cut`, which has
-    the other arguments.
+) -> tuple[Tensor, Cut]:
+    """Return the tokens of the rows as score words, [F, num_samples], and where their kept sets
+    end. With `of_greedy` the ranks' `Cut.held` comes, too. Collective, as `find_cut`, which has the
+    other arguments.
 
     Args:
         number: how many words of each row a list has at least.
@@ -193,8 +199,23 @@ def search(
         thresholds=thresholds,
         masses=masses,
         of_greedy=of_greedy,
+        draws=True,
     )
-    return None, cut
+    return best_of_cut(cut, ranks, weighs=of_greedy is not None)
+
+
+def best_of_cut(cut: Cut, ranks: Ranks, *, weighs: bool) -> tuple[Tensor, Cut]:
+    """Return the best score words, int64 [F, num_samples], down to a cut over all ranks, and the
+    cut, which with `weighs` knows mass and number of the kept tokens. Collective."""
+    rows, own = cut.rows, cut.best
+    if own is None:
+        own = rows.best_and_mass(cut.words) if weighs else rows.best_kept(cut.words)
+    gathered = ranks.gather_integers(own)
+    if weighs:
+        gathered, held = gathered.split([rows.noise.num_samples, 2], dim=2)
+        cut = cut._replace(held=held)
+    words = gathered[0] if len(gathered) == 1 else gathered.amax(dim=0)
+    return words.contiguous(), cut._replace(best=None)
 
 
 def _may_list(filters: RowFilters) -> bool:
@@ -233,21 +254,27 @@ def _by_rounds(
     thresholds: Thresholds,
     ranks: Ranks,
     of_greedy: Tensor | None,
-) -> Tensor:
-    """Return where kept sets end, int64 [F], by rounds alone."""
+    *,
+    draws: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Return where kept sets end, int64 [F], by rounds alone, and `Cut.best`."""
     least, total_cut, demand = thresholds.least, thresholds.least_of_total, filters.demand
+    if not (demand.counts or demand.masses):
+        return rows.last_cut(least, of_greedy=of_greedy), None
+    cuts, keep_ties, share = cuts_of(rows), thresholds.keep_ties, None
     if demand.counts:
-        ends = None if demand.masses else OtherEnds(least, None, of_greedy)
-        by_number = _by_digits(rows, thresholds.most, thresholds.keep_ties, ranks, ends, mass=False)
-        if ends is not None:
-            return by_number
+        found = _by_digits(rows, thresholds.most, ranks, mass=False)
+    if demand.counts and demand.masses:
+        by_number = cuts.last_digit(*found, keep_ties)
         before_top_p = by_number.masked_fill(filters.column(behind(TOP_K.name)), 0)
         least, total_cut = least.maximum(by_number), total_cut.maximum(before_top_p)
-    if not demand.masses:
-        return rows.last_cut(least, of_greedy=of_greedy)
-    ends = OtherEnds(least, thresholds.share, of_greedy)
-    shares = {"share": thresholds.share, "least": total_cut}
-    return _by_digits(rows, None, thresholds.keep_ties, ranks, ends, **shares, mass=True)
+    if demand.masses:
+        share = thresholds.share
+        found = _by_digits(rows, None, ranks, share=share, least=total_cut, mass=True)
+    last = *found, keep_ties, OtherEnds(least, share, of_greedy)
+    if draws and demand.masses:  # numbers are of another type, hence a kernel more to compile
+        return cuts.best_of_last_digit(*last, weighs=of_greedy is not None)
+    return cuts.last_digit(*last), None
 
 
 def _masses_of(rows: ShardLogits, ranks: Ranks, total_cut: Tensor) -> Masses:
@@ -287,7 +314,8 @@ def _in_a_bin(
     if undecided:
         index = index_of(undecided, cut.device)
         some = replace(rows, tile_words=None).select(index)
-        words = _by_digits(some, search.limit[index], keep_ties[index], ranks, mass=mass)
+        found = _by_digits(some, search.limit[index], ranks, mass=mass)
+        words = cuts_of(some).last_digit(*found, keep_ties[index])
         if least is not None:
             kept = None if of_greedy is None else of_greedy[index]
             words = some.last_cut(least[index].maximum(words), of_greedy=kept)
@@ -298,21 +326,20 @@ def _in_a_bin(
 def _by_digits(
     rows: ShardLogits,
     limit: Tensor | None,
-    keep_ties: Tensor,
     ranks: Ranks,
-    ends: OtherEnds | None = None,
     *,
     share: Tensor | None = None,
     least: Tensor | None = None,
     mass: bool,
-) -> Tensor:
-    """Return what `_in_a_bin` does, in six rounds, or with `ends` where the kept sets end.
+) -> tuple[Search, Tensor]:
+    """Search in six rounds, and return what `Cuts.last_digit` takes: the search before the last
+    digit, and the histogram of that digit. Collective.
 
     Args:
         limit: int64 [F] >= 1. A limit above the row's whole weight stands for the whole. None takes
             shares, float64 [F], of the weight down to the words `least`, int64 [F].
     """
-    prefix, reached = keep_ties.new_zeros(2, len(keep_ties)).unbind()
+    prefix, reached = rows.logits.new_zeros(2, len(rows.logits), dtype=torch.int64).unbind()
     search = Search(prefix, reached, prefix if limit is None else limit)
     first, *shifts = range(word.EPOCH_SHIFT // DIGIT_BITS * DIGIT_BITS, -1, -DIGIT_BITS)
     cuts = cuts_of(rows)
@@ -321,7 +348,7 @@ def _by_digits(
     for shift, empty in zip(shifts, others, strict=True):
         search, own = cuts.following_digits(search, bins, shift, share, empty, mass=mass)
         bins, share = ranks.sum_integers(own), None
-    return cuts.last_digit(search, bins, keep_ties, ends)
+    return search, bins
 
 
 def find_kept_sets(

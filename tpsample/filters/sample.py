@@ -231,11 +231,7 @@ def _searched(
 
     The arguments are as `search` takes them.
     """
-    words, cut = search(rows, filters, ranks, may_read=may_read, thresholds=thresholds)
-    if words is not None:
-        return words
-    best = ranks.gather_integers(rows.best_kept(cut.words))
-    return best[0] if len(best) == 1 else best.amax(dim=0)
+    return search(rows, filters, ranks, may_read=may_read, thresholds=thresholds)[0]
 
 
 def put(words: Tensor, index: Tensor | slice, values: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ SCREEN = ["screening_rows", "screen", "list_groups"]
 PREFETCHES = "L2+launch_dependents"
 MERGED, MERGE_BEST = "merged", "merge_best"
 """The largest words, and the best scores, of all 8 ranks; one rank has nothing to merge."""
-SEARCH_OF_8 = ["digit", "exchange"] * 6 + ["last_digit"]
+SEARCH_OF_8 = ["digit", "exchange"] * 6
 REJECTION = ["best_scores", "exchange", MERGE_BEST, "before", "exchange", "first_kept"]
 KEPT = ["best_kept", "exchange", "write_tokens"]
 FIXED = {
@@ -76,9 +76,9 @@ FIXED = {
     "top_p": [*REJECTION, *SEARCH_OF_8, *KEPT],
     "top_k 5": [*FIRST_WORDS, "exchange", MERGED, "top_words", "write_tokens"],
     "min_p": ["exchange", TOP, LEAST, "last_cut", *KEPT],
-    "top_k 2000, top_p": [*REJECTION, *SEARCH_OF_8, *SEARCH_OF_8, *KEPT],
+    "top_k 2000, top_p": [*REJECTION, *SEARCH_OF_8, "last_digit", *SEARCH_OF_8, *KEPT],
 }
-FIXED["top_k 300"] = FIXED["top_p"]
+FIXED["top_k 300"] = [*REJECTION, *SEARCH_OF_8, "last_digit", *KEPT]
 FIXED["top_k 5, top_p"] = FIXED["top_k 300, top_p"] = FIXED["top_k 5"]
 BOTH_FIRST = [*FIRST_WORDS, "best_scores", "exchange", "exchange", MERGED, "top_words"]
 FIXED["mixture"] = [*BOTH_FIRST, MERGE_BEST, TOP, LEAST, *REJECTION[3:], *SEARCH_OF_8, *KEPT]

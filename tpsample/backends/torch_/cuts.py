@@ -295,6 +295,25 @@ class Cuts:
         largest = largest if share is None else torch.where(share < 1, largest, least)
         return self.rows.last_cut(largest, of_greedy=of_greedy)
 
+    def best_of_last_digit(
+        self,
+        search: Search,
+        bins: Tensor,
+        keep_ties: Tensor,
+        ends: OtherEnds,
+        *,
+        weighs: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Return where kept sets end, the `last_digit`, which means nothing in rows that are done,
+        and then the `ShardLogits.best_kept` of the sets.
+
+        Args:
+            search, bins, keep_ties, ends: as in `last_digit`.
+            weighs: whether `ShardLogits.best_and_mass` is wanted in its place.
+        """
+        cut = self.last_digit(search, bins, keep_ties, ends)
+        return cut, self.rows.best_and_mass(cut) if weighs else self.rows.best_kept(cut)
+
     def set_sizes(
         self, gathered: Tensor, cut: Tensor, cap: int, drawn: Tensor | None = None
     ) -> SetSizes:

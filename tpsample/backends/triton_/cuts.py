@@ -229,29 +229,32 @@ class TritonCuts(Cuts):
         ends: OtherEnds | None = None,
     ) -> Tensor:
         cut = torch.empty_like(search.prefix)
-        least, share, of_greedy = ends or (None, None, None)
-        # Where there is none, any other is not read, so that all of these are one kernel.
-        shares = search.limit.view(torch.float64) if share is None else share
         launch_kernel(
             last_digit_kernel,
             (cut.shape[0],),
-            bins_ptr=bins.contiguous(),
-            prefix_ptr=search.prefix,
-            reached_ptr=search.reached,
-            limit_ptr=search.limit.contiguous(),
-            keep_ties_ptr=keep_ties,
-            least_ptr=search.limit if least is None else least.contiguous(),
-            share_ptr=shares,
-            of_greedy_ptr=search.limit if of_greedy is None else of_greedy.contiguous(),
+            **_last_search(search, bins, keep_ties, ends),
             temperature_ptr=self.rows.noise.temperature,
             top_ptr=self.rows.largest,
             is_last=int(ends is not None),
-            shares=int(share is not None),
-            keeps_greedy=int(of_greedy is None),
             cut_ptr=cut,
             DIGIT_BITS=DIGIT_BITS,
         )
         return cut
+
+    def best_of_last_digit(
+        self,
+        search: Search,
+        bins: Tensor,
+        keep_ties: Tensor,
+        ends: OtherEnds,
+        *,
+        weighs: bool,
+    ) -> tuple[Tensor, Tensor]:
+        if not self.rows.logits.shape[1]:
+            return super().best_of_last_digit(search, bins, keep_ties, ends, weighs=weighs)
+        cut = torch.empty_like(search.prefix)
+        last = {"searches": 1, **_last_search(search, bins, keep_ties, ends)}
+        return cut, self.rows.launch_best_kept(cut, last, weighs=weighs)
 
     def set_sizes(
         self, gathered: Tensor, cut: Tensor, cap: int, drawn: Tensor | None = None
@@ -324,6 +327,26 @@ def _search_arguments(search: Search, share: Tensor | None, *, mass: bool) -> di
         "limit_ptr": search.limit.contiguous(),
         "share_ptr": shares if mass else None,
         "shares": int(share is not None),
+    }
+
+
+def _last_search(
+    search: Search, bins: Tensor, keep_ties: Tensor, ends: OtherEnds | None
+) -> dict[str, Any]:
+    """Return the arguments by which a kernel finds where a search ends."""
+    least, share, of_greedy = ends or (None, None, None)
+    # Where there is none, any other is not read, so that all of these are one kernel.
+    return {
+        "bins_ptr": bins.contiguous(),
+        "prefix_ptr": search.prefix,
+        "reached_ptr": search.reached,
+        "limit_ptr": search.limit.contiguous(),
+        "keep_ties_ptr": keep_ties,
+        "least_ptr": search.limit if least is None else least.contiguous(),
+        "share_ptr": search.limit.view(torch.float64) if share is None else share,
+        "of_greedy_ptr": search.limit if of_greedy is None else of_greedy.contiguous(),
+        "shares": int(share is not None),
+        "keeps_greedy": int(of_greedy is None),
     }
 
 

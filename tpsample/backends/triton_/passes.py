@@ -47,7 +47,7 @@ from tpsample.backends.triton_.launcher import launch_kernel
 from tpsample.backends.triton_.tile_table import Gpu
 from tpsample.core.machine import interpreted
 from tpsample.core.masses import ABOUT_ERROR
-from tpsample.core.order import ABOVE_ALL
+from tpsample.core.order import ABOVE_ALL, DIGIT_BITS
 from tpsample.core.row_noise import RowNoise, safe_temperature
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.request.filters import LogprobRows, Thresholds
@@ -352,21 +352,29 @@ class TritonShardLogits(ShardLogits):
         return cut
 
     def best_kept(self, cut: Tensor) -> Tensor:
-        return self._best_kept(cut, weighs=False)
+        return self.launch_best_kept(cut, _no_search(cut), weighs=False)
 
     def best_and_mass(self, cut: Tensor) -> Tensor:
-        return self._best_kept(cut, weighs=True)
+        return self.launch_best_kept(cut, _no_search(cut), weighs=True)
 
-    def _best_kept(self, cut: Tensor, *, weighs: bool) -> Tensor:
+    def launch_best_kept(self, cut: Tensor, search: dict[str, Any], *, weighs: bool) -> Tensor:
+        """Return `best_kept`, or `best_and_mass`.
+
+        Args:
+            cut: is written if there is a search.
+            search: the arguments of the kernel that are its search.
+        """
         best = cut.new_zeros(cut.shape[0], self.noise.num_samples + 2 * weighs)
         self.launch_programs(
             best_kept_kernel,
             **self.noise_arguments(),
             top_ptr=self.top,
-            cut_ptr=cut,
             row_done_ptr=self.done,
+            **search,
+            cut_ptr=cut,
             best_kept_ptr=best,
             WEIGHS=weighs,
+            DIGIT_BITS=DIGIT_BITS,
         )
         return best
 
@@ -441,6 +449,18 @@ class TritonShardLogits(ShardLogits):
         if words.first.shape[1] + words.own.shape[1] >= logprobs.MOST:
             return super().logprobs_of_words(*arguments)
         return logprobs.logprobs_of_words(self.vocab_size, *arguments)
+
+
+_OF_SEARCH = "bins_ptr", "prefix_ptr", "reached_ptr", "limit_ptr", "keep_ties_ptr"
+_OF_ENDS = "least_ptr", "of_greedy_ptr"
+
+
+def _no_search(cut: Tensor) -> dict[str, Any]:
+    """Return the arguments of a launch whose rows know where their kept sets end. The tensors are
+    not read, and any stand for them, so that this is the kernel of a search, too."""
+    tensors = dict.fromkeys((*_OF_SEARCH, *_OF_ENDS), cut)
+    shares = {"share_ptr": cut.view(torch.float64), "shares": 0}
+    return {"searches": 0, **tensors, **shares, "keeps_greedy": 0}
 
 
 @cache

@@ -156,6 +156,37 @@ def digit_kernel(
                 tl.atomic_add(bins + left, weights, mask=left < none, sem="relaxed")
 
 
+@triton.jit
+def end_of_search(
+    bins_ptr,
+    prefix_ptr,
+    reached_ptr,
+    limit_ptr,
+    keep_ties_ptr,
+    least_ptr,
+    share_ptr,
+    of_greedy_ptr,
+    temperature_ptr,
+    top,
+    is_last,
+    shares,
+    keeps_greedy,
+    DIGIT_BITS: tl.constexpr,
+):
+    """The word at which a row's search ends, or where its kept set ends. See `last_digit_kernel`
+    for the arguments."""
+    row = tl.program_id(0)
+    cut, _, _ = with_digit(bins_ptr, prefix_ptr, reached_ptr, limit_ptr, None, 0, DIGIT_BITS)
+    cut = tl.where(tl.load(keep_ties_ptr + row) > 0, cut & ~TOKEN_MASK, cut)
+    if is_last != 0:
+        least = tl.load(least_ptr + row)
+        cut = tl.maximum(cut, least)
+        if shares != 0:
+            cut = tl.where(tl.load(share_ptr + row) < 1, cut, least)
+        cut = cut_of_row(cut, of_greedy_ptr, keeps_greedy, temperature_ptr, top)
+    return cut
+
+
 @triton.jit(
     do_not_specialize=["is_last", "shares", "keeps_greedy"],
     do_not_specialize_on_alignment=ROW_POINTERS,
@@ -182,13 +213,9 @@ def last_digit_kernel(
 ):
     """The word at which each search ends, or where a kept set ends. Grid: (F,)."""
     row = tl.program_id(0)
-    cut, _, _ = with_digit(bins_ptr, prefix_ptr, reached_ptr, limit_ptr, None, 0, DIGIT_BITS)
-    cut = tl.where(tl.load(keep_ties_ptr + row) > 0, cut & ~TOKEN_MASK, cut)
-    if is_last != 0:
-        least = tl.load(least_ptr + row)
-        cut = tl.maximum(cut, least)
-        if shares != 0:
-            cut = tl.where(tl.load(share_ptr + row) < 1, cut, least)
-        top = tl.load(top_ptr + row)
-        cut = cut_of_row(cut, of_greedy_ptr, keeps_greedy, temperature_ptr, top)
+    cut = end_of_search(
+        bins_ptr, prefix_ptr, reached_ptr, limit_ptr, keep_ties_ptr, least_ptr, share_ptr,
+        of_greedy_ptr, temperature_ptr, tl.load(top_ptr + row), is_last, shares, keeps_greedy,
+        DIGIT_BITS,
+    )  # fmt: skip
     tl.store(cut_ptr + row, cut)

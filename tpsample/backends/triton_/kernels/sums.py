@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from tpsample.backends.triton_.kernels.constant import Constant
+from tpsample.backends.triton_.kernels.digits import end_of_search
 from tpsample.backends.triton_.kernels.head import KEY_NAN, TOKEN_BITS, TOKEN_MASK, pack
 from tpsample.backends.triton_.kernels.masses import (
     halves_of_masses,
@@ -182,7 +183,7 @@ def spread_kernel(
 
 
 @triton.jit(
-    do_not_specialize=["num_samples", "blocks_each"],
+    do_not_specialize=["num_samples", "blocks_each", "searches", "shares", "keeps_greedy"],
     do_not_specialize_on_alignment=ROW_POINTERS,
 )
 def best_kept_kernel(
@@ -193,9 +194,21 @@ def best_kept_kernel(
     position_ptr,  # [F] int64
     temperature_ptr,  # [F] fp32
     top_ptr,  # [F] fp32
-    cut_ptr,  # [F] int64
     row_done_ptr,  # [F] bool, or None
+    # the search that ends in its last digit, as `last_digit_kernel` has it; any where none does
+    searches,
+    bins_ptr,
+    prefix_ptr,
+    reached_ptr,
+    limit_ptr,
+    keep_ties_ptr,
+    least_ptr,
+    share_ptr,
+    of_greedy_ptr,
+    shares,
+    keeps_greedy,
     # outputs
+    cut_ptr,  # [F] int64, an input where there is no search
     best_kept_ptr,  # [F, num_samples] int64, zero before; with WEIGHS [F, num_samples + 2]
     # sizes
     num_samples,
@@ -204,16 +217,26 @@ def best_kept_kernel(
     width,
     blocks_each,
     WEIGHS: tl.constexpr,
+    DIGIT_BITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """The best score of the tokens down to a word; with WEIGHS their mass and number, too.
 
-    Grid: (F, programs).
+    Grid: (F, programs). Every program finds for itself where a search ends, which costs less than a
+    launch of its own.
     """
     row = tl.program_id(0)
     if is_done(row_done_ptr, row):
         return
     top, out = tl.load(top_ptr + row), best_kept_ptr + row * (num_samples + 2 * WEIGHS)
+    if searches != 0:
+        word = end_of_search(
+            bins_ptr, prefix_ptr, reached_ptr, limit_ptr, keep_ties_ptr, least_ptr, share_ptr,
+            of_greedy_ptr, temperature_ptr, top, 1, shares, keeps_greedy, DIGIT_BITS,
+        )  # fmt: skip
+        tl.store(cut_ptr + row, word)  # the same in all programs of the row
+        tl.debug_barrier()  # every thread sees it
+    # It is read back, because what found it would keep registers: 31 more on sm_90.
     cut = mark_of(tl.load(cut_ptr + row))
     mass_numbers = mass_row(top, tl.load(temperature_ptr + row))
     draw = load_draw(seed_ptr, position_ptr, temperature_ptr, row)
