@@ -98,6 +98,10 @@ tpsample/filters/kept_sets.py
     - words = some.last_cut(least[index].maximum(words), of_greedy=kept)
     + words = some.last_cut(words, of_greedy=kept)
     > filters/test_kept_set.py
+    words that lie beside masses are read as if they lay alone
+    - return words.contiguous(), cut._replace(best=None)
+    + return words, cut._replace(best=None)
+    > test_a_row_whose_scores_all_overflow_has_neither_a_token_nor_a_set[triton-None-fields0]
     every round of a search takes a share of what is left
     - bins, share = ranks.sum_integers(own), None
     + bins = ranks.sum_integers(own)
@@ -497,9 +501,8 @@ tpsample/filters/sample.py
     + pass
     > test_tokens_and_logprobs_are_the_oracles_without_a_host_read[1-None]
     rows that begin with the search are not counted
-    -     ranks.counters.second_rounds += len(filters) * filters.demand.weighed
-    -     return
-    +     return
+    -         ranks.counters.second_rounds += len(filters)
+    +         pass
     > test_the_search_decides_what_the_rejection_cannot[flat-in-top-k]
     second rounds are not counted
     - ranks.counters.second_rounds += len(undecided)
@@ -668,9 +671,13 @@ tpsample/filters/sample.py
     - differ = (words != others[0]).any(dim=1).tolist()
     + differ = [False] * len(words)
     > test_rows_that_their_bounds_leave_open
+    rows that only a search decides are judged before
+    - return Method.SEARCH if searched or not filters.demand.weighed else method
+    + return Method.SEARCH if not filters.demand.weighed else method
+    > test_a_search_that_no_request_needs_is_left_out
     rows that nothing is looked for in have their best scores listed
-    - return Method.SEARCH if in_vain else method
-    + return method
+    - if method is not Method.REJECTION or rows.rough is not None:
+    + if method is Method.REJECTION:
     > test_the_search_decides_what_the_rejection_cannot[flat-min-p]
 tpsample/backends/torch_/passes.py
     a given total is not taken

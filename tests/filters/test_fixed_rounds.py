@@ -140,7 +140,7 @@ MIXTURE = [{"top_p": 0.9}, {"top_k": 9}, {"min_p": 0.1}]
         ([{"min_p": 0.1}], 2),
         ([{"top_p": 0.9, "top_k": 9}], 1),
         ([{"top_p": 0.9, "top_k": 300}], 1),
-        ([{"top_p": 0.9, "top_k": 300, "ties": "keep"}], 3 + 2 * SEARCH),
+        ([{"top_p": 0.9, "top_k": 300, "ties": "keep"}], 2 + 2 * SEARCH),
         ([{"top_p": 0.9, "min_p": 0.1}], 3 + SEARCH),
         ([{"top_p": 0.9, "min_p": 0.1, "filter_order": "min_p_last", "ties": "keep"}], 3 + SEARCH),
         ([{"top_p": 0.9, "top_k": 9, "min_p": 0.1, "filter_order": "min_p_last"}], 1),

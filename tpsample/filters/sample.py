@@ -30,7 +30,7 @@ The host reads from the device which rows are undecided, and only these are sear
 read the same, because it follows from summed integers. In fixed rounds, as while a CUDA graph is
 captured, the host reads nothing: what a step launches follows from its requests. Every method then
 takes all rows, a program whose row is done ends at once, and a done row exchanges zeros. Rows that
-only a search decides then begin with the rejection, so that one search serves all.
+only a search decides begin with the rejection where others do, so that one search serves all.
 
 Where the local step stored upper ends of logits in place of logits, exchange 2 sums lower and upper
 bounds. A row that they leave open gets its logits, and its method begins anew.
@@ -133,12 +133,15 @@ def _methods(
 
 
 def _first_method(method: Method, filters: RowFilters, rows: ShardLogits) -> Method:
-    """Return the method with which rows begin: the search where it looks for nothing.
+    """Return the method with which rows begin: the search where it looks for nothing, or where it
+    alone decides all rows.
 
     Where the local step has found the best scores that min_p keeps, they decide in one exchange.
     """
-    in_vain = method is Method.REJECTION and not filters.demand.weighed and rows.rough is None
-    return Method.SEARCH if in_vain else method
+    if method is not Method.REJECTION or rows.rough is not None:
+        return method
+    searched = filters.known and all(kind.demand.searched for kind in filters.kinds)
+    return Method.SEARCH if searched or not filters.demand.weighed else method
 
 
 def _by_first_words(
@@ -215,7 +218,8 @@ def _by_search(
 ) -> Tensor:
     """Return words [F, num_samples], from the first word of each rank, [W, F, 1]. Collective."""
     rows = replace(rows.exact(), top=rows.top_of(gathered)[1])
-    ranks.counters.second_rounds += len(filters) * filters.demand.weighed
+    if may_read and filters.demand.weighed:
+        ranks.counters.second_rounds += len(filters)
     return _searched(rows, filters, ranks, may_read=may_read)
 
 

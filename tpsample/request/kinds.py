@@ -59,6 +59,10 @@ _OF_ONE_ROW: tuple[Kind, ...] = ("plain", *_BY_FIRST_WORDS, "top_p", "top_p in t
 _SEARCHED: Kind = "top_p in top_k"
 """The best scores decide no row of this kind."""
 
+_IN_ROUNDS: dict[Kind, dict[str, Any]] = {_SEARCHED: {"filter_order": "joint"}}
+"""More fields of examples in fixed rounds, so that a search follows best scores, whatever they
+are."""
+
 _OF_THE_HEAD: tuple[tuple[Kind, ...], ...] = (
     ("allowed ids", "bad words", "min_tokens", "grammar", "forced"),
     ("penalties",),
@@ -191,7 +195,8 @@ def _batch_of(
     More logprobs than `FEW_LOGPROBS` take kernels of their own, and any more stand for all of them.
     Any `kept_cap` above 1 stands for all of these, because a set of one token is found otherwise.
     """
-    of_rows = [KINDS[kind] for kind in mix if kind in _OF_ONE_ROW] or [{}]
+    more = _IN_ROUNDS if fixed_rounds else {}
+    of_rows = [KINDS[kind] | more.get(kind, {}) for kind in mix if kind in _OF_ONE_ROW] or [{}]
     shared: dict[str, Any] = {}
     for kind in mix:
         shared |= {} if kind in _OF_ONE_ROW else KINDS[kind]

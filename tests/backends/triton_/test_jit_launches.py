@@ -76,7 +76,7 @@ FIXED = {
     "top_p": [*REJECTION, *SEARCH_OF_8, *KEPT],
     "top_k 5": [*FIRST_WORDS, "exchange", MERGED, "top_words", "write_tokens"],
     "min_p": ["exchange", TOP, LEAST, "last_cut", *KEPT],
-    "top_k 2000, top_p": [*REJECTION, *SEARCH_OF_8, "last_digit", *SEARCH_OF_8, *KEPT],
+    "top_k 2000, top_p": ["exchange", TOP, *SEARCH_OF_8, "last_digit", *SEARCH_OF_8, *KEPT],
 }
 FIXED["top_k 300"] = [*REJECTION, *SEARCH_OF_8, "last_digit", *KEPT]
 FIXED["top_k 5, top_p"] = FIXED["top_k 300, top_p"] = FIXED["top_k 5"]
@@ -102,7 +102,7 @@ OPERATORS = {
     "logprobs": 4,
     "fixed rounds, min_p": 2,
     "fixed rounds, top_p": 5,
-    "fixed rounds, top_k 2000, top_p": 16,
+    "fixed rounds, top_k 2000, top_p": 10,
     "fixed rounds, top_k 300, top_p": 0,
     "fixed rounds, top_k 5": 0,
     "rejection": 5,
