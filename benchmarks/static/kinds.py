@@ -181,7 +181,7 @@ EXPECTED = {
     "block with draft logits": Counts(9, 4, 3, 368),
     "block under top_p 0.9": Counts(12, 7, 5, 49488),
     "select to append, four slots that the host knows": Counts(19, 21, 5, 752),
-    "select to append, four slots unknown to the host": Counts(26, 27, 12, 101344),
+    "select to append, four slots unknown to the host": Counts(23, 28, 12, 101344),
     "select to append, four penalised slots": Counts(6, 4, 0, 0),
     "select to append, coupled drafts of slots": Counts(7, 6, 0, 0),
     "select to append, rejection drafts of slots": Counts(11, 8, 3, 160),

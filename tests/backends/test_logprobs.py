@@ -62,7 +62,10 @@ def test_kernels_tell_the_logprobs_of_the_definition(top, chosen):
     sampled[6, 1], sampled[7, 0] = -1, FIRST + WIDTH + 3
     ids = torch.cat([sampled, asked.chosen], dim=1)
     own, firsts = plain.words_of(ids), plain.first_words(max(1, top))
-    assert torch.equal(its.own_words(max(1, top), ids), torch.cat([firsts, own], dim=1))
+    found = its.own_words(its.first_words(max(1, top)), ids)
+    assert torch.equal(found, torch.cat([firsts, own], dim=1))
+    more = its.first_words(max(1, top) + 2)[:, : max(1, top)]
+    assert torch.equal(its.own_words(more, ids), found), "the first of more words are the same"
 
     others = (firsts - (1 << word.TOKEN_BITS)).clamp(min=0) * (torch.arange(ROWS) % 2)[:, None]
     gathered: Tensor = torch.stack(

@@ -380,7 +380,7 @@ def test_logprobs_are_told_as_by_the_definition(twins, top):
     sampled = plain.first_id + torch.arange(2 * rows).view(rows, 2) * 11 % plain.logits.shape[1]
     sampled[2, 1] = -1
     ids = torch.cat([sampled, asked.chosen], dim=1)
-    own = plain.own_words(max(1, asked.top), ids)
+    own = plain.own_words(plain.first_words(max(1, asked.top)), ids)
     words = plain.listed_words(asked, own.unsqueeze(0))
     is_cut = torch.arange(rows) % 2 == 0
     cut = torch.where(is_cut, words.first[:, -1], 0)

@@ -666,6 +666,19 @@ tpsample/filters/thresholds.py
     - total=total.where(of_others, -1)
     + total=total
     > test_rows_of_both_orders_weigh_what_is_theirs
+tpsample/filters/finish.py
+    raw logprobs list the first words of processed logits
+    - return rows.logits is rows.raw and rows.rough is None
+    + return rows.rough is None
+    > test_raw_logprobs_beside_a_top_k_are_of_logits_without_a_bias
+    logprobs have the first words of filtered rows
+    - own_first, first = first[batch.plan.filtered_places], first[logprob_rows.places]
+    + own_first = first = first[batch.plan.filtered_places]
+    > filters/test_fixed_rounds.py
+    logprobs and filters each find their first words
+    - return rows.logits is rows.raw and rows.rough is None
+    + return False
+    > backends/triton_/test_jit_launches.py
 tpsample/filters/sample.py
     a row that bounds leave open keeps the token of the lower one
     - differ = (words != others[0]).any(dim=1).tolist()

@@ -121,6 +121,16 @@ def test_tokens_and_logprobs_are_the_oracles_without_a_host_read(world_size, num
             assert_same(out, oracle)
 
 
+def test_raw_logprobs_beside_a_top_k_are_of_logits_without_a_bias():
+    """Those of the rows' filters are other first words."""
+    params = [
+        SamplingParams(seed=i, logprobs=3, logit_bias={900: 40.0}, **fields)
+        for i, fields in enumerate(({"top_k": 5}, {"top_p": 0.7}))
+    ]
+    rows = Rows([KINDS["zipf"]], params, **FIXED)
+    assert_same(rows.sampler()(rows.hidden_states, rows.batch, rows.positions), rows.oracle())
+
+
 MIXTURE = [{"top_p": 0.9}, {"top_k": 9}, {"min_p": 0.1}]
 
 

@@ -256,6 +256,7 @@ FIXED: dict[str, list[dict[str, Any]]] = {
     "top_k 300, top_p": [{"top_k": 300, "top_p": 0.9}],
     "top_k 2000, top_p": [{"top_k": 2000, "top_p": 0.9}],
     "mixture": [{"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}],
+    "logprobs of a mixture": [{"top_p": 0.9, "logprobs": 3}, {"top_k": 5, "logprobs": 3}],
 }
 """Requests of the rows of a step in fixed rounds, as in a captured graph."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ from tpsample.filters.sample import own_candidates, sample_filtered
 from tpsample.output import KeptSets, Logprobs
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.batch import SamplingBatch
-from tpsample.request.filters import LogprobRows, lists_all
+from tpsample.request.filters import LogprobRows, RowFilters, lists_all
 from tpsample.request.params import SamplingParams
 from tpsample.request.plan import BatchPlan, BatchView
 from tpsample.request.step import Step
@@ -84,7 +85,7 @@ def finish_logits(
     Returns:
         Where the kept sets of all rows end, of a batch that has a `kept_cap`.
     """
-    batch, out, cut, of_logprobs = step.batch, step.out, None, None
+    batch, out, cut, of_logprobs, first = step.batch, step.out, None, None, None
     assert out is not None
     filters, logprob_rows = batch.plan.filters, batch.plan.logprobs
     if gathered is not None and logprob_rows is not None and logprob_rows.unfiltered:
@@ -100,10 +101,14 @@ def finish_logits(
                 *arguments, sets=sets, number=number, may_read=reads, gathered=own
             )
         else:
-            words = sample_filtered(*arguments, may_read=reads, gathered=gathered)
+            own_first = None
+            if logprob_rows is not None and _share_first(rows, filters, reads, gathered):
+                first = rows.first_words(max(filters.demand.first, logprob_rows.top))
+                own_first, first = first[batch.plan.filtered_places], first[logprob_rows.places]
+            words = sample_filtered(*arguments, may_read=reads, gathered=gathered, first=own_first)
         filtered.write_tokens(words, filters.row_index, out)
     if logprob_rows is not None:
-        out.logprobs = logprobs_of(rows, batch, ranks, out.token_ids, cut, of_logprobs)
+        out.logprobs = logprobs_of(rows, batch, ranks, out.token_ids, cut, of_logprobs, first)
     return None if batch.plan.kept_cap is None else cut
 
 
@@ -132,6 +137,7 @@ def logprobs_of(
     token_ids: Tensor,
     cut: Cut | None = None,
     gathered: Tensor | None = None,
+    first: Tensor | None = None,
 ) -> Logprobs:
     """Return the logprobs of the rows that ask for them. Collective.
 
@@ -141,6 +147,7 @@ def logprobs_of(
         cut: where the kept sets of the batch's filtered rows end, if that is known.
         gathered: the `own_words` of all ranks, if they came with the words of the step, each with
             its own best tokens in place of the drawn ones.
+        first: as in `tpsample.filters.logprobs.own_words`.
     """
     logprob_rows = batch.plan.logprobs
     assert logprob_rows is not None
@@ -162,12 +169,25 @@ def logprobs_of(
             gathered = words_of_first(among, logprob_rows)
         ends = None if cut is None or logprob_rows.filters is None else cut.words_of_logprobs
         arguments = shown, logprob_rows, sampled, ranks
-        logprobs = find_logprobs(*arguments, may_read=may_read(batch), ends=ends, gathered=gathered)
+        known: dict[str, Any] = {"ends": ends, "gathered": gathered, "first": first}
+        logprobs = find_logprobs(*arguments, may_read=may_read(batch), **known)
     if not all_rows:
         none = Logprobs.none(batch.rows, logprobs.token_ids.shape[1], token_ids.device)
         logprobs = none.put(logprob_rows.row_index, logprobs)
     logprobs.num_chosen = logprob_rows.chosen.shape[1]
     return logprobs
+
+
+def _share_first(
+    rows: ShardLogits, filters: RowFilters, reads: bool, gathered: list[Tensor] | None
+) -> bool:
+    """Return whether logprobs may take first words together with filters, for fewer launches.
+
+    Where the host reads, it selects the rows that filters take first words of.
+    """
+    if reads or gathered is not None or True not in filters.by_first_words:
+        return False
+    return rows.logits is rows.raw and rows.rough is None
 
 
 def _lie_among(cut: Cut, plan: BatchPlan) -> bool:

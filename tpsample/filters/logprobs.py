@@ -30,19 +30,24 @@ from tpsample.ranks.ranks import Ranks
 from tpsample.request.filters import LogprobRows
 
 
-def own_words(rows: ShardLogits, logprob_rows: LogprobRows, sampled: Tensor) -> Tensor:
+def own_words(
+    rows: ShardLogits, logprob_rows: LogprobRows, sampled: Tensor, first: Tensor | None = None
+) -> Tensor:
     """Return what a rank sends for logprobs, int64 [R, n + S + C]: words of its first n tokens, and
     of the sampled and chosen ids that it owns.
 
     Args:
         sampled: int64 [R, S]; -1 for none.
+        first: n first words of the rows, or more, if they are known.
     """
+    count = max(1, logprob_rows.top)
+    first = rows.first_words(count) if first is None else first[:, :count]
     ids = (
         torch.cat([sampled, logprob_rows.chosen], dim=1)
         if logprob_rows.chosen.shape[1]
         else sampled
     )
-    return rows.own_words(max(1, logprob_rows.top), ids)
+    return rows.own_words(first, ids)
 
 
 def words_of_drawn(gathered: Tensor, logprob_rows: LogprobRows, sampled: Tensor) -> Tensor:
@@ -81,6 +86,7 @@ def find_logprobs(
     may_read: bool,
     ends: Tensor | None = None,
     gathered: Tensor | None = None,
+    first: Tensor | None = None,
 ) -> Logprobs:
     """Return logprobs of the asking rows, equal on every rank. Collective.
 
@@ -93,9 +99,10 @@ def find_logprobs(
         may_read: as `find_cut` takes it.
         ends: int64, where the logprobs of the batch's filtered rows end, if that is known.
         gathered: the `own_words` of all ranks, or of them together; None to gather them.
+        first: as in `own_words`.
     """
     if gathered is None:
-        gathered = ranks.gather_integers(own_words(rows, logprob_rows, sampled))
+        gathered = ranks.gather_integers(own_words(rows, logprob_rows, sampled, first))
     words = rows.listed_words(logprob_rows, gathered)
     rows = replace(rows, top=words.top)
 

@@ -64,6 +64,7 @@ def sample_filtered(
     *,
     may_read: bool = True,
     gathered: list[Tensor] | None = None,
+    first: Tensor | None = None,
 ) -> Tensor:
     """Return the winning score words of filtered rows, int64 [F, num_samples], on every rank.
 
@@ -74,11 +75,16 @@ def sample_filtered(
         may_read: whether the host may read from the device which rows are undecided. If not, the
             number of exchanges and their sizes follow from the requests.
         gathered: the `own_candidates` of all ranks, if the words brought them.
+        first: int64 [F, n], first words of all rows, at least as many as the filters ask for, if
+            they are known, where the host reads nothing.
     """
     words = rows.logits.new_empty(len(filters), rows.noise.num_samples, dtype=torch.int64)
     methods = list(_methods(rows, filters, may_read))  # once, because rows of some are copies
     if gathered is None:
-        own = [_candidates(method, part_filters, part) for method, _, part_filters, part in methods]
+        own = [
+            _candidates(method, part_filters, part, first)
+            for method, _, part_filters, part in methods
+        ]
         gathered = [ranks.gather_integers(candidates) for candidates in own]
     for (method, index, part_filters, part), candidates in zip(methods, gathered, strict=True):
         match method:
@@ -100,7 +106,9 @@ def own_candidates(
     return [_candidates(method, part_filters, part) for method, _, part_filters, part in methods]
 
 
-def _candidates(method: Method, filters: RowFilters, rows: ShardLogits) -> Tensor:
+def _candidates(
+    method: Method, filters: RowFilters, rows: ShardLogits, first: Tensor | None = None
+) -> Tensor:
     """Return what this rank sends in the first exchange of a method."""
     match method:
         case Method.REJECTION:
@@ -108,7 +116,9 @@ def _candidates(method: Method, filters: RowFilters, rows: ShardLogits) -> Tenso
         case Method.SEARCH:
             return rows.first_words(1)
         case Method.FIRST_WORDS:
-            return rows.first_words(filters.demand.first)
+            if first is None:
+                return rows.first_words(filters.demand.first)
+            return rows.of_undone(first[:, : filters.demand.first])
 
 
 def _methods(

@@ -82,6 +82,9 @@ FIXED["top_k 300"] = [*REJECTION, *SEARCH_OF_8, "last_digit", *KEPT]
 FIXED["top_k 5, top_p"] = FIXED["top_k 300, top_p"] = FIXED["top_k 5"]
 BOTH_FIRST = [*FIRST_WORDS, "best_scores", "exchange", "exchange", MERGED, "top_words"]
 FIXED["mixture"] = [*BOTH_FIRST, MERGE_BEST, TOP, LEAST, *REJECTION[3:], *SEARCH_OF_8, *KEPT]
+TOLD_OF_8 = ["own_words", "exchange", MERGED, "listed_words", "mass", "exchange", "told_logprobs"]
+FOUND = [*BOTH_FIRST, *REJECTION[2:], *SEARCH_OF_8, *KEPT]
+FIXED["logprobs of a mixture"] = [*FOUND, *TOLD_OF_8]  # the first words serve both
 BY_RATIO = ["law_tops", "law_rows", "law_sums", "accept", "residual", "emit"]
 VERIFICATIONS = ("coupled", "rejection", "block")
 STORED["coupled"] = ["coupled"]

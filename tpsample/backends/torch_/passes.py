@@ -294,9 +294,9 @@ class ShardLogits:
         logits = self.logits.gather(1, local.where(mine, 0))
         return word.pack(logits, token_ids) * mine
 
-    def own_words(self, count: int, token_ids: Tensor) -> Tensor:
-        """Return `first_words` and then `words_of` ids [F, C], int64 [F, count + C]."""
-        return torch.cat([self.first_words(count), self.words_of(token_ids)], dim=1)
+    def own_words(self, first: Tensor, token_ids: Tensor) -> Tensor:
+        """Return some `first_words` [F, n], and then `words_of` ids [F, C], int64 [F, n + C]."""
+        return torch.cat([first, self.words_of(token_ids)], dim=1)
 
     def best_scores(self, count: int) -> Tensor:
         """Return what a rank sends for the rejection: int64 [F, 1 + 2 · num_samples · count].

@@ -420,10 +420,10 @@ class TritonShardLogits(ShardLogits):
         self.launch(spread_kernel, top_ptr=self.top, sums_ptr=sums)
         return sums
 
-    def own_words(self, count: int, token_ids: Tensor) -> Tensor:
-        if not self.logits.shape[1] or max(count, token_ids.shape[1]) > logprobs.MOST:
-            return super().own_words(count, token_ids)
-        return logprobs.own_words(self.shard_arguments(), self.first_words(count), token_ids)
+    def own_words(self, first: Tensor, token_ids: Tensor) -> Tensor:
+        if not self.logits.shape[1] or max(first.shape[1], token_ids.shape[1]) > logprobs.MOST:
+            return super().own_words(first, token_ids)
+        return logprobs.own_words(self.shard_arguments(), first, token_ids)
 
     def listed_words(self, logprob_rows: LogprobRows, gathered: Tensor) -> ListedWords:
         if gathered.shape[2] >= logprobs.MOST:
