@@ -756,9 +756,13 @@ tpsample/backends/numba_/passes.py
     > test_best_words_of_upper_ends_are_those_that_were_found
 tpsample/backends/numba_/launch.py
     native: what a min_p leaves open stores all logits
-    - known = least > -np.inf
-    + known = least > np.inf
-    > test_a_min_p_that_is_open_stores_what_it_keeps
+    - whole, many = (most == 0) & (least == -np.inf), most > HEAPED
+    + whole, many = most == 0, most > HEAPED
+    > test_a_row_that_is_open_stores_what_its_rule_keeps
+    native: what a top_k leaves open stores all logits
+    - most = np.array([demand.most for demand in demands], np.int64)
+    + most = np.array([0 for demand in demands], np.int64)
+    > test_a_row_that_is_open_stores_what_its_rule_keeps
     native: one first word of a rough row is found
     - listed = np.array([max(1, demand.first) for demand in demands])
     + listed = np.array([1 for demand in demands])

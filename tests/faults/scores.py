@@ -350,8 +350,8 @@ tpsample/backends/numba_/kernels/first_logits.py
     > test_a_number_that_the_largest_reach
 tpsample/backends/numba_/launch.py
     native: a row made greedy by its temperature has logprobs of few ids
-    - whole |= is_greedy & np.isin(index, logprob_rows.row_list)
-    + whole |= is_greedy & False
+    - whole = is_greedy & np.isin(index, logprob_rows.row_list)
+    + whole = is_greedy & False
     > test_logprobs_of_a_row_made_greedy_by_its_temperature_are_of_all_ids
 tpsample/backends/numba_/kernels/store.py
     native: blocks of flat rows are computed id by id

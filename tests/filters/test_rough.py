@@ -1,7 +1,6 @@
 """Rows that upper ends of their logits decide draw the same as from the logits themselves."""
 
 import itertools
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from tests.support.same_rows import assert_same_rows
 from tests.support.screening import HEADS, ODD_HEADS, problem
 from tests.support.settings import settings_of
-from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference
 from tpsample.backends.numba_ import launch as native_backend
 from tpsample.backends.numba_.launch import NativeBackend
 from tpsample.backends.numba_.passes import NativeShardLogits
@@ -165,22 +164,24 @@ def test_rows_that_their_bounds_leave_open(fields, monkeypatch):
     assert len(batch.plan.rough) == 40 and sum(stores) > 5, stores
 
 
-def test_a_min_p_that_is_open_stores_what_it_keeps(monkeypatch):
+@pytest.mark.parametrize("fields", [{"min_p": 0.05}, {"top_k": 300, "ties": "keep"}], ids=str)
+def test_a_row_that_is_open_stores_what_its_rule_keeps(fields):
     """Many of the others are left out."""
-    case = problem("normal", V, 2, D)
-    batch = SamplingBatch.from_params(
-        [SamplingParams(min_p=0.05, seed=i) for i in (1, 2)], vocab_size=V
-    )
-    local = NativeBackend(settings_of(case.weight, VocabShard(0, V)))
+    count = 4000
+    case = problem("normal", count, 2, D)
+    params = [SamplingParams(**fields, seed=i) for i in (1, 2)]
+    batch = SamplingBatch.from_params(params, vocab_size=count)
+    assert len(batch.plan.rough) == 2
+    local = NativeBackend(settings_of(case.weight, VocabShard(0, count)))
     step = local.prepare(
         case.hidden_states, batch._view_of(2), torch.zeros(2, dtype=torch.int64), 1
     )
-    raw, both = torch.zeros(2, V), torch.arange(2)
+    raw, both = torch.zeros(2, count), torch.arange(2)
     local._store_logits(step, both, both, raw, raw[:0])
     logits = case.hidden_states.double() @ case.weight.double().T
-    kept = logits >= logits.amax(dim=1, keepdim=True) + math.log(0.05)
+    kept = reference.kept_mask(logits.float(), batch)
     assert (raw[kept] > -torch.inf).all() and kept.any(dim=1).all()
-    assert (raw == -torch.inf).sum() > V
+    assert (raw == -torch.inf).sum() > count
     assert torch.allclose(raw[kept].double(), logits[kept], atol=1e-5)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests.support.ranks import run_ranks
 from tpsample import LMHeadSampler, RankMismatch, SamplingBatch, SamplingParams, VocabShard
+from tpsample.backends import room_of
 from tpsample.backends.torch_ import passes
 from tpsample.training import KeptLogprobs, KeptTokens, call, kept_logprobs
 from tpsample.training import logprobs as module
@@ -343,3 +345,21 @@ def test_a_compiled_trainer_scores_outside_of_its_graph():
         leaves = [each.clone().requires_grad_() for each in case[:2]]
         found.append([way(*leaves), *torch.autograd.grad(way(*leaves), leaves)])
     assert all(itertools.starmap(torch.equal, zip(*found, strict=True)))
+
+
+def test_kernels_are_compiled_before_the_ranks_meet(monkeypatch):
+    case, _, _ = _rollout(torch.float32)
+    room, order = room_of("torch"), []
+
+    def noted(name: str, function: Any) -> Any:
+        return lambda *given: order.append(name) or function(*given)
+
+    both = "pair_products", "add_weighted_rows"
+    ready = replace(room, **{name: noted(name, getattr(room, name)) for name in both})
+    monkeypatch.setattr(call, "room_of", lambda backend: ready)
+    monkeypatch.setattr(call, "agreed", noted("the ranks meet", call.agreed))
+    call._ready_room.cache_clear()
+    for _ in range(2):
+        kept_logprobs(*case, group="alone")
+    call._ready_room.cache_clear()
+    assert order == [*both, "the ranks meet", both[0], "the ranks meet", both[0]]

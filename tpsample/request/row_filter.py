@@ -99,7 +99,8 @@ class Demand(NamedTuple):
     def rough(self) -> bool:
         """Whether sums over bounds of all logits nearly always decide the row."""
         summed = self.total or not self.first
-        return summed and not (self.searched or self.exact or self.most)
+        listed = 0 < self.most <= MAX_TOP_WORDS
+        return summed and not (self.searched or self.exact or listed)
 
     def listing(self, count: int) -> Demand:
         """Return what the row needs if its first `count` tokens are reported, kept or not."""
@@ -159,8 +160,8 @@ class RowFilter(NamedTuple):
 
         A filter keeps the first tokens of an order, and top_p a share of the mass that the rules
         before it leave. So few logits are needed where all that a row weighs lies among its first
-        k tokens, k <= 256, with top_p k <= 1024, or at a known y or above. If both bound the row,
-        all lies within both. Behind top_p, k <= 256 tokens need one more number, that mass.
+        k tokens, or at a known y or above. If both bound the row, all lies within both. Behind
+        top_p, k <= 256 tokens need one more number, that mass.
         A rule behind top_p bounds nothing where top_p is on, because top_p weighs tokens that this
         rule removes. Nor does any rule beside one that needs all logits.
         """
@@ -179,7 +180,7 @@ class RowFilter(NamedTuple):
             counts=counts,
             masses=masses,
             ends=frozenset(ENDING[i].name for i in on),
-            most=self.top_k if by_first and known and within_top_k else 0,
+            most=self.top_k if known and within_top_k else 0,
             least=max(least, default=-math.inf),
             exact=not known,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from tpsample.agreement.caller_tensors import is_dtensor, local_arguments
 from tpsample.agreement.construction import default_backend
 from tpsample.agreement.misplaced import collective
 from tpsample.backends import room_of
+from tpsample.backends.torch_.room import Room
 from tpsample.compiled import outside
 from tpsample.core.checks import check_tensor, describe, real_number, require_memory
 from tpsample.core.digest import digest_bits
@@ -21,6 +23,7 @@ from tpsample.core.row_noise import GREEDY_BELOW, HOTTEST
 from tpsample.core.score import Head
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.ranks.process import process_group_of, require_own_connections
+from tpsample.settings import ChosenBackend
 from tpsample.training.kept_tokens import KeptTokens
 from tpsample.training.logprobs import KeptLogprobs, KeptLogprobsFunction, Scored
 from tpsample.training.shards import HeadRanks, agreed
@@ -102,7 +105,7 @@ def kept_logprobs(
         return outside(kept_logprobs, *tensors, group=group, shard=shard, **how)
     head = Head(logit_scale, logit_softcap)
     of_ranks, given, error = _group_of(group, lm_head_weight, shard=shard, head=head)
-    weight, same = None, {}
+    weight, room, same = None, None, {}
     try:
         if error is not None:
             raise error
@@ -112,6 +115,8 @@ def kept_logprobs(
         temperatures = _checked(hidden_states, weight, token_ids, kept, temperature)
         _check_sparse(sparse, kept, lm_head_weight)
         given["head"] = head = checked_head(given["head"])
+        backend = default_backend(weight.device)
+        room = _ready_room(backend, weight.dtype, weight.shape[1], weight.device)
         same = {
             "hidden_states": (tuple(hidden_states.shape), digest_bits(hidden_states)),
             "token_ids": digest_bits(token_ids),
@@ -126,13 +131,29 @@ def kept_logprobs(
         error = wrong
     device = _device_of(lm_head_weight)
     ranks = agreed(of_ranks, given["shard"], weight, same, error, device)
-    room = room_of(default_backend(device))
+    assert room is not None  # or there was an error, which every rank has raised
     scored = Scored(ranks, given["head"], token_ids, kept, temperatures, sparse, room)
     _check_sets(scored, ranks)
     local: Any = lm_head_weight
     if is_dtensor(local):
         local = local.to_local()
     return KeptLogprobs(*KeptLogprobsFunction.apply(hidden_states, local, scored))
+
+
+@lru_cache(64)
+def _ready_room(
+    backend: ChosenBackend, dtype: torch.dtype, size: int, device: torch.device
+) -> Room:
+    """Return a backend whose kernels for rows of so many numbers are compiled.
+
+    Compiling takes longer than other ranks may wait, so it comes before the ranks meet.
+    """
+    room, index = room_of(backend), torch.zeros(1, dtype=torch.int64, device=device)
+    rows, ends = torch.zeros(1, size, dtype=dtype, device=device), torch.arange(2, device=device)
+    sums = rows.double()
+    room.pair_products(rows, index, rows, index)
+    room.add_weighted_rows(sums, ends, sums[:, 0], rows, index)
+    return room
 
 
 def _device_of(weight: object) -> torch.device:

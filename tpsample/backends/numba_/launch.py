@@ -3,7 +3,7 @@
 A step has up to five kinds of rows; each takes one reading of the weights:
 
     plain      no filters, no logprobs         `draw`
-    bounded    top_k up to 1024                `list_kept`, `store_first`    see `Demand`
+    bounded    top_k up to 256, or weighed     `list_kept`, `store_first`    see `Demand`
     rough      top_p, min_p or a larger top_k  `draw`         upper ends of their logits are stored
     whole      they need all of their logits   `store`
     given      the caller computed the logits  `draw_given`, `store_given`
@@ -122,14 +122,12 @@ class NativeBackend(Backend):
         """Store logits in place of upper ends; see `Found.store`."""
         plan, index, source = step.batch.plan, array_of(rows), self._source(0, self._num_ids)
         head = self._head_of(step.controls, given=False)
-        at, numbers = array_of(stored_rows), (array_of(raw), array_of(processed))
-        least = np.array([plan.rough[plan.stored_list.index(row)].least for row in index.tolist()])
-        known = least > -np.inf
-        self._store(step, source, index[~known], head, Memory(at[~known], *numbers))
-        some, memory = index[known], Memory(at[known], *numbers)
-        most, least = np.zeros(len(some), np.int64), self._heated(step, some, least[known])
-        no_words = np.zeros((self._threads(source, len(some)), len(raw), 1), np.int64)
-        self._list_kept(step, source, some, head, memory, most, least, no_words)
+        memory = Memory(array_of(stored_rows), array_of(raw), array_of(processed))
+        demands = [plan.rough[plan.stored_list.index(row)] for row in index.tolist()]
+        most = np.array([demand.most for demand in demands], np.int64)
+        least = self._heated(step, index, np.array([demand.least for demand in demands]))
+        no_words = np.zeros((self._threads(source, len(index)), len(raw), 1), np.int64)
+        self._list_or_store(step, source, index, head, memory, most, least, no_words)
 
     def _source(self, start: int, stop: int) -> Weight:
         """Return a range of the weight, wherever that lies now."""
@@ -215,15 +213,35 @@ class NativeBackend(Backend):
         """
         kinds, threads = step.batch.plan.kinds, self._threads(source, len(index))
         most, least = array_of(kinds.most), self._heated(step, index, array_of(kinds.least))
-        many = most > HEAPED
-        whole = many & (PAIR * threads * most > source.stop - source.start)
         logprob_rows = step.batch.plan.logprobs
         if logprob_rows is not None:
             is_greedy = ~array_of(step.noise.random)[index, 0]
-            whole |= is_greedy & np.isin(index, logprob_rows.row_list)
+            whole = is_greedy & np.isin(index, logprob_rows.row_list)
+            most, least = np.where(whole, 0, most), np.where(whole, -np.inf, least)
         assert step.found is not None
         first = array_of(step.found.first)[:threads]
-        for rows, words in ((~whole & ~many, first), (~whole & many, None)):
+        self._list_or_store(step, source, index, head, memory, most, least, first)
+
+    def _list_or_store(
+        self,
+        step: Step,
+        source: Weight,
+        index: np.ndarray,
+        head: native.NativeHead,
+        memory: Memory,
+        most: np.ndarray,
+        least: np.ndarray,
+        first: np.ndarray,
+    ) -> None:
+        """Store what a top_k or a min_p of these rows can keep, or all of it where that is more.
+
+        Args:
+            most, least, first: as in `_list_kept`; the words are those of top_k up to HEAPED.
+        """
+        work = PAIR * self._threads(source, len(index)) * most
+        most = np.where((most > HEAPED) & (work > source.stop - source.start), 0, most)
+        whole, many = (most == 0) & (least == -np.inf), most > HEAPED
+        for rows, words in ((~whole & ~many, first), (many, None)):
             part = memory._replace(stored_rows=memory.stored_rows[rows])
             self._list_kept(step, source, index[rows], head, part, most[rows], least[rows], words)
         part = memory._replace(stored_rows=memory.stored_rows[whole])

@@ -13,17 +13,12 @@ import torch
 from torch import Tensor
 
 from tpsample.core.tensors import Scratch, ordinary_tensors, tensors_of
+from tpsample.core.touched import HAS_BIAS, HAS_HISTORY, TOUCHED_BLOCK
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.request.entries import Entry
 from tpsample.request.params import MAX_LOGIT_BIAS
 
-TOUCHED_BLOCK = 64
-"""Ids per entry of `touched`; kernel tiles are powers of two."""
-
 _BLOCK_SHIFT = TOUCHED_BLOCK.bit_length() - 1
-
-HAS_HISTORY, HAS_BIAS = 1, 2
-"""Bits of `touched`."""
 
 
 class TokenState:

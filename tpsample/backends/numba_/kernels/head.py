@@ -21,7 +21,7 @@ from tpsample.backends.numba_.kernels.inputs import BLOCK, Block
 from tpsample.backends.numba_.kernels.numbers import exact_product, power_of_2
 from tpsample.backends.numba_.kernels.primitives import bits_as, larger, smaller
 from tpsample.core.score import TANH_SMALL
-from tpsample.request.controls.token_state import HAS_BIAS, HAS_HISTORY, TOUCHED_BLOCK
+from tpsample.core.touched import HAS_BIAS, HAS_HISTORY, TOUCHED_BLOCK
 
 LOG2_E = math.log2(math.e)
 

@@ -9,12 +9,13 @@ import triton
 import triton.language as tl
 
 from tpsample.backends.triton_.kernels.constant import Constant
-from tpsample.request.controls import tables, token_state
+from tpsample.core import touched as touched_blocks
+from tpsample.request.controls import tables
 
 PENALISED = Constant(tables.PENALISED)
 BIASED = Constant(tables.BIASED)
-HAS_HISTORY = Constant(token_state.HAS_HISTORY)
-TOUCHED_BLOCK = Constant(token_state.TOUCHED_BLOCK)
+HAS_HISTORY = Constant(touched_blocks.HAS_HISTORY)
+TOUCHED_BLOCK = Constant(touched_blocks.TOUCHED_BLOCK)
 
 
 class Controls(NamedTuple):
