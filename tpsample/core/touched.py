@@ -1,4 +1,4 @@
-"""Blocks of ids of which the controls of a request know something."""
+"""Blocks of ids, and bits that say whether a request's controls know something of them."""
 
 TOUCHED_BLOCK = 64
 """Ids per entry of `tpsample.request.controls.token_state.TokenState.touched`; kernel tiles are
