@@ -73,6 +73,15 @@ tpsample/backends/triton_/kernels/pairs.py
     - inside = pair < end
     + inside = pair < first + PAIRS
     > test_weighted_rows_are_added_as_by_plain_pytorch
+tpsample/training/products.py
+    rows that kept every id are summed in fp32 on a CPU
+    - exact = numbers.is_cpu or numbers.dtype == torch.float64
+    + exact = numbers.dtype == torch.float64
+    > test_values_are_bit_for_bit_those_of_the_step
+    a part of the weight's rows is multiplied in the place of the first
+    - out=products[:, part])
+    + out=products[:, : part.stop - part.start])
+    > test_rows_that_kept_every_id_are_summed_in_fp32_on_a_gpu
 tpsample/training/call.py
     a rank compiles while others wait for its sums
     - room.add_weighted_rows(

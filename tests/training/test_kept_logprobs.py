@@ -19,7 +19,7 @@ from tests.support.ranks import run_ranks
 from tpsample import LMHeadSampler, RankMismatch, SamplingBatch, SamplingParams, VocabShard
 from tpsample.backends import room_of
 from tpsample.backends.torch_ import passes
-from tpsample.training import KeptLogprobs, KeptTokens, call, kept_logprobs
+from tpsample.training import KeptLogprobs, KeptTokens, call, kept_logprobs, products
 from tpsample.training import logprobs as module
 
 V, D, ROWS = 331, 24, 24
@@ -363,3 +363,21 @@ def test_kernels_are_compiled_before_the_ranks_meet(monkeypatch):
         kept_logprobs(*case, group="alone")
     call._ready_room.cache_clear()
     assert order == [*both, "the ranks meet", both[0], "the ranks meet", both[0]]
+
+
+@pytest.mark.parametrize("head", HEADS, ids=str)
+def test_rows_that_kept_every_id_are_summed_in_fp32_on_a_gpu(head, monkeypatch):
+    case, values, entropies = _rollout(torch.float32, **head)
+    rows = case[3].whole.nonzero().flatten()
+    for each in (module, products):
+        monkeypatch.setattr(each, "sums_in", lambda numbers: torch.float32)
+    monkeypatch.setattr(products, "tile_elements", lambda device: 7 * D)
+    leaves = [each.clone().requires_grad_() for each in case[:2]]
+    scores = kept_logprobs(*leaves, *case[2:], group="alone", **head)
+    assert torch.allclose(scores.logprobs, values, rtol=0, atol=2e-6) and len(rows)
+    assert torch.allclose(scores.entropies, entropies, rtol=0, atol=2e-6)
+    assert not torch.equal(scores.logprobs[rows], values[rows])
+    found = _gradients(scores, *leaves)
+    doubles = [each.double().requires_grad_() for each in case[:2]]
+    expected = _gradients(_definition((*doubles, *case[2:]), head), *doubles)
+    assert all(_off(its, exact) < 2e-6 for its, exact in zip(found, expected, strict=True))

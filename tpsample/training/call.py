@@ -72,7 +72,8 @@ def kept_logprobs(
     For equal hidden states and weights the values are bit for bit the `processed_logprobs` of the
     step that drew the tokens, without penalties, biases and masks, on any number of ranks. Time and
     memory grow with the listed ids, O(T · D). Rows that kept every id cost a product with the whole
-    shard, forwards and backwards, a few rows at a time. The host waits for the device.
+    shard, forwards and backwards, a few rows at a time; GPUs sum that in fp32. The host waits for
+    the device.
 
     Args:
         hidden_states: [N, D], those that the tokens were drawn from, whole on each rank.

@@ -29,7 +29,7 @@ from tpsample.core.masses import LN2, TOP_MASS, masses_and_moments
 from tpsample.core.order import below_top
 from tpsample.core.score import Head
 from tpsample.training.kept_tokens import KeptTokens
-from tpsample.training.products import logits_of, slopes, tile_products
+from tpsample.training.products import logits_of, slopes, sums_in, tile_products
 from tpsample.training.shards import HeadRanks
 
 AT_ONCE = 2**22
@@ -190,9 +190,10 @@ class KeptLogprobsFunction(torch.autograd.Function):
                 inside = (column >= part.start) & (column < part.stop)
                 is_drawn[own[inside], column[inside] - part.start] = True
                 of_tile = of_products(tile, whole.unsqueeze(1), is_drawn)
+                of_tile = of_tile.to(sums_in(weight))
                 if to_hidden is not None:
-                    to_hidden[whole] += of_tile @ of_part.double()
-                block[: len(of_part)] += of_tile.T @ hidden_states[whole].double()
+                    to_hidden[whole] += of_tile @ of_part.to(of_tile.dtype)
+                block[: len(of_part)] += of_tile.T @ hidden_states[whole].to(of_tile.dtype)
             if for_weight:
                 to_weight[part if scored.sparse else used[part]] = block.to(weight.dtype)
         if to_hidden is not None:

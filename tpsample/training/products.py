@@ -8,15 +8,35 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tpsample.backends.torch_.pairs import slices
+from tpsample.backends.torch_.passes import tile_elements
 from tpsample.core.score import Head, head_logits, logits_tile
 
 
+def sums_in(numbers: Tensor) -> torch.dtype:
+    """Return the dtype in which products with all rows of a weight are summed.
+
+    It is float64 on a CPU, and fp32 on GPUs, where that of inference has next to no float64.
+    """
+    exact = numbers.is_cpu or numbers.dtype == torch.float64
+    return torch.float64 if exact else torch.float32
+
+
 def tile_products(hidden_states: Tensor, weight: Tensor) -> Tensor:
-    """Return products [C, V_local] with all rows of a weight; each is that of `pair_products`."""
-    states = hidden_states.double()
+    """Return products [C, V_local] with all rows of a weight.
+
+    On a CPU each is that of `pair_products`. On a GPU it is a sum in fp32 as torch.matmul makes it.
+    """
+    dtype = sums_in(weight)
+    states = hidden_states.to(dtype)
     if weight.dtype == torch.float64:
         return states @ weight.T
-    return logits_tile(states, weight, None, Head())
+    if dtype == torch.float64:
+        return logits_tile(states, weight, None, Head())
+    products = states.new_empty(len(states), len(weight))
+    for part in slices(len(weight), weight.shape[1], tile_elements(weight.device)):
+        torch.matmul(states, weight[part].float().T, out=products[:, part])
+    return products.masked_fill_(products == torch.inf, torch.nan)
 
 
 def logits_of(product: Tensor, head: Head) -> Tensor:
