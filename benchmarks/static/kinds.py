@@ -32,7 +32,7 @@ from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, sample_draft,
 from tpsample.core import tensors
 from tpsample.speculative import drawn_drafts
 
-V, D, ROWS, K = 16384, 16, 2, 2
+V, D, ROWS, K = 4096, 16, 2, 2
 
 COUNTED: dict[str, dict[str, Any]] = {
     **REQUESTS,
@@ -163,10 +163,10 @@ EXPECTED = {
     "top_k 300, top_p 0.9": Counts(7, 0, 1, 4800),
     "top_k 1500, top_p 0.9": Counts(11, 10, 6, 28752),
     "logprobs 5": Counts(9, 4, 2, 160),
-    "top_p 0.9, processed logprobs 5": Counts(11, 8, 3, 10448),
+    "top_p 0.9, processed logprobs 5": Counts(11, 8, 3, 13424),
     "top_k 50, processed logprobs 5": Counts(10, 12, 2, 864),
     "kept sets of plain rows": Counts(7, 7, 2, 64),
-    "top_p 0.9 with kept sets": Counts(11, 12, 3, 10448),
+    "top_p 0.9 with kept sets": Counts(11, 12, 3, 13424),
     "top_k 50 with kept sets": Counts(9, 8, 1, 800),
     "top_p 0.9, fixed rounds": Counts(13, 5, 9, 49712),
     "top_k 50, top_p 0.9, joint, fixed rounds": Counts(9, 4, 2, 816),
