@@ -69,9 +69,20 @@ class RowFilters:
 
     def column(self, name: str) -> Tensor:
         """Return a column [F] by name: float64 of a rule, int64 of top_k and LOWEST, else bool."""
-        column = column_of(self.columns, name)[: len(self.row_list)]
+        column = self._view_of(name)
         # It is not kept, because memory of a step inside torch.compile belongs to the compiler.
         return column != 0 if name in BITS else column
+
+    def _view_of(self, name: str) -> Tensor:
+        """Return a column [F] by name: float64 of a rule, and else int64."""
+        if name not in self._views:  # a view takes the host longer than a launch
+            self._views[name] = column_of(self.columns, name)[: len(self.row_list)]
+        return self._views[name]
+
+    @cached_property
+    def _views(self) -> dict[str, Tensor]:
+        """The columns that were asked for."""
+        return {}
 
     @cached_property
     def demand(self) -> Demand:
@@ -90,8 +101,7 @@ class RowFilters:
 
     def thresholds(self, least: Tensor, least_of_total: Tensor) -> Thresholds:
         """Return the thresholds of the rows whose `ENDING` rules end at these order words."""
-        names = TOP_K.name, TOP_P.name, KEEP_TIES
-        top_k, top_p, ties = (column_of(self.columns, name)[: len(self)] for name in names)
+        top_k, top_p, ties = map(self._view_of, (TOP_K.name, TOP_P.name, KEEP_TIES))
         return Thresholds(top_k, top_p, least, least_of_total, ties, self.demand.counts)
 
     def select(self, index: list[int], selected: Tensor | slice) -> RowFilters:
