@@ -27,6 +27,7 @@ from tpsample.backends.triton_.kernels.digits import digit_kernel, last_digit_ke
 from tpsample.backends.triton_.largest import in_order
 from tpsample.backends.triton_.launcher import launch_kernel
 from tpsample.backends.triton_.passes import TritonShardLogits
+from tpsample.backends.triton_.tile_table import next_power_of_2
 from tpsample.core.order import BINS, DIGIT_BITS, DIGITS, Search, tokens_per_mass
 from tpsample.core.word import NO_TOKEN
 
@@ -216,8 +217,8 @@ class TritonCuts(Cuts):
             num_rows=rows,
             num_sources=sources,
             MASS=mass,
-            SOURCES=triton.next_power_of_2(sources),
-            BLOCK=triton.next_power_of_2(sources * (width - 1)),
+            SOURCES=next_power_of_2(sources),
+            BLOCK=next_power_of_2(sources * (width - 1)),
         )
         return cut, left
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import triton
 from torch import Tensor
 
 from tpsample.backends.torch_ import logprobs as plain
@@ -44,7 +43,7 @@ from tpsample.backends.triton_.kernels.sums import (
 )
 from tpsample.backends.triton_.largest import MOST, Start, first_of, largest
 from tpsample.backends.triton_.launcher import launch_kernel
-from tpsample.backends.triton_.tile_table import Gpu
+from tpsample.backends.triton_.tile_table import Gpu, next_power_of_2
 from tpsample.core.machine import interpreted
 from tpsample.core.masses import ABOUT_ERROR
 from tpsample.core.order import ABOVE_ALL, DIGIT_BITS
@@ -202,8 +201,8 @@ class TritonShardLogits(ShardLogits):
             blocks=first.shape[1],
             COUNT=count,
             GROUP=size,
-            GROUPS=triton.next_power_of_2(groups),
-            BLOCKS=triton.next_power_of_2(max(1, first.shape[1])),
+            GROUPS=next_power_of_2(groups),
+            BLOCKS=next_power_of_2(max(1, first.shape[1])),
         )
         return scores
 
@@ -221,7 +220,7 @@ class TritonShardLogits(ShardLogits):
             num_samples=self.noise.num_samples,
             num_sources=sources,
             COUNT=count,
-            WORDS=triton.next_power_of_2(sources * count),
+            WORDS=next_power_of_2(sources * count),
         )
         return best
 
