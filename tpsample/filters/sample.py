@@ -78,7 +78,6 @@ def sample_filtered(
         first: int64 [F, n], first words of all rows, at least as many as the filters ask for, if
             they are known, where the host reads nothing.
     """
-    words = rows.logits.new_empty(len(filters), rows.noise.num_samples, dtype=torch.int64)
     methods = list(_methods(rows, filters, may_read))  # once, because rows of some are copies
     if gathered is None:
         own = [
@@ -86,7 +85,8 @@ def sample_filtered(
             for method, _, part_filters, part in methods
         ]
         gathered = [ranks.gather_integers(candidates) for candidates in own]
-    for (method, index, part_filters, part), candidates in zip(methods, gathered, strict=True):
+    found = []
+    for (method, _, part_filters, part), candidates in zip(methods, gathered, strict=True):
         match method:
             case Method.FIRST_WORDS:
                 part_words = _by_first_words(part, part_filters, ranks, candidates)
@@ -94,6 +94,11 @@ def sample_filtered(
                 part_words = _by_search(part, part_filters, ranks, candidates, may_read=may_read)
             case Method.REJECTION:
                 part_words = _by_rejection(part, part_filters, ranks, candidates, may_read=may_read)
+        found.append(part_words)
+    if len(found) == 1:  # of all rows
+        return found[0]
+    words = rows.logits.new_empty(len(filters), rows.noise.num_samples, dtype=torch.int64)
+    for (_, index, _, _), part_words in zip(methods, found, strict=True):
         words = put(words, index, part_words)
     return words
 
@@ -198,21 +203,19 @@ def _of_best(
     else:  # whether a token is kept follows from its logit alone
         judged, sums = replace(rows, rough=None), best.new_zeros(best.shape)
     words, decided, top = judged.first_kept(best, sums, thresholds, BEST_SCORES)
-    rows = replace(rows, top=top)
     if filters.demand.searched:
         decided &= ~filters.column(SEARCHED) | top.isnan()
 
     if not may_read:
-        undecided_words = _searched(
-            rows.without(decided), filters, ranks, thresholds, may_read=False
-        )
+        left = replace(rows.without(decided), top=top)
+        undecided_words = _searched(left, filters, ranks, thresholds, may_read=False)
         return torch.where(decided.unsqueeze(1), words, undecided_words)
     undecided = [row for row, done in enumerate(decided.tolist()) if not done]
     if not undecided:
         return words
     index = index_of(undecided, words.device)
     # A search looks for nothing in tiles.
-    left = replace(rows, tile_words=None).select(index)
+    left = replace(rows, top=top, tile_words=None).select(index)
     left_filters = filters.select(undecided, index)
     if rows.rough is not None:
         undecided_words = _of_best(left.exact(), left_filters, ranks, best[index], may_read=True)
@@ -250,7 +253,7 @@ def _searched(
 
 def put(words: Tensor, index: Tensor | slice, values: Tensor) -> Tensor:
     """Put words of some rows in place. Nothing is copied if a slice has all rows."""
-    if has_all(index, len(words)):
+    if has_all(index, words.shape[0]):
         return values
     if isinstance(index, slice):
         words[index] = values

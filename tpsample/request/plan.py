@@ -137,6 +137,11 @@ class BatchPlan:
         none = torch.full((self.num_rows,), -1, dtype=torch.int32, device=device)
         return index, none.index_copy_(0, index, order)
 
+    @cached_property
+    def stores_in_order(self) -> bool:
+        """Whether the stored rows are all rows in their own order."""
+        return lists_all(self.stored_list, self.num_rows)
+
     @property
     def filtered_places(self) -> slice | Tensor:
         """The places of the filtered rows among the stored ones, in the order of `filters`."""

@@ -31,7 +31,7 @@ from tpsample.core.row_noise import RowNoise, has_all
 from tpsample.core.score import score_tile, score_tokens
 from tpsample.core.spread import spread_sums
 from tpsample.output import Logprobs, SampleOutput
-from tpsample.request.filters import LogprobRows, Thresholds, lists_all
+from tpsample.request.filters import LogprobRows, Thresholds
 from tpsample.request.plan import BatchView
 from tpsample.request.step import Found, TileWords, halves
 
@@ -104,7 +104,7 @@ class SetOfFirst(NamedTuple):
     drawn: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)  # frozen, each field would take three times as long
 class ShardLogits:
     """Rows whose fp32 logits over its shard this rank keeps for a step, and the passes over them.
 
@@ -159,19 +159,19 @@ class ShardLogits:
             found: what else the step found of the stored rows; its `store` knows the step.
             tile_words: what its kernel says of them.
         """
-        count = len(batch.plan.stored_list)
-        raw, processed = halves(stored, count)
-        all_rows = lists_all(batch.plan.stored_list, len(batch.seed))
-        index = slice(None) if all_rows else batch.plan.stored_index
-        assert index is not None
-        rough = None
+        count, rough = len(batch.plan.stored_list), None
+        raw = processed = stored
+        if stored.shape[0] > count:  # with controls
+            raw, processed = halves(stored, count)
+        if not batch.plan.stores_in_order:
+            assert batch.plan.stored_index is not None
+            noise = noise.select(batch.plan.stored_index)
         if found is not None and batch.plan.rough:
             assert batch.plan.stored_index is not None
             best, error_bound = found.best.movedim(0, 2).flatten(2), found.error_bound.amax(dim=0)
             rough = Rough(best, error_bound, batch.plan.stored_index, found.store)
-        noise = noise.select(index)
         return cls(
-            logits=processed if len(processed) else raw,
+            logits=processed,
             raw=raw,
             first_id=first_id,
             vocab_size=batch.plan.vocab_size,
