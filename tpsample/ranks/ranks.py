@@ -140,13 +140,15 @@ class Ranks:
         Raises:
             PeerLost: on CPUs, a rank did not call within the timeout of the process group.
         """
-        self.bytes_sent += (self.world_size - 1) * own.nbytes
+        if self.world_size > 1:
+            self.bytes_sent += (self.world_size - 1) * own.nbytes
         return self.gather_tensor(own)
 
     def sum_integers(self, own: Tensor) -> Tensor:
         """Return the sum of every rank's integers [...]. Collective, as `gather_integers`."""
-        times = 1.0 if self.sums_whole(own) else 2 / self.world_size
-        self.bytes_sent += int(times * (self.world_size - 1) * own.nbytes)
+        if self.world_size > 1:
+            times = 1.0 if self.sums_whole(own) else 2 / self.world_size
+            self.bytes_sent += int(times * (self.world_size - 1) * own.nbytes)
         return self.sum_tensor(own)
 
     def sums_whole(self, own: Tensor) -> bool:
