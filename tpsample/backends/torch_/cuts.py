@@ -41,11 +41,11 @@ class EmptyDigits(NamedTuple):
 
     Attributes:
         bins: [F, 2^n], where weights of the digit are summed.
-        search: int64 [3, F], for the search before it.
+        search: for the search before it.
     """
 
     bins: Tensor
-    search: Tensor
+    search: Search
 
 
 class OtherEnds(NamedTuple):

@@ -47,9 +47,11 @@ class TritonCuts(Cuts):
         # One launch fills the memory of all rounds.
         memory = self.rows.logits.new_zeros(count * (DIGITS + words), dtype=dtype)
         bins, searches = memory.split([count * DIGITS, count * words])
-        search_rounds = searches.view(torch.int64).view(rounds, 3, rows)
-        pairs = zip(bins.view(rounds, rows, DIGITS).unbind(), search_rounds.unbind(), strict=True)
-        return [EmptyDigits(*pair) for pair in pairs]
+        numbers = searches.view(torch.int64).view(3 * rounds, rows).unbind()
+        return [
+            EmptyDigits(round_bins, Search(*numbers[3 * index : 3 * index + 3]))
+            for index, round_bins in enumerate(bins.view(rounds, rows, DIGITS).unbind())
+        ]
 
     def digits(
         self,
@@ -89,8 +91,7 @@ class TritonCuts(Cuts):
         least: Tensor | None = None,
     ) -> tuple[Search, Tensor]:
         """Return `following_digits`, or where there is no digit before only the digits."""
-        bins, empty_search = self.empty_digits(1, mass=mass)[0] if empty is None else empty
-        prefix, reached, limit = empty_search.unbind()
+        bins, found = self.empty_digits(1, mass=mass)[0] if empty is None else empty
         self.rows.launch_programs(
             digit_kernel,
             temperature_ptr=self.rows.temperature,
@@ -101,14 +102,14 @@ class TritonCuts(Cuts):
             has_digit=int(before is not None),
             least_ptr=search.prefix if least is None else least.contiguous(),
             bins_ptr=bins,
-            next_prefix_ptr=prefix,
-            next_reached_ptr=reached,
-            next_limit_ptr=limit,
+            next_prefix_ptr=found.prefix,
+            next_reached_ptr=found.reached,
+            next_limit_ptr=found.limit,
             shift=shift,
             MASS=mass,
             DIGIT_BITS=DIGIT_BITS,
         )
-        return Search(prefix, reached, limit), bins
+        return found, bins
 
     def numbers_of_bins(self) -> Tensor:
         bins = self.rows.logits.new_zeros(self.rows.logits.shape[0], BINS, dtype=torch.int32)
