@@ -7,7 +7,7 @@ tensors of their size.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -84,28 +84,31 @@ class TritonShardLogits(ShardLogits):
         blocks = rows * self.count_of(BLOCK)
         return max(1, min(MOST_BLOCKS, blocks // programs_at_once(self.logits.device)))
 
-    def launch_programs(self, kernel: Any, **arguments: Any) -> None:
-        """Launch some programs per row, which take several blocks each."""
+    @cached_property
+    def programs(self) -> tuple[int, int]:
+        """How many programs a row has, and how many blocks each of them takes."""
         blocks_each = self.blocks_each(self.logits.shape[0])
-        programs = -(-self.count_of(BLOCK) // blocks_each)
-        self.launch(kernel, programs, blocks_each=blocks_each, **arguments)
+        return -(-self.count_of(BLOCK) // blocks_each), blocks_each
 
-    def launch(self, kernel: Any, programs: int | None = None, **arguments: Any) -> None:
-        """Launch one program per row and block, or so many per row; none of an empty shard."""
-        if not self.logits.shape[1]:
-            return
-        programs = self.count_of(BLOCK) if programs is None else programs
-        launch_kernel(
-            kernel,
-            (self.logits.shape[0], programs),
-            **self.shard_arguments(),
-            **arguments,
-            BLOCK=BLOCK,
-            num_warps=NUM_WARPS,
-        )
+    def launch_programs(self, kernel: Any, **arguments: Any) -> None:
+        """Launch some programs per row, which take several blocks each; none of an empty shard."""
+        programs, blocks_each = self.programs
+        self._launch(kernel, programs, blocks_each=blocks_each, **arguments)
 
+    def launch(self, kernel: Any, **arguments: Any) -> None:
+        """Launch one program per row and block; none of an empty shard."""
+        self._launch(kernel, self.count_of(BLOCK), **arguments)
+
+    def _launch(self, kernel: Any, programs: int, **arguments: Any) -> None:
+        """Launch so many programs per row, if there are any."""
+        if programs:
+            arguments |= self.shard_arguments
+            grid = self.logits.shape[0], programs
+            launch_kernel(kernel, grid, **arguments, BLOCK=BLOCK, num_warps=NUM_WARPS)
+
+    @cached_property
     def shard_arguments(self) -> dict[str, Any]:
-        """Return the arguments by which a kernel finds the logits."""
+        """The arguments by which a kernel finds the logits."""
         return {
             "logits_ptr": self.logits,
             "stride_logits": self.logits.stride(0),
@@ -166,7 +169,7 @@ class TritonShardLogits(ShardLogits):
         launch_kernel(
             group_words_kernel,
             (groups, rows),
-            **self.shard_arguments(),
+            **self.shard_arguments,
             first_ptr=chosen,
             least_ptr=start.least,
             words_ptr=words,
@@ -192,7 +195,7 @@ class TritonShardLogits(ShardLogits):
         launch_kernel(
             best_scores_kernel,
             (samples, rows),
-            **self.shard_arguments(),
+            **self.shard_arguments,
             **self.noise_arguments(),
             group_ptr=best,
             first_ptr=first,
@@ -422,7 +425,7 @@ class TritonShardLogits(ShardLogits):
     def own_words(self, first: Tensor, token_ids: Tensor) -> Tensor:
         if not self.logits.shape[1] or max(first.shape[1], token_ids.shape[1]) > logprobs.MOST:
             return super().own_words(first, token_ids)
-        return logprobs.own_words(self.shard_arguments(), first, token_ids)
+        return logprobs.own_words(self.shard_arguments, first, token_ids)
 
     def listed_words(self, logprob_rows: LogprobRows, gathered: Tensor) -> ListedWords:
         if gathered.shape[2] >= logprobs.MOST:
