@@ -62,6 +62,10 @@ tpsample/backends/triton_/launcher.py
     - *dtypes, *rests, *options
     + *dtypes, *rests
     > test_known_launches_are_those_of_triton
+    a profiler hears nothing of known launches
+    - if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
+    + if False:
+    > test_known_launches_are_those_of_triton
     arguments that stay are handed over in another order
     - (*addresses, *numbers, *self._kept)
     + (*addresses, *numbers, *reversed(self._kept))

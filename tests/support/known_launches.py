@@ -32,6 +32,8 @@ from tpsample.backends.triton_.launcher import KnownLaunches, launch_kernel
 same: Counter[str] = Counter()
 """Launches by kernel, each made in three ways."""
 made: list[tuple[object, ...]] = []
+told: list[bool] = []
+"""Whether each launch brought what hooks are told."""
 
 
 def _taking_down(source: Any, metadata: Any) -> Callable[..., None]:
@@ -42,6 +44,7 @@ def _taking_down(source: Any, metadata: Any) -> Callable[..., None]:
         named = zip(source.fn.arg_names, arguments, strict=True)
         seen = [_address(value) if name.endswith("_ptr") else value for name, value in named]
         made.append((metadata.hash, *grid_and_stream, *seen))
+        told.append(all(part is not None for part in launched[6:9]))
 
     return launch
 
@@ -102,6 +105,22 @@ def compiled_aside() -> None:
     assert others == [first] * 2
 
 
+def hooked() -> None:
+    """A known launch while a profiler has a hook for its begin, then for its end, then none."""
+    rows, runtime = torch.zeros(8, dtype=torch.int64), triton.knobs.runtime
+    names = "words_ptr", "row_ptr", "token_ptr", "status_ptr"
+    arguments = {**dict.fromkeys(names, rows), "num_samples": 1, "num_warps": 8}
+    known = KnownLaunches(write_tokens_kernel)
+    _known_way(known, (8,), arguments)
+    told.clear()
+    for hooks in (runtime.launch_enter_hook, runtime.launch_exit_hook):
+        hooks.add(print)
+        _known_way(known, (8,), arguments)
+        hooks.remove(print)
+    _known_way(known, (8,), arguments)
+    assert told == [True, True, False]
+
+
 def moved_weight() -> None:
     """A backend whose weight lies elsewhere for its second step."""
     weight, shard = torch.zeros(64, 32, dtype=torch.bfloat16), VocabShard(0, 64)
@@ -127,6 +146,7 @@ def main() -> None:
     launcher._KNOWN.clear()
     variants()
     compiled_aside()
+    hooked()
     for name, count in sorted(same.items()):
         print(name, count)
 

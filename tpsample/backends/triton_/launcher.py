@@ -14,6 +14,7 @@ from operator import itemgetter
 from typing import Any
 
 from torch import Tensor
+from triton import knobs
 from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
@@ -116,7 +117,7 @@ class KnownLaunches:
         binary = self._binaries.get(kind)
         if binary is not None:
             stream = driver.active.get_current_stream(device)
-            binary(*self._in_order((*addresses, *numbers, *self._kept)), stream=stream)
+            binary(stream, *self._in_order((*addresses, *numbers, *self._kept)))
             return
         named = {**self._fixed, **arguments}
         assert named.keys() <= {*self._kernel.arg_names, *OPTIONS}
@@ -126,7 +127,26 @@ class KnownLaunches:
             return
         if len(self._binaries) >= MOST_KNOWN:  # two threads may pass it together
             self._binaries.clear()
-        self._binaries[kind] = compiled[(*grid, 1, 1)[:3]]
+        self._binaries[kind] = _binary_of(compiled, (*grid, 1, 1)[:3])
+
+
+def _binary_of(compiled: CompiledKernel, grid: tuple[int, ...]) -> Callable[..., None]:
+    """Return what launches a binary on a stream, with its arguments in order.
+
+    Triton's own way makes what hooks look at, and calls them, though there are none: only a
+    profiler adds some.
+    """
+    own_way, run = compiled[grid], compiled.run
+    tail = compiled.function, compiled.packed_metadata, None, None, None
+
+    def launch(stream: Any, *arguments: Any) -> None:
+        enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+        if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
+            own_way(*arguments, stream=stream)
+        else:
+            run(*grid, stream, *tail, *arguments)
+
+    return launch
 
 
 def _can_be_known(kernel: Any) -> bool:
