@@ -7,7 +7,6 @@ out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
 from typing import Any, NoReturn
 
 import torch
@@ -269,7 +268,7 @@ def check_out(out: SampleOutput, rows: int, num_samples: int | None, device: tor
     """Check that a step may write into `out`."""
     if not isinstance(out, SampleOutput):
         raise TypeError(f"out: expected a SampleOutput, got {type(out).__name__}")
-    shape = (rows,) if num_samples is None else (rows, num_samples)
+    shape, others = (rows,) if num_samples is None else (rows, num_samples), []
     for name, tensor, wanted, dtype in (
         ("token_ids", out.token_ids, shape, torch.int64),
         ("status", out.status, (rows,), torch.int32),
@@ -287,13 +286,15 @@ def check_out(out: SampleOutput, rows: int, num_samples: int | None, device: tor
                 f"out.{name}: expected a tensor that can be written to, got one made under "
                 "torch.inference_mode; pass the output of an earlier call"
             )
-    for one, other in combinations(("token_ids", "status", "seeds"), 2):
-        first, second = getattr(out, one), getattr(out, other)
-        if -first.nbytes < first.data_ptr() - second.data_ptr() < second.nbytes:
-            raise ValueError(
-                f"out.{other}: expected memory of its own, got some of out.{one}'s; pass the "
-                "output of an earlier call"
-            )
+        start = tensor.data_ptr()
+        end = start + tensor.nbytes
+        for other, other_start, other_end in others:
+            if start < other_end and other_start < end:
+                raise ValueError(
+                    f"out.{name}: expected memory of its own, got some of out.{other}'s; pass the "
+                    "output of an earlier call"
+                )
+        others.append((name, start, end))
 
 
 def _refuse_hidden_states(rows: Tensor, weight: Tensor, axes: int) -> NoReturn:

@@ -22,6 +22,10 @@ _LONGEST = 80
 """Characters of a value that a message shows."""
 
 
+_PLAIN = Tensor, torch.nn.Parameter
+"""The classes whose numbers lie in their own memory."""
+
+
 def check_current(device: torch.device) -> None:
     """Raise a ValueError unless the device is the process's current one, where kernels start."""
     if device.type == "cuda" and device.index != torch.cuda.current_device():
@@ -79,16 +83,16 @@ def require_memory(name: str, tensor: Tensor) -> None:
     """
     if tensor.layout is not torch.strided or tensor.is_nested:
         _refuse_layout(name, tensor)
-    if not tensor.numel():
+    numbers = tensor.numel()
+    if not numbers:
         return
-    is_plain = type(tensor) in (Tensor, torch.nn.Parameter)
+    is_plain = type(tensor) in _PLAIN
     if is_plain and tensor.is_neg():
         raise ValueError(
             f"{name}: torch has put off to negate its numbers, which are those of another tensor; "
             "call .resolve_neg()"
         )
     if is_plain:
-        numbers = tensor.numel()
         if not tensor.is_contiguous():
             ends = zip(tensor.shape, tensor.stride(), strict=True)
             numbers = 1 + sum((size - 1) * step for size, step in ends)
