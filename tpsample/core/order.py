@@ -25,8 +25,8 @@ transformers, llama.cpp, TensorRT-LLM and SGLang. FlashInfer keeps ties, of top_
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -52,8 +52,7 @@ ABOVE_ALL = 1 << word.EPOCH_SHIFT
 """Greater than every order word."""
 
 
-@dataclass(frozen=True)
-class Search:
+class Search(NamedTuple):
     """A search for the word at which the weight of descending words of all ranks reaches a limit.
 
     Attributes:

@@ -7,7 +7,7 @@ This is plain PyTorch, the definition. `tpsample.backends.triton_.cuts` has it a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -363,7 +363,7 @@ class Cuts:
         whole = bins.sum(dim=1)
         reached = limit < whole if share is None else limit.clamp(min=1) <= whole
         prefix = (BINS - 1 - search.prefix).where(reached, BINS)
-        return replace(search, prefix=prefix)
+        return search._replace(prefix=prefix)
 
     def search_bins(
         self, bins: Tensor, limit: Tensor, count: int, share: Tensor | None = None
