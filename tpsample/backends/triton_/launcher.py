@@ -33,14 +33,19 @@ _RUN = JITFunction.run  # a function in its place sees every launch
 _NONE: Mapping[str, Any] = {}
 
 
-def launch_kernel(kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
+def launch_kernel(
+    kernel: Any, grid: tuple[int, ...], named: dict[str, Any] | None = None, **arguments: Any
+) -> None:
     """Launch a kernel on the current device and stream.
 
     Args:
         kernel: made by `triton.jit`. The names of its pointers, and no others, end in "_ptr".
         grid: programs, in up to three dimensions.
+        named: the arguments in a dictionary, which is not copied.
         arguments: all of the kernel's by name, and options of Triton such as num_warps.
     """
+    if named is not None:
+        arguments = named
     known = _KNOWN.get(id(kernel))
     if known is None and _can_be_known(kernel):
         known = _KNOWN[id(kernel)] = KnownLaunches(kernel)

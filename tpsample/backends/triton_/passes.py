@@ -93,18 +93,19 @@ class TritonShardLogits(ShardLogits):
     def launch_programs(self, kernel: Any, **arguments: Any) -> None:
         """Launch some programs per row, which take several blocks each; none of an empty shard."""
         programs, blocks_each = self.programs
-        self._launch(kernel, programs, blocks_each=blocks_each, **arguments)
+        arguments |= {"blocks_each": blocks_each}
+        self._launch(kernel, programs, arguments)
 
     def launch(self, kernel: Any, **arguments: Any) -> None:
         """Launch one program per row and block; none of an empty shard."""
-        self._launch(kernel, self.count_of(BLOCK), **arguments)
+        self._launch(kernel, self.count_of(BLOCK), arguments)
 
-    def _launch(self, kernel: Any, programs: int, **arguments: Any) -> None:
+    def _launch(self, kernel: Any, programs: int, arguments: dict[str, Any]) -> None:
         """Launch so many programs per row, if there are any."""
         if programs:
             arguments |= self.shard_arguments
-            grid = self.logits.shape[0], programs
-            launch_kernel(kernel, grid, **arguments, BLOCK=BLOCK, num_warps=NUM_WARPS)
+            arguments |= _BLOCKS
+            launch_kernel(kernel, (self.logits.shape[0], programs), arguments)
 
     @cached_property
     def shard_arguments(self) -> dict[str, Any]:
@@ -453,6 +454,7 @@ class TritonShardLogits(ShardLogits):
         return logprobs.logprobs_of_words(self.vocab_size, *arguments)
 
 
+_BLOCKS = {"BLOCK": BLOCK, "num_warps": NUM_WARPS}
 _OF_SEARCH = "bins_ptr", "prefix_ptr", "reached_ptr", "limit_ptr", "keep_ties_ptr"
 _OF_ENDS = "least_ptr", "of_greedy_ptr"
 
