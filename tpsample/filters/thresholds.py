@@ -23,6 +23,8 @@ def thresholds_of(rows: ShardLogits, filters: RowFilters, ranks: Ranks) -> Thres
         rows: with their largest logits, if a rule of `ENDING` is on.
     """
     lowest = least = of_total = filters.column(LOWEST)
+    if not filters.demand.ends:
+        return filters.thresholds(lowest, lowest)
     facts = _OverRanks(rows, ranks)
     for rule in ENDING:
         if rule.name not in filters.demand.ends:
