@@ -202,7 +202,8 @@ def _lie_among(cut: Cut, plan: BatchPlan) -> bool:
 
 def _shown(rows: ShardLogits, logprob_rows: LogprobRows) -> ShardLogits:
     """Return the asking rows, with the logits that their modes are of, which are none of bounds."""
-    return replace(rows.select(logprob_rows.places).shown(logprob_rows.processed), rough=None)
+    shown = rows.select(logprob_rows.places).shown(logprob_rows.processed)
+    return shown if shown.rough is None else replace(shown, rough=None)
 
 
 @lru_cache(16)

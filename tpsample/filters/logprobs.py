@@ -104,13 +104,12 @@ def find_logprobs(
     if gathered is None:
         gathered = ranks.gather_integers(own_words(rows, logprob_rows, sampled, first))
     words = rows.listed_words(logprob_rows, gathered)
-    rows = replace(rows, top=words.top)
-
     cut: Tensor | None = None
     marks = words.marks
     if logprob_rows.filters is not None and logprob_rows.filtered is not None:
-        filtered_rows, filtered = rows.select(logprob_rows.filtered), logprob_rows.filtered
+        filtered = logprob_rows.filtered
         if ends is None:
+            filtered_rows = replace(rows, top=words.top).select(filtered)
             cut = find_cut(filtered_rows, logprob_rows.filters, ranks, may_read=may_read).words
         else:
             cut = ends[logprob_rows.of_filters]
@@ -122,6 +121,6 @@ def find_logprobs(
             cut = torch.where(logprob_rows.processed, cut, 0)
         marks = marks.maximum(cut.unsqueeze(1))
 
-    rows = replace(rows, temperature=words.temperature)
+    rows = replace(rows, top=words.top, temperature=words.temperature)
     sums = ranks.sum_integers(rows.weigh(cut, marks))
     return rows.logprobs_of_words(logprob_rows, sampled, words, cut, sums)
