@@ -142,7 +142,7 @@ class BatchPlan:
         """Whether the stored rows are all rows in their own order."""
         return lists_all(self.stored_list, self.num_rows)
 
-    @property
+    @cached_property
     def filtered_places(self) -> slice | Tensor:
         """The places of the filtered rows among the stored ones, in the order of `filters`."""
         assert self.filters is not None

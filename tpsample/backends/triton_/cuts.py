@@ -46,7 +46,7 @@ class TritonCuts(Cuts):
         count, words = rounds * rows, 3 * torch.int64.itemsize // dtype.itemsize
         # One launch fills the memory of all rounds.
         memory = self.rows.logits.new_zeros(count * (DIGITS + words), dtype=dtype)
-        bins, searches = memory.split([count * DIGITS, count * words])
+        bins, searches = memory.split_with_sizes([count * DIGITS, count * words])
         numbers = searches.view(torch.int64).view(3 * rounds, rows).unbind()
         return [
             EmptyDigits(round_bins, Search(*numbers[3 * index : 3 * index + 3]))

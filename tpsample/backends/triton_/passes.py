@@ -213,7 +213,7 @@ class TritonShardLogits(ShardLogits):
     def merged(self, gathered: Tensor, count: int) -> Tensor:
         sources, rows, width = gathered.shape
         if sources == 1:
-            return gathered[0].contiguous()
+            return gathered.squeeze(0).contiguous()
         best = gathered.new_empty(rows, width)
         launch_kernel(
             merge_best_kernel,
