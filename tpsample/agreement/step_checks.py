@@ -268,7 +268,8 @@ def check_out(out: SampleOutput, rows: int, num_samples: int | None, device: tor
     """Check that a step may write into `out`."""
     if not isinstance(out, SampleOutput):
         raise TypeError(f"out: expected a SampleOutput, got {type(out).__name__}")
-    shape, others = (rows,) if num_samples is None else (rows, num_samples), []
+    shape = (rows,) if num_samples is None else (rows, num_samples)
+    others: list[tuple[str, int, int]] = []
     for name, tensor, wanted, dtype in (
         ("token_ids", out.token_ids, shape, torch.int64),
         ("status", out.status, (rows,), torch.int32),
