@@ -21,6 +21,10 @@ tpsample/training/logprobs.py
     - spread = torch.where(p > 0, p * (log_p + entropies[row]), 0.0)
     + spread = torch.where(p > 0, p * log_p, 0.0)
     > test_gradients_are_those_of_a_masked_softmax_in_float64[torch-{}-False]
+    gradients of hidden states lie as these do
+    - to_hidden = weight.new_zeros(hidden_states.shape, dtype=torch.float64)
+    + to_hidden = torch.zeros_like(hidden_states, dtype=torch.float64)
+    > test_numbers_that_lie_in_columns_have_the_same_gradients
     gradients of hidden states are this rank's alone
     - to_hidden = ranks.sum(to_hidden).to(hidden_states.dtype)
     + to_hidden = to_hidden.to(hidden_states.dtype)

@@ -186,6 +186,16 @@ def test_gradients_are_those_of_a_masked_softmax_in_float64(head, sparse, monkey
     assert _off(found[1].to_dense() if sparse else found[1], expected[1]) < 1e-6
 
 
+@pytest.mark.usefixtures("backend")
+def test_numbers_that_lie_in_columns_have_the_same_gradients():
+    found = []
+    for lies in (Tensor.clone, lambda numbers: numbers.T.contiguous().T):
+        states, weight, *rest = _rollout(torch.float32)[0]
+        leaves = [lies(each).requires_grad_() for each in (states, weight)]
+        found.append(_gradients(kept_logprobs(*leaves, *rest, group="alone"), *leaves))
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)
+
+
 def test_another_default_device_changes_no_sets():
     with torch.device("meta"):
         kept = KeptTokens.from_lists([[7, 3], None, torch.tensor([5], device="cpu")])

@@ -164,8 +164,9 @@ class KeptLogprobsFunction(torch.autograd.Function):
         own, weight_rows = scored.owned()
         rows, is_drawn = row_of[own], ids[own] == scored.token_ids[row_of[own]]
         grads = of_products(products, rows, is_drawn)
-        to_hidden = torch.zeros_like(hidden_states, dtype=torch.float64) if for_hidden else None
-        if to_hidden is not None:
+        to_hidden = None
+        if for_hidden:  # in rows, as kernels write them and ranks add them, also of columns
+            to_hidden = weight.new_zeros(hidden_states.shape, dtype=torch.float64)
             ends = _ends(rows, len(to_hidden))
             room.add_weighted_rows(to_hidden, ends, grads, weight, weight_rows)
 
