@@ -13,6 +13,14 @@ tpsample/request/kinds.py
     - if batch.plan.filters is not None:
     + if False:
     > test_steps_over_slots_are_warm
+    a search that comes first in fixed rounds is not warmed up
+    - for judged in (False, True)[: 1 + (_SEARCHED in mix)]:
+    + for judged in (True,):
+    > test_another_request_of_a_kind_launches_nothing_new[top_p in top_k]
+    a search that follows best scores in fixed rounds is not warmed up
+    - for judged in (False, True)[: 1 + (_SEARCHED in mix)]:
+    + for judged in (False,):
+    > test_rows_that_their_best_scores_leave_undecided_are_warm
     sets that the LM head tells apart are not warmed up
     - _sets_of(kinds, _OF_THE_HEAD), *_sets
     + _sets_of(kinds[:1], _OF_THE_HEAD), *_sets

@@ -109,7 +109,7 @@ def _later(sampler: LMHeadSampler, rows: int, batch: Any, positions: Any = 5, **
 
 
 IN_CI: tuple[Kind, ...] = (
-    *("top_p", "top_k, top_p", *OTHER_FILTERS),
+    *("top_p", "top_k, top_p", "top_p in top_k", *OTHER_FILTERS),
     *("logprobs", "penalties", "grammar", "kept sets"),
 )
 each_kind = pytest.mark.parametrize(

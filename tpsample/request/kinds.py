@@ -59,9 +59,9 @@ _OF_ONE_ROW: tuple[Kind, ...] = ("plain", *_BY_FIRST_WORDS, "top_p", "top_p in t
 _SEARCHED: Kind = "top_p in top_k"
 """The best scores decide no row of this kind."""
 
-_IN_ROUNDS: dict[Kind, dict[str, Any]] = {_SEARCHED: {"filter_order": "joint"}}
-"""More fields of examples in fixed rounds, so that a search follows best scores, whatever they
-are."""
+_JUDGED: dict[Kind, dict[str, Any]] = {_SEARCHED: {"filter_order": "joint"}}
+"""More fields of an example. In fixed rounds its best scores are then judged before the search, as
+they are beside rows of other kinds, and else the search comes first."""
 
 _OF_THE_HEAD: tuple[tuple[Kind, ...], ...] = (
     ("allowed ids", "bad words", "min_tokens", "grammar", "forced"),
@@ -133,7 +133,8 @@ def batches_of(
         batch = _batch_of(mix, num_rows, **how)
         yield batch
         if batch.plan.filters is not None:
-            yield _batch_of(mix, num_rows, fixed_rounds=True, **how)
+            for judged in (False, True)[: 1 + (_SEARCHED in mix)]:
+                yield _batch_of(mix, num_rows, fixed_rounds=True, judged=judged, **how)
     if "logprobs" in kinds:
         filtered = [kind for kind in kinds if kind in _OF_ONE_ROW[1:]][:1]
         for mix in dict.fromkeys((("logprobs",), ("logprobs", *filtered))):
@@ -187,6 +188,7 @@ def _batch_of(
     vocab_size: int,
     device: torch.device,
     fixed_rounds: bool = False,
+    judged: bool = False,
     many_logprobs: bool = False,
     masked_rows: int | None = None,
 ) -> SamplingBatch:
@@ -195,7 +197,7 @@ def _batch_of(
     More logprobs than `FEW_LOGPROBS` take kernels of their own, and any more stand for all of them.
     Any `kept_cap` above 1 stands for all of these, because a set of one token is found otherwise.
     """
-    more = _IN_ROUNDS if fixed_rounds else {}
+    more = _JUDGED if judged else {}
     of_rows = [KINDS[kind] | more.get(kind, {}) for kind in mix if kind in _OF_ONE_ROW] or [{}]
     shared: dict[str, Any] = {}
     for kind in mix:
