@@ -352,6 +352,18 @@ tpsample/core/rules.py
     - (rows.total_mass().double() * epsilon)
     + (rows.total_mass().double() * epsilon.log2().exp2())
     > test_a_rule_rounds_as_it_would_alone[epsilon_cutoff]
+    the entropy's part of eta has no square root
+    - by_entropy = eta.sqrt() * TOP_MASS
+    + by_entropy = eta * TOP_MASS
+    > test_kept_sets_worked_out_by_hand[eta]
+    the limit of eta is that of the entropy alone
+    - limit = (eta * total).round().minimum(by_entropy.round()).to(torch.int64)
+    + limit = by_entropy.round().to(torch.int64)
+    > test_kept_sets_worked_out_by_hand[eta-itself-is-the-lesser]
+    the power of eta has too few terms
+    - for n in range(18, 0, -1):
+    + for n in range(9, 0, -1):
+    > test_the_limit_of_eta_is_exact_to_half_a_unit_of_a_mass
     the limit of epsilon is rounded down
     - epsilon).round().to(torch.int64)
     + epsilon).floor().to(torch.int64)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,7 +23,7 @@ from tpsample.core import word
 from tpsample.core.masses import masses
 from tpsample.core.order import ABOVE_ALL, least_logit, least_word, order_words
 from tpsample.core.row_noise import RowNoise
-from tpsample.core.rules import ENDING, Rule
+from tpsample.core.rules import ENDING, ETA_CUTOFF, Rule
 from tpsample.filters.kept_sets import find_cut
 from tpsample.filters.sample import sample_filtered
 from tpsample.ranks.ranks import Ranks
@@ -168,7 +169,7 @@ GOLDEN = {
     "sigma-comes-first": (LADDER, {"top_n_sigma": 1.5, "min_p": 0.3, "top_p": 0.75}, {0, 1}),
     # transformers keeps these too; an entropy of 1.875 bits makes e^-H 0.273
     "eta": (LADDER, {"eta_cutoff": 0.2}, {0, 1, 2}),
-    "eta-below-epsilon": (LADDER, {"eta_cutoff": 0.05}, {0, 1, 2, 3, 4}),
+    "eta-itself-is-the-lesser": (LADDER, {"eta_cutoff": 0.06}, {0, 1, 2, 3, 4}),  # than 0.067
     "eta-is-of-all-tokens": (LADDER, {"eta_cutoff": 0.2, "top_k": 2}, {0, 1}),
     "top-k-off": (LADDER, {"top_k": -1}, {0, 1, 2, 3, 4}),
     "top-k-beyond": (LADDER, {"top_k": 99}, {0, 1, 2, 3, 4}),
@@ -271,6 +272,27 @@ def test_a_known_rule_ends_at_its_distance(rule):
             rule.end(rows, y), rows.least_word(y, rows.temperature)
         )
         assert at_y or not rule.known, f"{rule.name}={number} does not end at its distance"
+
+
+class _OfEntropies:
+    """Facts of rows whose mean exponents are these; the word of a limit is the limit."""
+
+    def __init__(self, bits: torch.Tensor) -> None:
+        self.moments = bits * 2.0**45
+
+    def total_moment(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.full_like(self.moments, 2.0**45), self.moments
+
+    def least_of_mass(self, limit: torch.Tensor) -> torch.Tensor:
+        return limit
+
+
+def test_the_limit_of_eta_is_exact_to_half_a_unit_of_a_mass():
+    bits = torch.arange(0.0, 42.0, 0.03, dtype=torch.float64)
+    rows: Any = _OfEntropies(bits)
+    found = ETA_CUTOFF.end(rows, torch.full_like(bits, 0.5))
+    exact = np.rint(np.sqrt(np.longdouble(0.5)) * np.exp2(40 - bits.numpy().astype(np.longdouble)))
+    assert found.tolist() == exact.astype(np.int64).tolist()
 
 
 class _Named(TorchDispatchMode):
