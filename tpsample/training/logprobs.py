@@ -165,7 +165,7 @@ class KeptLogprobsFunction(torch.autograd.Function):
         rows, is_drawn = row_of[own], ids[own] == scored.token_ids[row_of[own]]
         grads = of_products(products, rows, is_drawn)
         to_hidden = None
-        if for_hidden:  # in rows, as kernels write them and ranks add them, also of columns
+        if for_hidden:  # contiguous, because kernels and ranks add to rows, however these lie
             to_hidden = weight.new_zeros(hidden_states.shape, dtype=torch.float64)
             ends = _ends(rows, len(to_hidden))
             room.add_weighted_rows(to_hidden, ends, grads, weight, weight_rows)

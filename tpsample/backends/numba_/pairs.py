@@ -37,7 +37,7 @@ def add_weighted_rows(
 
 
 def _may_read(numbers: Tensor) -> bool:
-    """Return whether a kernel reads numbers as they lie: those of float64 are not rounded."""
+    """Return whether each row lies in one piece, in a dtype whose products are rounded to fp32."""
     return numbers.dtype in FORMATS and numbers.stride(1) == 1
 
 

@@ -41,7 +41,7 @@ class NativeHead(NamedTuple):
         mask: int32 [B, width / 32].
         token_bias: fp32 [slots, width].
         history: int32 [slots, width].
-        touched: int32 [slots, width / TOUCHED_BLOCK], those of the slots' blocks that have either.
+        touched: int32 [slots, width / TOUCHED_BLOCK], the bits of `TokenState.touched`.
         penalties: fp32 [slots, 3].
         drafts: int32 [B, K]; num_drafts: int32 [B].
     """
