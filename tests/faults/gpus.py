@@ -21,6 +21,10 @@ tpsample/request/kinds.py
     - for judged in (False, True)[: 1 + (_SEARCHED in mix)]:
     + for judged in (False,):
     > test_rows_that_their_best_scores_leave_undecided_are_warm
+    slots without filters beside those of first words are not warmed up
+    - if by_first:  #
+    + if False:  #
+    > test_steps_over_slots_are_warm
     sets that the LM head tells apart are not warmed up
     - _sets_of(kinds, _OF_THE_HEAD), *_sets
     + _sets_of(kinds[:1], _OF_THE_HEAD), *_sets

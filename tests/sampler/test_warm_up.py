@@ -220,7 +220,7 @@ def _slots(kept_cap: int | None = None) -> SamplingBatch:
 def test_steps_over_slots_are_warm(kind):
     sampler = small_tiles(LMHeadSampler(_weight(), backend="triton"))
     with GPU:
-        warm = _warm(sampler, [kind])
+        warm = _warm(sampler, [kind], run_them=True)
         slots = _slots(7 if kind == "kept sets" else None)
         slots.put([3, 0], [SamplingParams(seed=1, **OTHERS[kind])] * 2)
         later = _later(sampler, 3, slots.select(torch.tensor([0, -1, 3])))

@@ -143,6 +143,8 @@ def batches_of(
         return
     slots = SamplingBatch.of_slots(num_rows, **how)
     yield slots.select(torch.arange(num_rows, device=device))
+    if by_first:  # beside their slots there may be some without filters, where nothing is searched
+        yield _batch_of(("min_p",), num_rows, fixed_rounds=True, **how)
     for mix in dict.fromkeys((*_sets_of(kinds, _OF_THE_HEAD), *_sets_of(kinds, _OF_THE_MASK))):
         yield _batch_of(mix, num_rows, **how)
         if num_drafts:
