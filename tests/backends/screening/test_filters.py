@@ -146,7 +146,7 @@ def of(params, vocab_size: int, **others) -> SamplingBatch:
     [
         ({"top_k": 20}, True),
         ({"top_k": 256}, True),
-        ({"top_k": 257}, False),
+        ({"top_k": 257}, True),
         ({"min_p": 0.1}, True),
         ({"top_p": 0.9}, False),
         ({"top_k": 20, "top_p": 0.9}, True),
@@ -158,7 +158,7 @@ def of(params, vocab_size: int, **others) -> SamplingBatch:
         ({"min_p": 0.1, "filter_order": "min_p_last"}, True),
         ({"top_k": 257, "top_p": 0.9}, True),
         ({"top_k": 1024, "top_p": 0.9, "ties": "keep"}, True),
-        ({"top_k": 1025, "top_p": 0.9}, False),
+        ({"top_k": 1025, "top_p": 0.9}, True),
         ({"top_k": 20, "logprobs": 0}, False),
         ({"top_k": 20, "logprobs": 5, **PROCESSED}, True),
         ({"top_k": 5, "logprobs": 20, **PROCESSED}, True),
@@ -172,12 +172,14 @@ def of(params, vocab_size: int, **others) -> SamplingBatch:
 def test_which_rows_need_few_logits(changes, bounded):
     """Few of them are then computed: little more than the filter keeps.
 
-    Of a min_p they are listed where kept sets or logprobs are told. Among the first blocks are some
-    most of whose ids reach the threshold so far, which are computed whole.
+    Of a min_p, and of a top_k over 256, they are listed where kept sets or logprobs are told. Among
+    the first blocks are some most of whose ids reach the threshold so far: these are computed
+    whole.
     """
     case = problem("normal", 20000, 3, 48)
-    told = {"kept_cap": 8} if "min_p" in changes and "logprobs" not in changes else {}
-    batch = of([SamplingParams(seed=row, **changes) for row in range(3)], 20000, **told)
+    told = "logprobs" not in changes and ("min_p" in changes or changes == {"top_k": 257})
+    of_sets = {"kept_cap": 8} if told else {}
+    batch = of([SamplingParams(seed=row, **changes) for row in range(3)], 20000, **of_sets)
     logits, (counted,) = compare(case, batch)
     assert bool(batch.plan.bounded) is bounded
     others = counted.whole - (0 if bounded else 20000)
