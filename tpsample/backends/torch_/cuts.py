@@ -304,8 +304,9 @@ class Cuts:
         *,
         weighs: bool,
     ) -> tuple[Tensor, Tensor]:
-        """Return where kept sets end, the `last_digit`, which means nothing in rows that are done,
-        and then the `ShardLogits.best_kept` of the sets.
+        """Return where kept sets end, as `last_digit` does, and the best score words of the sets.
+
+        The ends mean nothing in rows that are done.
 
         Args:
             search, bins, keep_ties, ends: as in `last_digit`.

@@ -138,8 +138,8 @@ class KnownLaunches:
 def _binary_of(compiled: CompiledKernel, grid: tuple[int, ...]) -> Callable[..., None]:
     """Return what launches a binary on a stream, with its arguments in order.
 
-    Triton's own way makes what hooks look at, and calls them, though there are none: only a
-    profiler adds some.
+    Triton itself prepares each launch for hooks, which a profiler adds. Where there are none, the
+    binary runs at once.
     """
     own_way, run = compiled[grid], compiled.run
     tail = compiled.function, compiled.packed_metadata, None, None, None

@@ -460,8 +460,10 @@ _OF_ENDS = "least_ptr", "of_greedy_ptr"
 
 
 def _no_search(cut: Tensor) -> dict[str, Any]:
-    """Return the arguments of a launch whose rows know where their kept sets end. The tensors are
-    not read, and any stand for them, so that this is the kernel of a search, too."""
+    """Return the arguments of a launch without a search, whose rows know where their sets end.
+
+    The kernel is that of a search, too, so it is given tensors. It does not read them.
+    """
     tensors = dict.fromkeys((*_OF_SEARCH, *_OF_ENDS), cut)
     shares = {"share_ptr": cut.view(torch.float64), "shares": 0}
     return {"searches": 0, **tensors, **shares, "keeps_greedy": 0}

@@ -222,7 +222,7 @@ def best_kept_kernel(
 ):
     """The best score of the tokens down to a word; with WEIGHS their mass and number, too.
 
-    Grid: (F, programs). Every program finds for itself where a search ends, which costs less than a
+    Grid: (F, programs). Every program finds for itself where a search ends, so that it takes no
     launch of its own.
     """
     row = tl.program_id(0)
