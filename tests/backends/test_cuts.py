@@ -1,17 +1,18 @@
 """Searches for where kept sets end: Triton and native kernels give the integers of their twins."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 
 from tests.support.twins import equal
 from tpsample.backends import cuts_of
-from tpsample.backends.torch_.cuts import OtherEnds
+from tpsample.backends.torch_.cuts import LastDigits, OtherEnds
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.backends.triton_.passes import TritonShardLogits
 from tpsample.core import word
-from tpsample.core.order import ABOVE_ALL, BINS, DIGIT_BITS, Search, mass_limit
+from tpsample.core.order import ABOVE_ALL, BINS, DIGIT_BITS, DIGITS, Search, mass_limit
 from tpsample.core.row_noise import RowNoise
 
 # The interpreter computes with the NaN and infinities of these rows as a GPU does, and warns.
@@ -35,7 +36,7 @@ def test_a_search_by_digits_finds_what_the_definition_does(twins, mass):
     ]
     names = ("prefix", "reached", "limit")
     before, former = search, None
-    for shift in range(word.EPOCH_SHIFT // DIGIT_BITS * DIGIT_BITS, -1, -DIGIT_BITS):
+    for shift in range(word.EPOCH_SHIFT - DIGIT_BITS, word.TOKEN_BITS - 1, -DIGIT_BITS):
         bins = cuts_of(plain).digits(search.prefix, shift, mass=mass)
         found = bins[numbers].sum(dim=1) > 0
         assert (found == (plain.logits.shape[1] > 0)).all(), "each prefix begins some word"
@@ -44,19 +45,6 @@ def test_a_search_by_digits_finds_what_the_definition_does(twins, mass):
             assert equal(
                 cuts_of(each).digits(search.prefix, shift, mass=mass)[numbers], bins[numbers]
             )
-            for ends in [None, *others]:
-                found, expected = (
-                    cuts_of(rows).last_digit(search, bins, ties, ends) for rows in (each, plain)
-                )
-                assert equal(found, expected)
-            for ends in others if shift == 0 else ():
-                for weighs in (False, True):
-                    (found, best), (expected, right) = (
-                        cuts_of(rows).best_of_last_digit(search, bins, ties, ends, weighs=weighs)
-                        for rows in (each, plain)
-                    )
-                    assert equal(found, expected)
-                    assert equal(best[numbers], right[numbers])
             for share in (None, shares)[: 1 + mass]:
                 if former is not None:
                     given = before, former, shift, share
@@ -66,7 +54,22 @@ def test_a_search_by_digits_finds_what_the_definition_does(twins, mass):
                     for name in names:
                         assert equal(getattr(found, name), getattr(expected, name))
         before, former, search = search, bins, following
-    for cut in (search.prefix, torch.zeros_like(limit)):
+    some = bins[0].flip(0).expand_as(bins)  # of other ranks
+    for of_ranks, place in (([bins], 0), ([bins, some], 0), ([some, bins, some], 1)):
+        last = LastDigits(torch.stack(of_ranks), place, mass)
+        for each, ends in product(twins.kernels, [None, *others]):
+            found, expected = (
+                cuts_of(rows).last_digit(before, last, ties, ends) for rows in (each, plain)
+            )
+            assert equal(found, expected)
+            for weighs in (False, True) if ends else ():
+                found, expected = (
+                    cuts_of(rows).best_of_last_digit(before, last, ties, ends, weighs=weighs)
+                    for rows in (each, plain)
+                )
+                assert equal(found[numbers], expected[numbers])
+    words = (search.prefix << word.TOKEN_BITS) + word.TOKEN_MASK
+    for cut in (words, torch.zeros_like(limit)):
         for each in twins.kernels:
             assert equal(each.mass_from(cut)[numbers], plain.mass_from(cut)[numbers])
 
@@ -75,14 +78,14 @@ def test_a_search_by_digits_finds_what_the_definition_does(twins, mass):
 def test_a_first_digit_has_no_words_below_a_least_one(twins, mass):
     """Its sum is then the total that a top_p takes a share of."""
     least, prefix = twins.cut, torch.zeros_like(twins.cut)
-    bins = cuts_of(twins.plain).digits(prefix, 45, mass=mass, least=least)[twins.numbers]
+    bins = cuts_of(twins.plain).digits(prefix, 44, mass=mass, least=least)[twins.numbers]
     total = twins.plain.held_from(least)[twins.numbers, 0 if mass else 1]
     assert (torch.equal(bins.sum(dim=1), total) and len(twins.logits[0]) == 0) or total.any()
     assert not torch.equal(
-        bins, cuts_of(twins.plain).digits(prefix, 45, mass=mass)[twins.numbers]
+        bins, cuts_of(twins.plain).digits(prefix, 44, mass=mass)[twins.numbers]
     ) or (len(twins.logits[0]) < 2)
     for rows in twins.kernels:
-        assert equal(cuts_of(rows).digits(prefix, 45, mass=mass, least=least)[twins.numbers], bins)
+        assert equal(cuts_of(rows).digits(prefix, 44, mass=mass, least=least)[twins.numbers], bins)
 
 
 def _is_some_of(words: torch.Tensor, every: torch.Tensor) -> None:
@@ -208,19 +211,20 @@ def test_the_last_cut_of_several(twins):
         for rows in twins.kernels:
             assert equal(rows.last_cut(cut, of_greedy=of_greedy), expected)
     assert (expected == ABOVE_ALL)[~twins.numbers].all() or not len(plain.logits[0])
-    search = Search(cut >> DIGIT_BITS, torch.zeros_like(cut), torch.ones_like(cut))
-    bins = torch.zeros(len(cut), 1 << DIGIT_BITS, dtype=torch.int64)
-    bins[:, 1], ties = 5, torch.zeros_like(cut)
-    found = cuts_of(plain).last_digit(search, bins, ties)
+    before_last = cut >> (word.TOKEN_BITS + DIGIT_BITS)
+    search = Search(before_last, torch.zeros_like(cut), torch.ones_like(cut))
+    bins = torch.zeros(1, len(cut), DIGITS, dtype=torch.int64)
+    bins[:, :, 0], ties, last = 5, torch.ones_like(cut), LastDigits(bins, 0, mass=False)
+    found = cuts_of(plain).last_digit(search, last, ties)
     open_, closed = (share * torch.ones(len(cut)).double() for share in (1.0, 0.5))
     least = plain.last_cut(cut)
     assert (found > cut).any(), "the search ends later than the other rules"
-    assert equal(cuts_of(plain).last_digit(search, bins, ties, OtherEnds(cut, open_, None)), least)
+    assert equal(cuts_of(plain).last_digit(search, last, ties, OtherEnds(cut, open_, None)), least)
     largest = plain.last_cut(cut.maximum(found))
     assert equal(
-        cuts_of(plain).last_digit(search, bins, ties, OtherEnds(cut, closed, None)), largest
+        cuts_of(plain).last_digit(search, last, ties, OtherEnds(cut, closed, None)), largest
     )
-    assert equal(cuts_of(plain).last_digit(search, bins, ties, OtherEnds(cut, None, None)), largest)
+    assert equal(cuts_of(plain).last_digit(search, last, ties, OtherEnds(cut, None, None)), largest)
 
 
 @pytest.mark.parametrize("number", [1, 20])

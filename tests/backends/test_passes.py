@@ -294,7 +294,7 @@ def test_programs_of_several_blocks(each, monkeypatch):
             assert equal(found[twins.numbers], right[twins.numbers]), method
     for mass in (False, True):
         found, right = (
-            cuts_of(rows).digits(torch.zeros_like(cut), 45, mass=mass) for rows in (triton, plain)
+            cuts_of(rows).digits(torch.zeros_like(cut), 44, mass=mass) for rows in (triton, plain)
         )
         assert equal(found[twins.numbers], right[twins.numbers]), "digits"
 
@@ -307,7 +307,7 @@ def test_rows_that_are_done_are_left_out():
     prefix, filters = torch.zeros_like(twins.cut), twins.thresholds
     second = (
         Search(prefix, prefix, filters.most),
-        cuts_of(twins.plain).digits(prefix, 45, mass=False),
+        cuts_of(twins.plain).digits(prefix, 44, mass=False),
         36,
     )
 
@@ -318,8 +318,8 @@ def test_rows_that_are_done_are_left_out():
             "first_words, whole rows": rows.first_words(300),
             "best_scores": _told_if_triton(rows).best_scores(COUNT),
             "before": rows.before(best, filters, COUNT),
-            "masses by digit": cuts_of(rows).digits(prefix, 48, mass=True),
-            "numbers by digit": cuts_of(rows).digits(prefix, 48, mass=False),
+            "masses by digit": cuts_of(rows).digits(prefix, 44, mass=True),
+            "numbers by digit": cuts_of(rows).digits(prefix, 44, mass=False),
             "numbers by the second digit": cuts_of(rows).following_digits(*second, mass=False)[1],
             "best_kept": rows.best_kept(twins.cut),
             "best_and_mass": rows.best_and_mass(twins.cut),

@@ -99,12 +99,13 @@ tpsample/filters/kept_sets.py
     + words = some.last_cut(words, of_greedy=kept)
     > filters/test_kept_set.py
     words that lie beside masses are read as if they lay alone
-    - return words.contiguous(), cut._replace(best=None)
-    + return words, cut._replace(best=None)
+    - return largest_of(words).contiguous(), cut
+    + return largest_of(words), cut
     > test_a_row_whose_scores_all_overflow_has_neither_a_token_nor_a_set[triton-None-fields0]
     every round of a search takes a share of what is left
-    - bins, share = ranks.sum_integers(own), None
-    + bins = ranks.sum_integers(own)
+    -         share = None
+    -     return search, LastDigits(
+    +     return search, LastDigits(
     > test_tokens_and_logprobs_are_the_oracles_without_a_host_read[1-None]
     kept sets in fixed rounds are cut off at the first of their rank
     - width = longest = min(cap, rows.vocab_size)
@@ -182,8 +183,16 @@ tpsample/backends/triton_/kernels/digits.py
     + lowest = tl.full((), LOWEST_DRAWABLE, tl.int64)
     > test_a_first_digit_has_no_words_below_a_least_one
     kernel: a search keeps ties that nobody asks for
-    - cut = tl.where(tl.load(keep_ties_ptr + row) > 0, cut & ~TOKEN_MASK, cut)
-    + cut = cut & ~TOKEN_MASK
+    - if (kept < number) & (tl.load(keep_ties_ptr + row) == 0):
+    + if kept < 0:
+    > test_a_search_by_digits_finds_what_the_definition_does
+    kernel: a rank's own equal logits come before its own
+    - before += tl.where(source < place, weights, 0)
+    + before += tl.where(source <= place, weights, 0)
+    > test_a_search_by_digits_finds_what_the_definition_does
+    kernel: one equal logit too few is kept
+    - (tl.cumsum(equal, axis=0) <= left)
+    + (tl.cumsum(equal, axis=0) < left)
     > test_a_search_by_digits_finds_what_the_definition_does
     kernel: a top_p of 1 cuts after the last digit
     - cut = tl.where(tl.load(share_ptr + row) < 1, cut, least)
@@ -295,12 +304,12 @@ tpsample/backends/triton_/kernels/digits.py
     +     if has_digit != 0:
     > test_rows_that_are_done_are_left_out
     kernel: a digit is counted that follows the prefix before
-    - last = mark_of(tl.maximum(prefix << (shift + DIGIT_BITS), lowest))
-    + last = mark_of(tl.maximum(tl.load(prefix_ptr + row) << (shift + 9), lowest))
+    - found = digits_of(logits, prefix, shift, DIGIT_BITS)
+    + found = digits_of(logits, tl.load(prefix_ptr + row), shift, DIGIT_BITS)
     > test_a_search_by_digits_finds_what_the_definition_does
     kernel: a search reaches only what its last digit did
-    - - 1 - index), reached + before, limit
-    + - 1 - index), before, limit
+    - return prefix, reached + before, limit, index
+    + return prefix, before, limit, index
     > test_a_search_by_digits_finds_what_the_definition_does
     kernel: a kept set that ends in the pass of its best score ends at the cut of top_p alone
     - cut = tl.maximum(cut, least)
@@ -450,6 +459,10 @@ tpsample/filters/kept_sets.py
     + cut, room = cuts.list_end(masses.bins, masses.total, thresholds.share, 1)
     > test_a_list_says_what_a_search_does[None-1-with min_p]
 tpsample/backends/torch_/cuts.py
+    a rank's own equal logits stand before its own
+    - search.reached - weights[: last.place].sum(dim=0)
+    + search.reached - weights[: last.place + 1].sum(dim=0)
+    > test_any_order_of_the_ranks_keeps_the_least_ids
     a list ends one bin too early
     - cut = rows.least_word((end + (1 + BIN_MARGIN)).double() / -BINS_PER_Y, rows.temperature)
     + cut = rows.least_word((end + BIN_MARGIN).double() / -BINS_PER_Y, rows.temperature)

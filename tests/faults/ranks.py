@@ -37,6 +37,10 @@ tpsample/ranks/roll_call.py
     + limit = time.monotonic() - 5 * timeout_s
     > test_a_rank_that_dies_in_its_work_is_named_in_time[None]
 tpsample/agreement/construction.py
+    ranks take equal logits in the order of their ranks
+    - ranks.by_ids = None if by_ids == list(range(ranks.world_size)) else by_ids
+    + ranks.by_ids = None
+    > test_any_order_of_the_ranks_keeps_the_least_ids
     ranks compile while others wait for them
     - ranks.prepare(compile_kernels)
     + ranks.prepare(versions)

@@ -505,6 +505,10 @@ tpsample/backends/numba_/kernels/cuts.py
     + for j in range(count - 1, -1, -1):
     +             word = words[j] if first else spare[j]
     > test_sums_down_to_a_word
+    native: the last of some equal logits is left out
+    - while left > 0 and column + 1 < len(logits):
+    + while left > 1 and column + 1 < len(logits):
+    > test_a_search_by_digits_finds_what_the_definition_does
     native: a search passes by the least logit of a prefix
     - near += I32(not (part[j] < lowest or part[j] > highest))
     + near += I32(not (part[j] <= lowest or part[j] > highest))

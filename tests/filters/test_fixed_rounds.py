@@ -31,8 +31,8 @@ from tpsample.request.step import Step
 
 KINDS = kinds_of_logits()
 FIXED = {"fixed_rounds": True}
-SEARCH = 6
-"""Exchanges of a search, one for each digit of a word."""
+SEARCH = 4
+"""Exchanges of a search, one for each digit of a logit."""
 NOT_WRITTEN = -2
 """The token of a row without filters, whose unfiltered draw would stand there."""
 

@@ -136,6 +136,8 @@ def _agreed_settings(
         if ranks.world_size == 1:  # there is nobody to disagree with
             raise ValueError(str(wrong)) from None
         raise
+    by_ids = sorted(range(ranks.world_size), key=shards.__getitem__)
+    ranks.by_ids = None if by_ids == list(range(ranks.world_size)) else by_ids
     weight, bias = given["weight"], given["bias"]
     if given["backend"] == "auto" and weight.is_cpu and backend != "numba":
         way_out = "unset TRITON_INTERPRET" if backend == "triton" else numba_missing()

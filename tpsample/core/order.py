@@ -34,9 +34,9 @@ from torch import Tensor
 from tpsample.core import word
 from tpsample.core.masses import TOP_MASS
 
-DIGIT_BITS = 9
+DIGIT_BITS = 8
 DIGITS = 1 << DIGIT_BITS
-"""Of an order word, as a radix search takes them. More bits take fewer rounds, but more bytes."""
+"""Of the key of an order word, as a radix search takes them: 32 bits are four rounds."""
 BIN_BITS = 9
 BINS = 1 << BIN_BITS
 BINS_PER_Y = BINS / 32

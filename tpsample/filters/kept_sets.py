@@ -10,9 +10,10 @@ row. The masses of the steps bound how many tokens a top_p keeps. If these are f
 exchange gathers them, and every rank has the sets. Else it gathers the words of the step in which
 the limit is reached, for at most 4 KB per row. A row with too many words in that step goes on by
 digits, and in fixed rounds every row does: the ranks
-sum a histogram of the next digit's weights, 512 integers per row, and the cut has the digit in
-which the running sum reaches the limit. A word has 52 bits, so that ends after six rounds, whatever
-the logits. These histograms are those of radix select.
+sum a histogram of the next digit's weights, 256 integers per row, and the cut has the digit in
+which the running sum reaches the limit. A logit has 32 bits, so that ends after four rounds,
+whatever the logits. These histograms are those of radix select. The last ones are gathered. So each
+rank knows how many of its tokens with the last logit are kept, which it finds by itself.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor
 
 from tpsample.backends import cuts_of
-from tpsample.backends.torch_.cuts import OtherEnds
+from tpsample.backends.torch_.cuts import LastDigits, OtherEnds
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core import word
 from tpsample.core.order import BINS, DIGIT_BITS, Search
@@ -53,9 +54,8 @@ class Cut(NamedTuple):
         drawn: int64 [F, num_samples], the order words of the drawn tokens, if these are known.
         one_of_greedy: whether a greedy row keeps one token, and not what a mask leaves.
         none_greedy: whether it is known that no row is greedy.
-        best: what this rank has found of the tokens down to the words, if a search was asked for
-            it and its last pass finds both: int64 [F, num_samples], `ShardLogits.best_kept`, or
-            where greedy rows end at words that were given, `ShardLogits.best_and_mass`.
+        best: `Cuts.best_of_last_digit`, if a search was asked for it and its last pass finds both;
+            the words are then those of this rank's part.
     """
 
     rows: ShardLogits
@@ -211,11 +211,18 @@ def best_of_cut(cut: Cut, ranks: Ranks, *, weighs: bool) -> tuple[Tensor, Cut]:
     if own is None:
         own = rows.best_and_mass(cut.words) if weighs else rows.best_kept(cut.words)
     gathered = ranks.gather_integers(own)
+    columns = [rows.noise.num_samples, 2 * weighs, int(cut.best is not None)]
+    words, held, ends = gathered.split(columns, dim=2)
     if weighs:
-        gathered, held = gathered.split([rows.noise.num_samples, 2], dim=2)
         cut = cut._replace(held=held)
-    words = gathered[0] if len(gathered) == 1 else gathered.amax(dim=0)
-    return words.contiguous(), cut._replace(best=None)
+    if cut.best is not None:
+        cut = cut._replace(words=largest_of(ends).flatten().contiguous(), best=None)
+    return largest_of(words).contiguous(), cut
+
+
+def largest_of(gathered: Tensor) -> Tensor:
+    """Return the largest of all ranks' integers [W, ...]."""
+    return gathered[0] if len(gathered) == 1 else gathered.amax(dim=0)
 
 
 def _may_list(filters: RowFilters) -> bool:
@@ -257,7 +264,7 @@ def _by_rounds(
     *,
     draws: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return where kept sets end, int64 [F], by rounds alone, and `Cut.best`."""
+    """Return where kept sets end, int64 [F], by rounds alone, and `Cut.best`. Collective."""
     least, total_cut, demand = thresholds.least, thresholds.least_of_total, filters.demand
     if not (demand.counts or demand.masses):
         return rows.last_cut(least, of_greedy=of_greedy), None
@@ -272,9 +279,10 @@ def _by_rounds(
         share = thresholds.share
         found = _by_digits(rows, None, ranks, share=share, least=total_cut, mass=True)
     last = *found, keep_ties, OtherEnds(least, share, of_greedy)
-    if draws and demand.masses:  # numbers are of another type, hence a kernel more to compile
-        return cuts.best_of_last_digit(*last, weighs=of_greedy is not None)
-    return cuts.last_digit(*last), None
+    if draws:
+        best = cuts.best_of_last_digit(*last, weighs=of_greedy is not None)
+        return best[:, -1], best
+    return largest_of(ranks.gather_integers(cuts.last_digit(*last))), None
 
 
 def _masses_of(rows: ShardLogits, ranks: Ranks, total_cut: Tensor) -> Masses:
@@ -315,7 +323,8 @@ def _in_a_bin(
         index = index_of(undecided, cut.device)
         some = replace(rows, tile_words=None).select(index)
         found = _by_digits(some, search.limit[index], ranks, mass=mass)
-        words = cuts_of(some).last_digit(*found, keep_ties[index])
+        own = cuts_of(some).last_digit(*found, keep_ties[index])
+        words = largest_of(ranks.gather_integers(own))
         if least is not None:
             kept = None if of_greedy is None else of_greedy[index]
             words = some.last_cut(least[index].maximum(words), of_greedy=kept)
@@ -331,9 +340,9 @@ def _by_digits(
     share: Tensor | None = None,
     least: Tensor | None = None,
     mass: bool,
-) -> tuple[Search, Tensor]:
-    """Search in six rounds, and return what `Cuts.last_digit` takes: the search before the last
-    digit, and the histogram of that digit. Collective.
+) -> tuple[Search, LastDigits]:
+    """Search in four rounds, and return what `Cuts.last_digit` takes: the search before the last
+    digit, and the histograms of that digit. Collective.
 
     Args:
         limit: int64 [F] >= 1. A limit above the row's whole weight stands for the whole. None takes
@@ -341,14 +350,15 @@ def _by_digits(
     """
     prefix, reached = rows.logits.new_zeros(2, len(rows.logits), dtype=torch.int64).unbind()
     search = Search(prefix, reached, prefix if limit is None else limit)
-    first, *shifts = range(word.EPOCH_SHIFT // DIGIT_BITS * DIGIT_BITS, -1, -DIGIT_BITS)
+    first, *shifts = range(word.EPOCH_SHIFT - DIGIT_BITS, word.TOKEN_BITS - 1, -DIGIT_BITS)
     cuts = cuts_of(rows)
     empty, *others = cuts.empty_digits(1 + len(shifts), mass=mass)
-    bins = ranks.sum_integers(cuts.digits(prefix, first, empty, mass=mass, least=least))
+    own = cuts.digits(prefix, first, empty, mass=mass, least=least)
     for shift, empty in zip(shifts, others, strict=True):
+        bins = ranks.sum_integers(own)
         search, own = cuts.following_digits(search, bins, shift, share, empty, mass=mass)
-        bins, share = ranks.sum_integers(own), None
-    return search, bins
+        share = None
+    return search, LastDigits(*ranks.gather_by_ids(own), mass)
 
 
 def find_kept_sets(

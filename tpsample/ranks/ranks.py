@@ -95,6 +95,7 @@ class Ranks:
         group: the torch process group, or None.
         roll: tells who is still there; None without a group.
         home: the GPU that this rank's weight is on; None if that is not known.
+        by_ids: the ranks in the order of their token ids; None where that is the rank order.
         inbox_memory: makes the memory of `peer` for a shape, where all ranks are in one process, as
             in tests; None lets the exchange choose.
         bytes_sent: bytes that `gather_integers` and `sum_integers` have handed to the peers so far.
@@ -107,6 +108,7 @@ class Ranks:
     group: dist.ProcessGroup | None = None
     roll: RollCall | None = None
     home: torch.device | None = None
+    by_ids: Sequence[int] | None = None
     inbox_memory: Callable[[tuple[int, ...]], Any] | None = None
     bytes_sent = 0
 
@@ -143,6 +145,15 @@ class Ranks:
         if self.world_size > 1:
             self.bytes_sent += (self.world_size - 1) * own.nbytes
         return self.gather_tensor(own)
+
+    def gather_by_ids(self, own: Tensor) -> tuple[Tensor, int]:
+        """Return what `gather_integers` does in the order of the ranks' token ids, and the place of
+        this rank in it. Collective."""
+        gathered = self.gather_integers(own)
+        if self.by_ids is None:
+            return gathered, self.rank
+        in_order = torch.stack([gathered[rank] for rank in self.by_ids])
+        return in_order, self.by_ids.index(self.rank)
 
     def sum_integers(self, own: Tensor) -> Tensor:
         """Return the sum of every rank's integers [...]. Collective, as `gather_integers`."""

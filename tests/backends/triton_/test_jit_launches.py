@@ -23,7 +23,7 @@ MASKED = (
 LEAST, TOP = "least_word", "top"
 FIRST_KEPT = ["before", "first_kept", "write_tokens"]
 FIRST_WORDS = ["largest", "group_words", "largest"]
-LISTED, DIGITS = ["words", "cut"], ["digit"] * 6 + ["last_digit"]
+LISTED, DIGITS = ["words", "cut"], ["digit"] * 4 + ["last_digit"]
 SEARCHES = ["bin", *LISTED, *DIGITS, "bin", *LISTED, *DIGITS]
 TOP_WORDS = [*FIRST_WORDS, "top_words", "write_tokens"]
 BEST_KEPT = ["last_cut", "best_kept", "write_tokens"]
@@ -68,7 +68,7 @@ SCREEN = ["screening_rows", "screen", "list_groups"]
 PREFETCHES = "L2+launch_dependents"
 MERGED, MERGE_BEST = "merged", "merge_best"
 """The largest words, and the best scores, of all 8 ranks; one rank has nothing to merge."""
-SEARCH_OF_8 = ["digit", "exchange"] * 6
+SEARCH_OF_8 = ["digit", "exchange"] * 4
 REJECTION = ["best_scores", "exchange", MERGE_BEST, "before", "exchange", "first_kept"]
 KEPT = ["best_kept", "exchange", "write_tokens"]
 FIXED = {

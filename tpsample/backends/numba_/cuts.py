@@ -45,6 +45,12 @@ class NativeCuts(Cuts):
         self.rows.run(kernels.digits, *words, shift, mass, array_of(bins))
         return bins if mass else bins.to(torch.int32)
 
+    def nth_equal(self, logit: Tensor, number: Tensor) -> Tensor:
+        token = torch.zeros_like(number)
+        tensors = logit.flatten(), number, token
+        self.rows.run(kernels.nth_equal, *map(array_of, tensors))
+        return token
+
     def numbers_of_bins(self) -> Tensor:
         numbers = torch.zeros(len(self.rows.logits), BINS, dtype=torch.int64, device="cpu")
         tensors = self.rows.largest.contiguous(), numbers

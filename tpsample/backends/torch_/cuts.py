@@ -48,6 +48,20 @@ class EmptyDigits(NamedTuple):
     search: Search
 
 
+class LastDigits(NamedTuple):
+    """The histograms of the last digits of searches, on each rank.
+
+    Attributes:
+        bins: [W, F, 2^DIGIT_BITS], in the order of the ranks' token ids.
+        place: which of them is this rank's.
+        mass: whether they are sums of masses, or numbers of tokens.
+    """
+
+    bins: Tensor
+    place: int
+    mass: bool
+
+
 class OtherEnds(NamedTuple):
     """Where the kept sets of F rows end by all but one search.
 
@@ -241,24 +255,20 @@ class Cuts:
         search: Search,
         bins: Tensor,
         share: Tensor | None = None,
-        keep_ties: Tensor | None = None,
     ) -> Search:
         """Return the search with one digit more, in which the running sum reaches the limit.
 
         Args:
             bins: [F, 2^n], the `digits` of all ranks, summed; the digit has n bits.
             share: float64 [F]: limits are these shares of the sum over bins. None in later rounds.
-            keep_ties: int64 [F], of the last digit: whether the last word of the same logit is
-                meant. None before.
         """
         digits, bins = bins.shape[1], bins.to(torch.int64)
         upto = search.reached.unsqueeze(1) + bins.cumsum(dim=1)
         limit = search.limit if share is None else mass_limit(upto[:, -1], share)
         limit = limit.minimum(upto[:, -1])
         index = (upto < limit.unsqueeze(1)).sum(dim=1, keepdim=True)
-        prefix = search.prefix * digits + (digits - 1 - index.squeeze(1))
         return Search(
-            prefix=prefix if keep_ties is None else last_tied(prefix, keep_ties),
+            prefix=search.prefix * digits + (digits - 1 - index.squeeze(1)),
             reached=(upto - bins).gather(1, index).squeeze(1),
             limit=limit,
         )
@@ -281,13 +291,27 @@ class Cuts:
     def last_digit(
         self,
         search: Search,
-        bins: Tensor,
+        last: LastDigits,
         keep_ties: Tensor,
         ends: OtherEnds | None = None,
     ) -> Tensor:
-        """Return the words, int64 [F], that searches end at with their last digits, or where kept
-        sets end that also end elsewhere. `next_digit` has the other arguments."""
-        cut = self.next_digit(search, bins, keep_ties=keep_ties).prefix
+        """Return where this rank's part of each search ends, or of each kept set.
+
+        The last digit makes the prefix the key of a logit. Of tokens with this logit, those with
+        the least ids are kept, so that they are taken rank by rank.
+
+        Args:
+            search: before its last digit.
+            last: the last digits of all ranks.
+            keep_ties: int64 [F], whether all tokens of that logit are kept.
+            ends: where kept sets end elsewhere; None for the searches alone.
+
+        Returns:
+            int64 [F]; a token of this rank is kept iff its order word is >= it. The largest of all
+            ranks says so for the tokens of each.
+        """
+        found = self.next_digit(search, last.bins.sum(dim=0))
+        cut = self._upto_ties(found, last, keep_ties)
         if ends is None:
             return cut
         least, share, of_greedy = ends
@@ -295,25 +319,56 @@ class Cuts:
         largest = largest if share is None else torch.where(share < 1, largest, least)
         return self.rows.last_cut(largest, of_greedy=of_greedy)
 
+    def _upto_ties(self, search: Search, last: LastDigits, keep_ties: Tensor) -> Tensor:
+        """Return `last_digit` of searches whose prefixes are keys of logits."""
+        digit = (~search.prefix & (DIGITS - 1)).unsqueeze(1).expand(len(last.bins), -1, 1)
+        weights = last.bins.to(torch.int64).gather(2, digit).squeeze(2)
+        logit = word.value_of(search.prefix << word.TOKEN_BITS).unsqueeze(1)
+        each = self.rows.masses(logit).squeeze(1).clamp(min=1) if last.mass else 1
+        left = search.limit - search.reached - weights[: last.place].sum(dim=0)
+        number = (-(-left // each)).clamp(min=0)
+        some = (number < weights[last.place] // each) & (keep_ties == 0)
+        token = self.nth_equal(logit, number.where(some, 0)).where(some, word.TOKEN_MASK)
+        return (search.prefix << word.TOKEN_BITS) + (word.TOKEN_MASK - token)
+
+    def nth_equal(self, logit: Tensor, number: Tensor) -> Tensor:
+        """Return the id of the n-th token of this rank with a logit.
+
+        Args:
+            logit: fp32 [F, 1].
+            number: int64 [F], n; no row has fewer such tokens.
+
+        Returns:
+            int64 [F], the id before the first of this rank where n < 1.
+        """
+        token, before = number.new_full(number.shape, self.rows.first_id - 1), 0
+        for first_id, logits in self.rows.tiles():
+            equal = logits == logit
+            index = equal.cumsum(dim=1) + before
+            ids = torch.arange(first_id, first_id + logits.shape[1], device=logits.device)
+            ids = ids.where(equal & (index <= number.unsqueeze(1)), -1)
+            token, before = token.maximum(ids.amax(dim=1)), index[:, -1:]
+        return token
+
     def best_of_last_digit(
         self,
         search: Search,
-        bins: Tensor,
+        last: LastDigits,
         keep_ties: Tensor,
         ends: OtherEnds,
         *,
         weighs: bool,
-    ) -> tuple[Tensor, Tensor]:
-        """Return where kept sets end, as `last_digit` does, and the best score words of the sets.
-
-        The ends mean nothing in rows that are done.
+    ) -> Tensor:
+        """Return the best score words of kept sets, or `ShardLogits.best_and_mass` of them, and in
+        one column more where this rank's part of them ends.
 
         Args:
-            search, bins, keep_ties, ends: as in `last_digit`.
-            weighs: whether `ShardLogits.best_and_mass` is wanted in its place.
+            search, last, keep_ties, ends: as in `last_digit`.
+            weighs: which of the two is returned.
         """
-        cut = self.last_digit(search, bins, keep_ties, ends)
-        return cut, self.rows.best_and_mass(cut) if weighs else self.rows.best_kept(cut)
+        cut = self.last_digit(search, last, keep_ties, ends)
+        best = self.rows.best_and_mass(cut) if weighs else self.rows.best_kept(cut)
+        return torch.cat([best, self.rows.of_undone(cut.unsqueeze(1))], dim=1)
 
     def set_sizes(
         self, gathered: Tensor, cut: Tensor, cap: int, drawn: Tensor | None = None

@@ -14,7 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
-from tpsample.backends.torch_.cuts import Cuts, EmptyDigits, OtherEnds, SetSizes
+from tpsample.backends.torch_.cuts import Cuts, EmptyDigits, LastDigits, OtherEnds, SetSizes
 from tpsample.backends.torch_.logprobs import log_totals
 from tpsample.backends.triton_.kernels.bins import (
     bin_kernel,
@@ -26,7 +26,7 @@ from tpsample.backends.triton_.kernels.cuts import listed_sets_kernel, set_sizes
 from tpsample.backends.triton_.kernels.digits import digit_kernel, last_digit_kernel
 from tpsample.backends.triton_.largest import in_order
 from tpsample.backends.triton_.launcher import launch_kernel
-from tpsample.backends.triton_.passes import TritonShardLogits
+from tpsample.backends.triton_.passes import BLOCK, TritonShardLogits
 from tpsample.backends.triton_.tile_table import next_power_of_2
 from tpsample.core.order import BINS, DIGIT_BITS, DIGITS, Search, tokens_per_mass
 from tpsample.core.word import NO_TOKEN
@@ -226,7 +226,7 @@ class TritonCuts(Cuts):
     def last_digit(
         self,
         search: Search,
-        bins: Tensor,
+        last: LastDigits,
         keep_ties: Tensor,
         ends: OtherEnds | None = None,
     ) -> Tensor:
@@ -234,29 +234,33 @@ class TritonCuts(Cuts):
         launch_kernel(
             last_digit_kernel,
             (cut.shape[0],),
-            **_last_search(search, bins, keep_ties, ends),
+            **self.rows.shard_arguments,
+            **_last_search(search, last, keep_ties, ends),
             temperature_ptr=self.rows.noise.temperature,
             top_ptr=self.rows.largest,
             is_last=int(ends is not None),
             cut_ptr=cut,
+            MASS=last.mass,
             DIGIT_BITS=DIGIT_BITS,
+            BLOCK=BLOCK,
         )
         return cut
 
     def best_of_last_digit(
         self,
         search: Search,
-        bins: Tensor,
+        last: LastDigits,
         keep_ties: Tensor,
         ends: OtherEnds,
         *,
         weighs: bool,
-    ) -> tuple[Tensor, Tensor]:
-        if not self.rows.logits.shape[1]:
-            return super().best_of_last_digit(search, bins, keep_ties, ends, weighs=weighs)
-        cut = torch.empty_like(search.prefix)
-        last = {"searches": 1, **_last_search(search, bins, keep_ties, ends)}
-        return cut, self.rows.launch_best_kept(cut, last, weighs=weighs)
+    ) -> Tensor:
+        # Numbers are of another type, hence they would be a kernel more to compile.
+        if not (self.rows.logits.shape[1] and last.mass):
+            return super().best_of_last_digit(search, last, keep_ties, ends, weighs=weighs)
+        return self.rows.launch_best_kept(
+            None, _last_search(search, last, keep_ties, ends), weighs=weighs
+        )
 
     def set_sizes(
         self, gathered: Tensor, cut: Tensor, cap: int, drawn: Tensor | None = None
@@ -333,13 +337,13 @@ def _search_arguments(search: Search, share: Tensor | None, *, mass: bool) -> di
 
 
 def _last_search(
-    search: Search, bins: Tensor, keep_ties: Tensor, ends: OtherEnds | None
+    search: Search, last: LastDigits, keep_ties: Tensor, ends: OtherEnds | None
 ) -> dict[str, Any]:
     """Return the arguments by which a kernel finds where a search ends."""
     least, share, of_greedy = ends or (None, None, None)
     # Where there is none, any other is not read, so that all of these are one kernel.
     return {
-        "bins_ptr": bins.contiguous(),
+        "bins_ptr": last.bins.contiguous(),
         "prefix_ptr": search.prefix,
         "reached_ptr": search.reached,
         "limit_ptr": search.limit.contiguous(),
@@ -349,6 +353,9 @@ def _last_search(
         "of_greedy_ptr": search.limit if of_greedy is None else of_greedy.contiguous(),
         "shares": int(share is not None),
         "keeps_greedy": int(of_greedy is None),
+        "num_rows": last.bins.shape[1],
+        "num_sources": last.bins.shape[0],
+        "place": last.place,
     }
 
 

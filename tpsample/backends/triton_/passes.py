@@ -360,21 +360,28 @@ class TritonShardLogits(ShardLogits):
     def best_and_mass(self, cut: Tensor) -> Tensor:
         return self.launch_best_kept(cut, _no_search(cut), weighs=True)
 
-    def launch_best_kept(self, cut: Tensor, search: dict[str, Any], *, weighs: bool) -> Tensor:
-        """Return `best_kept`, or `best_and_mass`.
+    def launch_best_kept(
+        self, cut: Tensor | None, search: dict[str, Any], *, weighs: bool
+    ) -> Tensor:
+        """Return `best_kept`, or `best_and_mass`, and without a cut one column more, where the
+        search ends.
 
         Args:
-            cut: is written if there is a search.
             search: the arguments of the kernel that are its search.
         """
-        best = cut.new_zeros(cut.shape[0], self.noise.num_samples + 2 * weighs)
+        columns, searches = self.noise.num_samples + 2 * weighs, int(cut is None)
+        rows = self.logits.shape[0]
+        best = self.logits.new_zeros(rows, columns + searches, dtype=torch.int64)
+        cut = best[:, columns] if cut is None else cut
         self.launch_programs(
             best_kept_kernel,
             **self.noise_arguments(),
             top_ptr=self.top,
             row_done_ptr=self.done,
+            searches=searches,
             **search,
             cut_ptr=cut,
+            stride_cut=cut.stride(0),
             best_kept_ptr=best,
             WEIGHS=weighs,
             DIGIT_BITS=DIGIT_BITS,
@@ -465,8 +472,8 @@ def _no_search(cut: Tensor) -> dict[str, Any]:
     The kernel is that of a search, too, so it is given tensors. It does not read them.
     """
     tensors = dict.fromkeys((*_OF_SEARCH, *_OF_ENDS), cut)
-    shares = {"share_ptr": cut.view(torch.float64), "shares": 0}
-    return {"searches": 0, **tensors, **shares, "keeps_greedy": 0}
+    numbers = ("shares", "keeps_greedy", "num_rows", "num_sources", "place")
+    return {**tensors, "share_ptr": cut.view(torch.float64), **dict.fromkeys(numbers, 0)}
 
 
 @cache

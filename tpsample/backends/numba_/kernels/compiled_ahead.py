@@ -99,6 +99,7 @@ def entries(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]
         (passes.least_of_mass, (STORED, FLOATS, INTS, INTS)),
         (passes.spread, (STORED, FLOATS, INTS_2)),
         (passes.count_from, (STORED, INTS_2, INTS_2)),
+        (cuts.nth_equal, (STORED, FLOATS, INTS, INTS)),
         (cuts.digits, (STORED, FLOATS, INTS, INTS, int64, types.bool_, INTS_2)),
         (cuts.numbers_of_bins, (STORED, FLOATS, INTS_2)),
         (cuts.masses_of_bins, (STORED, FLOATS, INTS, INTS_2)),

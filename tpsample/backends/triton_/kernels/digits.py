@@ -9,7 +9,12 @@ import triton.language as tl
 from tpsample.backends.triton_.kernels.constant import Constant
 from tpsample.backends.triton_.kernels.cuts import cut_of_row
 from tpsample.backends.triton_.kernels.head import TOKEN_BITS, TOKEN_MASK
-from tpsample.backends.triton_.kernels.masses import halves_of_masses, mass_row, sum_of_kept
+from tpsample.backends.triton_.kernels.masses import (
+    halves_of_masses,
+    mass_row,
+    masses,
+    sum_of_kept,
+)
 from tpsample.backends.triton_.kernels.order import (
     ROW_POINTERS,
     blocks_of_program,
@@ -18,43 +23,38 @@ from tpsample.backends.triton_.kernels.order import (
     mark_of,
     mass_limit,
     upto,
+    value_of,
 )
 from tpsample.core import word
 
-WORD_BITS = Constant(word.EPOCH_SHIFT)
 LOWEST_DRAWABLE = Constant(word.LOWEST_DRAWABLE)
 SUMMED_DIGITS = Constant(8)
 """Digits whose words a program counts or weighs together."""
 
 
 @triton.jit
-def digits_of(logits, ids, shift, DIGIT_BITS: tl.constexpr):
-    """A digit of inverted order words, int32 [BLOCK]: bits from `shift` on. No logit is a NaN.
+def digits_of(logits, prefix, shift, DIGIT_BITS: tl.constexpr):
+    """Digits behind a prefix of inverted keys, uint32 [BLOCK]; DIGITS or more without that prefix.
 
-    An inverted word is (inverted key << TOKEN_BITS) | id, behind bits that are 1. The shifts put
-    together 32 bits of it.
+    Inverted keys ascend while logits descend. `shift` is that of the digit in an order word.
     """
     bits = (logits + 0.0).to(tl.int32, bitcast=True)
     key = (bits ^ ((bits >> 31) & 0x7FFFFFFF ^ 0x7FFFFFFF)).to(tl.uint32, bitcast=True)
-    beyond = shift - TOKEN_BITS
-    of_key = key >> tl.maximum(beyond, 0) << tl.maximum(-beyond, 0)
-    of_id = ids.to(tl.uint32, bitcast=True) >> tl.minimum(shift, TOKEN_BITS)
-    ones = tl.full((), -1, tl.int32) << tl.minimum(tl.maximum(-(shift - WORD_BITS), 0), 31)
-    ones = ones.to(tl.uint32, bitcast=True)
-    return ((of_key | of_id | ones) & ((1 << DIGIT_BITS) - 1)).to(tl.int32)
+    of_key = shift - TOKEN_BITS
+    first = (-((prefix + 1) << (of_key + DIGIT_BITS))).to(tl.uint32)
+    return (key - first) >> of_key.to(tl.uint32)
 
 
 @triton.jit
 def with_digit(
-    bins_ptr, prefix_ptr, reached_ptr, limit_ptr, share_ptr, shares, DIGIT_BITS: tl.constexpr
+    bins, prefix_ptr, reached_ptr, limit_ptr, share_ptr, shares, DIGIT_BITS: tl.constexpr
 ):
-    """Prefix, weight before it and limit of a row's search with one digit more.
+    """Prefix, weight before it and limit of a row's search with one digit more, and that digit.
 
-    The running sum over bins reaches the limit in that digit. The limit is at most the whole
+    The running sum over bins, int64, reaches the limit in it. The limit is at most the whole
     weight.
     """
     row, offs = tl.program_id(0), tl.arange(0, 1 << DIGIT_BITS)
-    bins = tl.load(bins_ptr + (row << DIGIT_BITS) + offs).to(tl.int64)
     prefix, reached = tl.load(prefix_ptr + row), tl.load(reached_ptr + row)
     limit, whole = tl.load(limit_ptr + row), reached + tl.sum(bins, axis=0)
     if share_ptr is not None:  # noqa: SIM102
@@ -63,7 +63,8 @@ def with_digit(
     limit = tl.minimum(limit, whole)
     index = tl.sum((reached + tl.cumsum(bins, axis=0) < limit).to(tl.int32), axis=0)
     before = tl.sum(tl.where(offs < index, bins, 0), axis=0)
-    return (prefix << DIGIT_BITS) | ((1 << DIGIT_BITS) - 1 - index), reached + before, limit
+    prefix = (prefix << DIGIT_BITS) | ((1 << DIGIT_BITS) - 1 - index)
+    return prefix, reached + before, limit, index
 
 
 @triton.jit(
@@ -109,8 +110,10 @@ def digit_kernel(
     if is_done(row_done_ptr, row):
         return
     if has_digit != 0:
-        prefix, reached, limit = with_digit(
-            before_ptr, prefix_ptr, reached_ptr, limit_ptr, share_ptr, shares, DIGIT_BITS
+        offs = tl.arange(0, 1 << DIGIT_BITS)
+        before = tl.load(before_ptr + (row << DIGIT_BITS) + offs).to(tl.int64)
+        prefix, reached, limit, _ = with_digit(
+            before, prefix_ptr, reached_ptr, limit_ptr, share_ptr, shares, DIGIT_BITS
         )
         lowest = tl.full((), LOWEST_DRAWABLE, tl.int64)
         # The same in all programs of the row.
@@ -120,8 +123,7 @@ def digit_kernel(
     else:
         prefix = tl.load(prefix_ptr + row)
         lowest = tl.maximum(tl.load(least_ptr + row), LOWEST_DRAWABLE)
-    last = mark_of(tl.maximum(prefix << (shift + DIGIT_BITS), lowest))
-    before = mark_of((prefix + 1) << (shift + DIGIT_BITS))
+    last = mark_of(lowest)
     bins, none = bins_ptr + row * (1 << DIGIT_BITS), 1 << DIGIT_BITS
     if MASS:
         mass_numbers = mass_row(tl.load(top_ptr + row), tl.load(temperature_ptr + row))
@@ -130,10 +132,11 @@ def digit_kernel(
         logits, ids, _, _ = load_nth_block(
             logits_ptr, stride_logits, vocab_start, lead, width, block, BLOCK, float("nan")
         )
-        inside = upto(logits, ids, last) & ~upto(logits, ids, before)
+        found = digits_of(logits, prefix, shift, DIGIT_BITS)
+        inside = (found < none) & upto(logits, ids, last)
         # Blocks without such a word cost no arithmetic: after two digits they are most blocks.
         if tl.max(inside.to(tl.int32), axis=0) > 0:
-            left = tl.where(inside, digits_of(logits, ids, shift, DIGIT_BITS), none)
+            left = tl.where(inside, found.to(tl.int32, bitcast=True), none)
             if MASS:
                 high, low = halves_of_masses(logits, mass_numbers)
             # The first digits of nearly all words are the same few, and a row's programs would wait
@@ -157,7 +160,27 @@ def digit_kernel(
 
 
 @triton.jit
+def nth_equal(
+    logits_ptr, stride_logits, vocab_start, lead, width, logit, number, BLOCK: tl.constexpr
+):
+    """The id, int32, of the n-th token of a row with a logit, of at least so many in the shard."""
+    token, left, block = vocab_start.to(tl.int32) - 1, number.to(tl.int32), 0
+    while (left > 0) & (block * BLOCK < lead + width):
+        logits, ids, _, _ = load_nth_block(
+            logits_ptr, stride_logits, vocab_start, lead, width, block, BLOCK, float("nan")
+        )
+        equal = (logits == logit).to(tl.int32)
+        some = (equal > 0) & (tl.cumsum(equal, axis=0) <= left)
+        token = tl.maximum(token, tl.max(tl.where(some, ids, -1), axis=0))
+        left -= tl.sum(equal, axis=0)
+        block += 1
+    return token
+
+
+@triton.jit
 def end_of_search(
+    logits_ptr,
+    stride_logits,
     bins_ptr,
     prefix_ptr,
     reached_ptr,
@@ -171,13 +194,40 @@ def end_of_search(
     is_last,
     shares,
     keeps_greedy,
+    num_rows,
+    num_sources,
+    place,
+    vocab_start,
+    lead,
+    width,
+    MASS: tl.constexpr,
     DIGIT_BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """The word at which a row's search ends, or where its kept set ends. See `last_digit_kernel`
-    for the arguments."""
-    row = tl.program_id(0)
-    cut, _, _ = with_digit(bins_ptr, prefix_ptr, reached_ptr, limit_ptr, None, 0, DIGIT_BITS)
-    cut = tl.where(tl.load(keep_ties_ptr + row) > 0, cut & ~TOKEN_MASK, cut)
+    """The word at which a row's search ends for this rank, or where its kept set does. See
+    `last_digit_kernel` for the arguments."""
+    row, offs = tl.program_id(0), tl.arange(0, 1 << DIGIT_BITS)
+    bins = tl.zeros((1 << DIGIT_BITS,), tl.int64)
+    before, own = bins, bins  # of the ranks before this one, and of this one
+    for source in range(num_sources):
+        of_rank = bins_ptr + ((source * num_rows + row) << DIGIT_BITS) + offs
+        weights = tl.load(of_rank).to(tl.int64)
+        bins += weights
+        before += tl.where(source < place, weights, 0)
+        own += tl.where(source == place, weights, 0)
+    key, reached, limit, digit = with_digit(
+        bins, prefix_ptr, reached_ptr, limit_ptr, None, 0, DIGIT_BITS
+    )
+    reached += tl.sum(tl.where(offs == digit, before, 0), axis=0)
+    number, logit = tl.sum(tl.where(offs == digit, own, 0), axis=0), value_of(key << TOKEN_BITS)
+    kept = tl.maximum(limit - reached, 0)
+    if MASS:
+        each = tl.maximum(masses(logit, mass_row(top, tl.load(temperature_ptr + row))), 1)
+        kept, number = (kept + each - 1) // each, number // each
+    token = tl.full((), TOKEN_MASK, tl.int32)
+    if (kept < number) & (tl.load(keep_ties_ptr + row) == 0):
+        token = nth_equal(logits_ptr, stride_logits, vocab_start, lead, width, logit, kept, BLOCK)
+    cut = (key << TOKEN_BITS) + (TOKEN_MASK - token)
     if is_last != 0:
         least = tl.load(least_ptr + row)
         cut = tl.maximum(cut, least)
@@ -188,12 +238,14 @@ def end_of_search(
 
 
 @triton.jit(
-    do_not_specialize=["is_last", "shares", "keeps_greedy"],
+    do_not_specialize=["is_last", "shares", "keeps_greedy", "num_rows", "num_sources", "place"],
     do_not_specialize_on_alignment=ROW_POINTERS,
 )
 def last_digit_kernel(
     # inputs
-    bins_ptr,  # [F, 2^DIGIT_BITS] int64 of masses or int32 of numbers, over all ranks
+    logits_ptr,  # [F, V_local] fp32
+    stride_logits,
+    bins_ptr,  # [W, F, 2^DIGIT_BITS] int64 of masses or int32 of numbers, of each rank
     prefix_ptr,  # [F] int64
     reached_ptr,  # [F] int64
     limit_ptr,  # [F] int64
@@ -209,13 +261,22 @@ def last_digit_kernel(
     # outputs
     cut_ptr,  # [F] int64
     # sizes
+    num_rows,
+    num_sources,
+    place,  # of this rank among the sources, which are in the order of their ids
+    vocab_start,
+    lead,
+    width,
+    MASS: tl.constexpr,
     DIGIT_BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """The word at which each search ends, or where a kept set ends. Grid: (F,)."""
+    """The word at which each search ends for this rank, or where a kept set does. Grid: (F,)."""
     row = tl.program_id(0)
     cut = end_of_search(
-        bins_ptr, prefix_ptr, reached_ptr, limit_ptr, keep_ties_ptr, least_ptr, share_ptr,
-        of_greedy_ptr, temperature_ptr, tl.load(top_ptr + row), is_last, shares, keeps_greedy,
-        DIGIT_BITS,
+        logits_ptr, stride_logits, bins_ptr, prefix_ptr, reached_ptr, limit_ptr, keep_ties_ptr,
+        least_ptr, share_ptr, of_greedy_ptr, temperature_ptr, tl.load(top_ptr + row), is_last,
+        shares, keeps_greedy, num_rows, num_sources, place, vocab_start, lead, width, MASS,
+        DIGIT_BITS, BLOCK,
     )  # fmt: skip
     tl.store(cut_ptr + row, cut)

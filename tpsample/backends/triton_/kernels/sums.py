@@ -183,7 +183,10 @@ def spread_kernel(
 
 
 @triton.jit(
-    do_not_specialize=["num_samples", "blocks_each", "searches", "shares", "keeps_greedy"],
+    do_not_specialize=[
+        *("num_samples", "blocks_each", "searches", "shares", "keeps_greedy", "stride_cut"),
+        *("num_rows", "num_sources", "place"),
+    ],
     do_not_specialize_on_alignment=ROW_POINTERS,
 )
 def best_kept_kernel(
@@ -207,9 +210,13 @@ def best_kept_kernel(
     of_greedy_ptr,
     shares,
     keeps_greedy,
+    num_rows,
+    num_sources,
+    place,
     # outputs
     cut_ptr,  # [F] int64, an input where there is no search
-    best_kept_ptr,  # [F, num_samples] int64, zero before; with WEIGHS [F, num_samples + 2]
+    stride_cut,
+    best_kept_ptr,  # [F, num_samples, then 2 with WEIGHS, then 1 if it searches] int64, zero before
     # sizes
     num_samples,
     vocab_start,
@@ -228,16 +235,18 @@ def best_kept_kernel(
     row = tl.program_id(0)
     if is_done(row_done_ptr, row):
         return
-    top, out = tl.load(top_ptr + row), best_kept_ptr + row * (num_samples + 2 * WEIGHS)
+    top = tl.load(top_ptr + row)
+    out = best_kept_ptr + row * (num_samples + 2 * WEIGHS + searches)
     if searches != 0:
         word = end_of_search(
-            bins_ptr, prefix_ptr, reached_ptr, limit_ptr, keep_ties_ptr, least_ptr, share_ptr,
-            of_greedy_ptr, temperature_ptr, top, 1, shares, keeps_greedy, DIGIT_BITS,
+            logits_ptr, stride_logits, bins_ptr, prefix_ptr, reached_ptr, limit_ptr, keep_ties_ptr,
+            least_ptr, share_ptr, of_greedy_ptr, temperature_ptr, top, 1, shares, keeps_greedy,
+            num_rows, num_sources, place, vocab_start, lead, width, True, DIGIT_BITS, BLOCK,
         )  # fmt: skip
-        tl.store(cut_ptr + row, word)  # the same in all programs of the row
+        tl.store(cut_ptr + row * stride_cut, word)  # the same in all programs of the row
         tl.debug_barrier()  # every thread sees it
     # It is read back, because what found it would keep registers: 31 more on sm_90.
-    cut = mark_of(tl.load(cut_ptr + row))
+    cut = mark_of(tl.load(cut_ptr + row * stride_cut))
     mass_numbers = mass_row(top, tl.load(temperature_ptr + row))
     draw = load_draw(seed_ptr, position_ptr, temperature_ptr, row)
     mass, number = tl.zeros((BLOCK // 8,), tl.int64), tl.zeros((BLOCK // 8,), tl.int32)
