@@ -183,16 +183,16 @@ tpsample/backends/triton_/kernels/digits.py
     + lowest = tl.full((), LOWEST_DRAWABLE, tl.int64)
     > test_a_first_digit_has_no_words_below_a_least_one
     kernel: a search keeps ties that nobody asks for
-    - if (kept < number) & (tl.load(keep_ties_ptr + row) == 0):
-    + if kept < 0:
+    - if (left + each <= weight) & (tl.load(keep_ties_ptr + row) == 0):
+    + if left < 0:
     > test_a_search_by_digits_finds_what_the_definition_does
     kernel: a rank's own equal logits come before its own
-    - before += tl.where(source < place, weights, 0)
-    + before += tl.where(source <= place, weights, 0)
+    - for source in range(place):
+    + for source in range(place + 1):
     > test_a_search_by_digits_finds_what_the_definition_does
-    kernel: one equal logit too few is kept
-    - (tl.cumsum(equal, axis=0) <= left)
-    + (tl.cumsum(equal, axis=0) < left)
+    kernel: one equal logit too many is kept
+    - token += tl.where(inside < left, half, 0)
+    + token += tl.where(inside <= left, half, 0)
     > test_a_search_by_digits_finds_what_the_definition_does
     kernel: a top_p of 1 cuts after the last digit
     - cut = tl.where(tl.load(share_ptr + row) < 1, cut, least)
@@ -601,7 +601,7 @@ tpsample/backends/torch_/cuts.py
     a search keeps no ties
     - return torch.where(keep_ties > 0, cut & ~word.TOKEN_MASK, cut)
     + return cut
-    > test_sets_are_the_oracles_and_the_same_everywhere
+    > test_the_cut_in_a_bin
     a bin with more words than ranks list is believed
     - left = (listed[:, :, 0] >= listed.shape[2])
     + left = (listed[:, :, 0] >= 2**40)

@@ -326,9 +326,10 @@ class Cuts:
         logit = word.value_of(search.prefix << word.TOKEN_BITS).unsqueeze(1)
         each = self.rows.masses(logit).squeeze(1).clamp(min=1) if last.mass else 1
         left = search.limit - search.reached - weights[: last.place].sum(dim=0)
-        number = (-(-left // each)).clamp(min=0)
-        some = (number < weights[last.place] // each) & (keep_ties == 0)
-        token = self.nth_equal(logit, number.where(some, 0)).where(some, word.TOKEN_MASK)
+        left = left.clamp(min=0)
+        some = (left + each <= weights[last.place]) & (keep_ties == 0)
+        number = (-(-left // each)).where(some, 0)
+        token = self.nth_equal(logit, number).where(some, word.TOKEN_MASK)
         return (search.prefix << word.TOKEN_BITS) + (word.TOKEN_MASK - token)
 
     def nth_equal(self, logit: Tensor, number: Tensor) -> Tensor:

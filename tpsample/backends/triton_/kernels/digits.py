@@ -160,19 +160,26 @@ def digit_kernel(
 
 
 @triton.jit
-def nth_equal(
-    logits_ptr, stride_logits, vocab_start, lead, width, logit, number, BLOCK: tl.constexpr
+def last_equal(
+    logits_ptr, stride_logits, vocab_start, lead, width, logit, each, left, BLOCK: tl.constexpr
 ):
-    """The id, int32, of the n-th token of a row with a logit, of at least so many in the shard."""
-    token, left, block = vocab_start.to(tl.int32) - 1, number.to(tl.int32), 0
-    while (left > 0) & (block * BLOCK < lead + width):
-        logits, ids, _, _ = load_nth_block(
+    """The id, int32, of the token with which those of a row with a logit weigh `left` or more, at
+    `each` a token; the id before the shard if that is nothing."""
+    token, block, found = vocab_start.to(tl.int32) - 1, 0, left <= 0
+    while (not found) & (block * BLOCK < lead + width):
+        logits, ids, _, first_id = load_nth_block(
             logits_ptr, stride_logits, vocab_start, lead, width, block, BLOCK, float("nan")
         )
         equal = (logits == logit).to(tl.int32)
-        some = (equal > 0) & (tl.cumsum(equal, axis=0) <= left)
-        token = tl.maximum(token, tl.max(tl.where(some, ids, -1), axis=0))
-        left -= tl.sum(equal, axis=0)
+        weight = tl.sum(equal, axis=0) * each
+        found = weight >= left
+        if found:
+            token, half = first_id, BLOCK // 2
+            while half > 0:  # by halves: a running sum takes more registers
+                inside = tl.sum(tl.where(ids < token + half, equal, 0), axis=0) * each
+                token += tl.where(inside < left, half, 0)
+                half //= 2
+        left -= weight
         block += 1
     return token
 
@@ -208,25 +215,25 @@ def end_of_search(
     `last_digit_kernel` for the arguments."""
     row, offs = tl.program_id(0), tl.arange(0, 1 << DIGIT_BITS)
     bins = tl.zeros((1 << DIGIT_BITS,), tl.int64)
-    before, own = bins, bins  # of the ranks before this one, and of this one
     for source in range(num_sources):
-        of_rank = bins_ptr + ((source * num_rows + row) << DIGIT_BITS) + offs
-        weights = tl.load(of_rank).to(tl.int64)
-        bins += weights
-        before += tl.where(source < place, weights, 0)
-        own += tl.where(source == place, weights, 0)
+        of_rank = bins_ptr + ((source * num_rows + row) << DIGIT_BITS)
+        bins += tl.load(of_rank + offs).to(tl.int64)
     key, reached, limit, digit = with_digit(
         bins, prefix_ptr, reached_ptr, limit_ptr, None, 0, DIGIT_BITS
     )
-    reached += tl.sum(tl.where(offs == digit, before, 0), axis=0)
-    number, logit = tl.sum(tl.where(offs == digit, own, 0), axis=0), value_of(key << TOKEN_BITS)
-    kept = tl.maximum(limit - reached, 0)
+    equal = bins_ptr + (row << DIGIT_BITS) + digit
+    for source in range(place):
+        reached += tl.load(equal + ((source * num_rows) << DIGIT_BITS)).to(tl.int64)
+    weight = tl.load(equal + ((place * num_rows) << DIGIT_BITS)).to(tl.int64)
+    left = tl.maximum(limit - reached, 0)
+    logit, each = value_of(key << TOKEN_BITS), tl.full((), 1, tl.int64)
     if MASS:
         each = tl.maximum(masses(logit, mass_row(top, tl.load(temperature_ptr + row))), 1)
-        kept, number = (kept + each - 1) // each, number // each
     token = tl.full((), TOKEN_MASK, tl.int32)
-    if (kept < number) & (tl.load(keep_ties_ptr + row) == 0):
-        token = nth_equal(logits_ptr, stride_logits, vocab_start, lead, width, logit, kept, BLOCK)
+    if (left + each <= weight) & (tl.load(keep_ties_ptr + row) == 0):
+        token = last_equal(
+            logits_ptr, stride_logits, vocab_start, lead, width, logit, each, left, BLOCK
+        )
     cut = (key << TOKEN_BITS) + (TOKEN_MASK - token)
     if is_last != 0:
         least = tl.load(least_ptr + row)

@@ -244,9 +244,9 @@ def best_kept_kernel(
             num_rows, num_sources, place, vocab_start, lead, width, True, DIGIT_BITS, BLOCK,
         )  # fmt: skip
         tl.store(cut_ptr + row * stride_cut, word)  # the same in all programs of the row
-        tl.debug_barrier()  # every thread sees it
-    # It is read back, because what found it would keep registers: 31 more on sm_90.
-    cut = mark_of(tl.load(cut_ptr + row * stride_cut))
+    else:
+        word = tl.load(cut_ptr + row * stride_cut)
+    cut = mark_of(word)
     mass_numbers = mass_row(top, tl.load(temperature_ptr + row))
     draw = load_draw(seed_ptr, position_ptr, temperature_ptr, row)
     mass, number = tl.zeros((BLOCK // 8,), tl.int64), tl.zeros((BLOCK // 8,), tl.int32)
