@@ -10,6 +10,7 @@ import gc
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import update_wrapper
 from typing import Any
 
 import numba
@@ -17,6 +18,7 @@ import numpy as np
 
 from tpsample.backends.numba_.kernels.inner import InnerCompiler
 from tpsample.backends.numba_.kernels.kernel_cache import KernelCache
+from tpsample.backends.numba_.kernels.threads import share
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +39,7 @@ def jit(
     *,
     fastmath: set[str] | bool = False,
     entry: bool = False,
+    in_parts: bool = False,
     allocates: bool = False,
     inline: bool = False,
 ) -> Callable[..., Any]:
@@ -45,6 +48,8 @@ def jit(
     Args:
         fastmath: SUMS or FUSED; by default every operation is rounded as it is written.
         entry: whether Python calls it, and no kernel does; other functions only kernels call.
+        in_parts: whether Python calls an entry of this name, which calls the kernel for each part
+            of a range; see `tpsample.backends.numba_.kernels.threads`.
         allocates: whether it makes or returns arrays, or calls NumPy, as an entry may, too. Only
             then does it count references to arrays: atomic additions, which took 7 % of a step of
             64 rows.
@@ -57,6 +62,19 @@ def jit(
         options["pipeline_class"] = InnerCompiler
 
     def decorate(function: Callable[..., Any]) -> Any:
+        if in_parts:
+            kernel_of_part = jit(fastmath=fastmath, allocates=allocates)(function)
+
+            def share_parts(start, stop, parts, threads, arguments):
+                share(kernel_of_part, start, stop, parts, threads, arguments)
+
+            update_wrapper(share_parts, function)
+            del share_parts.__wrapped__  # whose arguments Numba would take
+            code, place = share_parts.__code__, function.__code__
+            share_parts.__code__ = code.replace(
+                co_filename=place.co_filename, co_firstlineno=place.co_firstlineno
+            )
+            return jit(entry=True)(share_parts)
         kernel = numba.njit(nogil=True, fastmath=fastmath, error_model="numpy", **options)(function)
         if entry:
             kernel._cache, compile_kernel = KernelCache(function), kernel.compile

@@ -12,7 +12,6 @@ from tpsample.backends.numba_.kernels.masses import mass_row, weigh_block
 from tpsample.backends.numba_.kernels.numbers import pack, value_of
 from tpsample.backends.numba_.kernels.passes import words_of_block
 from tpsample.backends.numba_.kernels.primitives import smaller
-from tpsample.backends.numba_.kernels.threads import share
 from tpsample.core import order
 from tpsample.core.order import DIGIT_BITS, DIGITS
 from tpsample.core.word import EPOCH_SHIFT, LOWEST_DRAWABLE, TOKEN_BITS, TOKEN_MASK
@@ -37,15 +36,8 @@ def bins_per_logit(temperature):
     return smaller(F32(BINS_PER_Y / temperature), LARGEST)
 
 
-@jit(entry=True)
-def numbers_of_bins(start, stop, parts, threads, arguments):
-    """Do `numbers_of_bins_of_rows` for each part of the rows; see
-    `tpsample.backends.numba_.kernels.threads`."""
-    share(numbers_of_bins_of_rows, start, stop, parts, threads, arguments)
-
-
-@jit(allocates=True)
-def numbers_of_bins_of_rows(start, stop, part, arguments):
+@jit(in_parts=True, allocates=True)
+def numbers_of_bins(start, stop, part, arguments):
     """Count the tokens in the bins of each row, int64 [F, BINS], zeros before."""
     stored, top, out = arguments
     num_ids, bins = stored.logits.shape[1], np.empty(BLOCK, I32)
@@ -59,15 +51,8 @@ def numbers_of_bins_of_rows(start, stop, part, arguments):
                     out[row, bins[j]] += 1
 
 
-@jit(entry=True)
-def masses_of_bins(start, stop, parts, threads, arguments):
-    """Do `masses_of_bins_of_rows` for each part of the rows; see
-    `tpsample.backends.numba_.kernels.threads`."""
-    share(masses_of_bins_of_rows, start, stop, parts, threads, arguments)
-
-
-@jit(allocates=True)
-def masses_of_bins_of_rows(start, stop, part, arguments):
+@jit(in_parts=True, allocates=True)
+def masses_of_bins(start, stop, part, arguments):
     """Weigh the tokens in the bins of each row, and those down to cuts, int64 [F].
 
     Args:
@@ -95,14 +80,8 @@ def masses_of_bins_of_rows(start, stop, part, arguments):
         out[row, last] = total if least > LOWEST_DRAWABLE else out[row, :last].sum()
 
 
-@jit(entry=True)
-def last_bins(start, stop, parts, threads, arguments):
-    """Do `last_bins_of_rows` for each part of the rows; see `backends.numba_.kernels.threads`."""
-    share(last_bins_of_rows, start, stop, parts, threads, arguments)
-
-
-@jit()
-def last_bins_of_rows(start, stop, part, arguments):
+@jit(in_parts=True)
+def last_bins(start, stop, part, arguments):
     """Find the last bins of lists, and bounds of their words; twin: `ShardLogits.last_bins`.
 
     Args:
@@ -130,15 +109,8 @@ def last_bins_of_rows(start, stop, part, arguments):
         out[0, row], out[1, row] = end, room
 
 
-@jit(entry=True)
-def words_of_bin(start, stop, parts, threads, arguments):
-    """Do `words_of_bin_of_rows` for each part of the rows; see
-    `tpsample.backends.numba_.kernels.threads`."""
-    share(words_of_bin_of_rows, start, stop, parts, threads, arguments)
-
-
-@jit(allocates=True)
-def words_of_bin_of_rows(start, stop, part, arguments):
+@jit(in_parts=True, allocates=True)
+def words_of_bin(start, stop, part, arguments):
     """List the order words in a bin of each row, int64 [F, 1 + count], zeros before."""
     stored, top, wanted, out = arguments
     num_ids, room, bins = stored.logits.shape[1], out.shape[1], np.empty(BLOCK, I32)
@@ -156,14 +128,8 @@ def words_of_bin_of_rows(start, stop, part, arguments):
         out[row, 0] = number
 
 
-@jit(entry=True)
-def reached_at(start, stop, parts, threads, arguments):
-    """Do `reached_at_rows` for each part of the rows; see `backends.numba_.kernels.threads`."""
-    share(reached_at_rows, start, stop, parts, threads, arguments)
-
-
-@jit(allocates=True)
-def reached_at_rows(start, stop, part, arguments):
+@jit(in_parts=True, allocates=True)
+def reached_at(start, stop, part, arguments):
     """Find the first of descending words, int64 [F, n], at which a sum reaches its limit."""
     words, temperature, top, reached, limit, weighs, out = arguments
     count = words.shape[1]
@@ -189,14 +155,8 @@ def values_of_prefix(prefix, shift):
     return value_of(prefix << I64(shift)), value_of(((prefix + I64(1)) << I64(shift)) - I64(1))
 
 
-@jit(entry=True)
-def digits(start, stop, parts, threads, arguments):
-    """Do `digits_of_rows` for each part of the rows; see `backends.numba_.kernels.threads`."""
-    share(digits_of_rows, start, stop, parts, threads, arguments)
-
-
-@jit(allocates=True)
-def digits_of_rows(start, stop, part, arguments):
+@jit(in_parts=True, allocates=True)
+def digits(start, stop, part, arguments):
     """Make the histogram of a digit; twin: `tpsample.backends.torch_.cuts.Cuts.digits`.
 
     Args:
@@ -293,14 +253,8 @@ def order_by_key(words, spare, starts):
         words[:] = spare[:count]
 
 
-@jit(entry=True)
-def words_from(start, stop, parts, threads, arguments):
-    """Do `words_from_of_rows` for each part of the rows; see `backends.numba_.kernels.threads`."""
-    share(words_from_of_rows, start, stop, parts, threads, arguments)
-
-
-@jit(allocates=True)
-def words_from_of_rows(start, stop, part, arguments):
+@jit(in_parts=True, allocates=True)
+def words_from(start, stop, part, arguments):
     """Find the order words of rows that reach cuts, int64 [F], descending.
 
     Args:
@@ -322,14 +276,8 @@ def words_from_of_rows(start, stop, part, arguments):
         order_by_key(out[row, :number], spare, starts)
 
 
-@jit(entry=True)
-def listed_sets(start, stop, parts, threads, arguments):
-    """Do `listed_sets_of_rows` for each part of the rows; see `backends.numba_.kernels.threads`."""
-    share(listed_sets_of_rows, start, stop, parts, threads, arguments)
-
-
-@jit()
-def listed_sets_of_rows(start, stop, part, arguments):
+@jit(in_parts=True)
+def listed_sets(start, stop, part, arguments):
     """List the ids and log masses of kept sets, int64 and float64 [total].
 
     Args:

@@ -9,17 +9,10 @@ from tpsample.backends.numba_.kernels.inputs import BLOCK, aligned_block, lanes_
 from tpsample.backends.numba_.kernels.noise import exact_score, stream_at, upper_scores
 from tpsample.backends.numba_.kernels.numbers import lanes_reaching, lowest_lane, pack, value_of
 from tpsample.backends.numba_.kernels.primitives import larger
-from tpsample.backends.numba_.kernels.threads import share
 
 
-@jit(entry=True)
-def draft_words(start, stop, parts, threads, arguments):
-    """Do `draft_words_of_rows` for each part of the rows; see `kernels.threads`."""
-    share(draft_words_of_rows, start, stop, parts, threads, arguments)
-
-
-@jit(allocates=True)
-def draft_words_of_rows(start, stop, part, arguments):
+@jit(in_parts=True, allocates=True)
+def draft_words(start, stop, part, arguments):
     """Find the best score word of some rows.
 
     Args:

@@ -47,7 +47,6 @@ from tpsample.backends.numba_.kernels.products import (
     round_products,
 )
 from tpsample.backends.numba_.kernels.store import filter_threshold, is_cheaper_whole
-from tpsample.backends.numba_.kernels.threads import share
 from tpsample.core.word import KEY_NAN, LOWEST_DRAWABLE
 
 
@@ -139,7 +138,7 @@ def draws_none(listed, first, step, block, logits):
     """Make upper ends below what filters keep -inf; return whether a block has nothing to draw.
 
     Args:
-        listed, step: as in `draw_range`, of a row.
+        listed, step: as in `draw`, of a row.
         first: the largest order word so far.
     """
     if listed > 1 or not step > -np.inf:
@@ -150,14 +149,8 @@ def draws_none(listed, first, step, block, logits):
     return lanes_reaching(logits, F32(-np.inf), lanes_of(block)) == 0
 
 
-@jit(entry=True)
-def draw(start, stop, parts, threads, arguments):
-    """Do `draw_range` for each part of a range; see `tpsample.backends.numba_.kernels.threads`."""
-    share(draw_range, start, stop, parts, threads, arguments)
-
-
-@jit(allocates=True)
-def draw_range(start, stop, part, arguments):
+@jit(in_parts=True, allocates=True)
+def draw(start, stop, part, arguments):
     """Find the best words of a range of the shard.
 
     Where `memory` has rows, it takes upper ends of the logits, and the logits of the best words and
@@ -259,36 +252,24 @@ def draw_blocks(shared, memory, of_rows, best, computed):
                     )  # fmt: skip
 
 
-@jit(entry=True)
-def draw_given(start, stop, parts, threads, arguments):
-    """Find the best words of logits that are there, for each part of a range of the shard.
+@jit(in_parts=True, allocates=True)
+def draw_given(start, stop, part, arguments):
+    """Find the best words of logits that are there.
 
     Args:
         arguments: as `draw_logits` takes them; `best` has a first axis of the parts.
     """
-    share(draw_given_range, start, stop, parts, threads, arguments)
-
-
-@jit(allocates=True)
-def draw_given_range(start, stop, part, arguments):
-    """Find the best words of a part of a range of the shard."""
     given, index, sources, draws, head, cut, best = arguments
     draw_logits(part_of(given, start, stop), index, sources, draws, head, cut, best[part])
 
 
-@jit(entry=True)
-def draw_stored(start, stop, parts, threads, arguments):
-    """Find the best words of stored rows, for each part of a range of them.
+@jit(in_parts=True, allocates=True)
+def draw_stored(start, stop, part, arguments):
+    """Find the best words of stored rows.
 
     Args:
         arguments: as `draw_logits` takes them; `index` are also the rows of `given`.
     """
-    share(draw_stored_rows, start, stop, parts, threads, arguments)
-
-
-@jit(allocates=True)
-def draw_stored_rows(start, stop, part, arguments):
-    """Find the best words of a part of the rows."""
     given, index, draws, head, cut, best = arguments
     rows, cuts = index[start:stop], cut[start:stop]
     draw_logits(given, rows, rows, draws, head, cuts, best[start:stop])
@@ -301,7 +282,7 @@ def draw_logits(given, index, sources, draws, head, cut, best):
     Args:
         given: the logits, a `Weight`.
         index: int64 [R], the rows of the batch.
-        sources: int64 [R], the rows of `given`; the others are as in `draw_range`.
+        sources: int64 [R], the rows of `given`; the others are as in `draw`.
         cut: int64 [R], the least order word that counts; no rows for all.
         best: int64 [R, samples, count], raised; the least word first.
     """

@@ -10,7 +10,6 @@ from tpsample.backends.numba_.kernels.compiling import F32, F64, I32, I64, SUMS,
 from tpsample.backends.numba_.kernels.head import up
 from tpsample.backends.numba_.kernels.masses import COEFFICIENTS, DEGREE, ROUNDER, ROUNDER_BITS
 from tpsample.backends.numba_.kernels.primitives import bits_as, larger, smaller
-from tpsample.backends.numba_.kernels.threads import share
 from tpsample.backends.screening.bound import TINY
 from tpsample.core.masses import TOP_MASS
 from tpsample.core.row_noise import LOG2_E
@@ -43,14 +42,8 @@ def reaching(ends, mass, edge):
     return total, number
 
 
-@jit(entry=True)
-def bound_sums(start, stop, parts, threads, arguments):
-    """Do `bound_sums_of_rows` for each part of the rows; see `backends.numba_.kernels.threads`."""
-    share(bound_sums_of_rows, start, stop, parts, threads, arguments)
-
-
-@jit(allocates=True)
-def bound_sums_of_rows(start, stop, part, arguments):
+@jit(in_parts=True, allocates=True)
+def bound_sums(start, stop, part, arguments):
     """Bound the masses and the numbers of the tokens whose logits reach marks.
 
         Σ of ends >= mark + error_bound   <=   Σ of logits > mark   <=   Σ of ends >= mark

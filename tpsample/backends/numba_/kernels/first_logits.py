@@ -44,7 +44,6 @@ from tpsample.backends.numba_.kernels.store import (
     is_cheaper_whole,
     keep_products,
 )
-from tpsample.backends.numba_.kernels.threads import share
 
 KEY_BITS = 11
 """Bits of a key that one histogram tells apart; two histograms find a number within 2^-13 of it."""
@@ -82,20 +81,14 @@ def near_largest(ends, count, bins):
     return of_ordered(I32(I64(prefix << U32(32 - 2 * KEY_BITS)) - I64(2**31)))
 
 
-@jit(entry=True)
-def store_first(start, stop, parts, threads, arguments):
-    """Do `store_first_range` for each part of a range; see `backends.numba_.kernels.threads`."""
-    share(store_first_range, start, stop, parts, threads, arguments)
-
-
-@jit(allocates=True)
-def store_first_range(start, stop, part, arguments):
+@jit(in_parts=True, allocates=True)
+def store_first(start, stop, part, arguments):
     """Store the logits of the first tokens of a range, and -inf for the others.
 
     A block of many first tokens is stored whole; see `store.is_cheaper_whole`.
 
     Args:
-        weight, hidden, index, head, memory, computed: as in `draw.draw_range`.
+        weight, hidden, index, head, memory, computed: as in `draw.draw`.
         top_k: int64 [R] >= 1; step: float64 [R], see `store.filter_threshold`.
     """
     weight, hidden, index, head, memory, top_k, step, computed = arguments

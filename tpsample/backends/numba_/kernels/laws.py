@@ -32,7 +32,6 @@ from tpsample.backends.numba_.kernels.numbers import (
 )
 from tpsample.backends.numba_.kernels.passes import words_of_block
 from tpsample.backends.numba_.kernels.primitives import larger
-from tpsample.backends.numba_.kernels.threads import share
 from tpsample.core import acceptance, residual
 from tpsample.core.masses import TOP_MASS
 from tpsample.core.word import LOWEST_DRAWABLE
@@ -104,14 +103,8 @@ def draft_masses(laws, law, column, count, row, power, mass):
         mass[j] = mass[j] if logits[j] > F32(-np.inf) else I64(0)
 
 
-@jit(entry=True)
-def law_sums(start, stop, parts, threads, arguments):
-    """Do `law_sums_of_positions` for each part of the positions; see `kernels.threads`."""
-    share(law_sums_of_positions, start, stop, parts, threads, arguments)
-
-
-@jit(allocates=True)
-def law_sums_of_positions(start, stop, part, arguments):
+@jit(in_parts=True, allocates=True)
+def law_sums(start, stop, part, arguments):
     """Sum both laws at some positions.
 
     Args:
@@ -191,14 +184,8 @@ def recovery_score(left, target, noise):
     return F32(exponent + F32(F32(math.log2(F64(mantissa))) - noise))
 
 
-@jit(entry=True)
-def residuals(start, stop, parts, threads, arguments):
-    """Do `residuals_of_positions` for each part of the positions; see `kernels.threads`."""
-    share(residuals_of_positions, start, stop, parts, threads, arguments)
-
-
-@jit(allocates=True)
-def residuals_of_positions(start, stop, part, arguments):
+@jit(in_parts=True, allocates=True)
+def residuals(start, stop, part, arguments):
     """Find the best word of a draw from the residual of some positions, and its sum.
 
     Args:

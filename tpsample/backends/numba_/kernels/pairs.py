@@ -7,18 +7,11 @@ import numpy as np
 
 from tpsample.backends.numba_.kernels.compiling import F32, F64, jit
 from tpsample.backends.numba_.kernels.numbers import as_fp32, exact_product
-from tpsample.backends.numba_.kernels.threads import share
 from tpsample.backends.numba_.kernels.vectors import fetch
 
 
-@jit(entry=True)
-def pair_products(start, stop, parts, threads, arguments):
-    """Do `products_of_pairs` for each part of the pairs; see `kernels.threads`."""
-    share(products_of_pairs, start, stop, parts, threads, arguments)
-
-
-@jit(allocates=True)
-def products_of_pairs(start, stop, part, arguments):
+@jit(in_parts=True, allocates=True)
+def pair_products(start, stop, part, arguments):
     """Multiply some pairs of rows.
 
     Args:
@@ -40,14 +33,8 @@ def products_of_pairs(start, stop, part, arguments):
         out[t] = exact_product(right.numbers, columns[t] * right.stride, own)
 
 
-@jit(entry=True)
-def add_weighted_rows(start, stop, parts, threads, arguments):
-    """Do `add_to_rows` for each part of the rows of `out`; see `kernels.threads`."""
-    share(add_to_rows, start, stop, parts, threads, arguments)
-
-
-@jit(allocates=True)
-def add_to_rows(start, stop, part, arguments):
+@jit(in_parts=True, allocates=True)
+def add_weighted_rows(start, stop, part, arguments):
     """Add weighted rows to some rows.
 
     Args:

@@ -13,7 +13,6 @@ from tpsample.backends.numba_.kernels.masses import mass_limit, mass_row, weigh_
 from tpsample.backends.numba_.kernels.noise import exact_score, noise_of, stream_of
 from tpsample.backends.numba_.kernels.numbers import key_of, pack, value_of
 from tpsample.backends.numba_.kernels.primitives import larger, smaller
-from tpsample.backends.numba_.kernels.threads import share
 from tpsample.core import spread as twin
 from tpsample.core.order import ABOVE_ALL
 from tpsample.core.word import KEY_NAN, TOKEN_BITS, TOKEN_MASK
@@ -38,14 +37,8 @@ class Stored(NamedTuple):
     rows: np.ndarray
 
 
-@jit(entry=True)
-def first_words(start, stop, parts, threads, arguments):
-    """Do `first_words_of_rows` for each part of the rows; see `backends.numba_.kernels.threads`."""
-    share(first_words_of_rows, start, stop, parts, threads, arguments)
-
-
-@jit(allocates=True)
-def first_words_of_rows(start, stop, part, arguments):
+@jit(in_parts=True, allocates=True)
+def first_words(start, stop, part, arguments):
     """Find the first order words of rows, int64 [F, count], the last of them first."""
     stored, out = arguments
     num_ids, words = stored.logits.shape[1], np.empty(BLOCK, I64)
@@ -70,14 +63,8 @@ def words_of_block(logits, first_id, words):
     return largest
 
 
-@jit(entry=True)
-def weigh(start, stop, parts, threads, arguments):
-    """Do `weigh_of_rows` for each part of the rows; see `backends.numba_.kernels.threads`."""
-    share(weigh_of_rows, start, stop, parts, threads, arguments)
-
-
-@jit(allocates=True)
-def weigh_of_rows(start, stop, part, arguments):
+@jit(in_parts=True, allocates=True)
+def weigh(start, stop, part, arguments):
     """Weigh what reaches marks, and the total.
 
     Args:
@@ -117,14 +104,8 @@ def weigh_of_rows(start, stop, part, arguments):
         of_row[2 * num_marks] = total
 
 
-@jit(entry=True)
-def moment_from(start, stop, parts, threads, arguments):
-    """Do `moment_from_of_rows` for each part of the rows; see `backends.numba_.kernels.threads`."""
-    share(moment_from_of_rows, start, stop, parts, threads, arguments)
-
-
-@jit(allocates=True)
-def moment_from_of_rows(start, stop, part, arguments):
+@jit(in_parts=True, allocates=True)
+def moment_from(start, stop, part, arguments):
     """Sum the masses and moments of what reaches a cut, int64 [F]; sums: int64 [F, 2], zeros."""
     stored, top, cut, sums = arguments
     num_ids = stored.logits.shape[1]
@@ -147,15 +128,8 @@ def moment_from_of_rows(start, stop, part, arguments):
             of_row[1] += sum_moment
 
 
-@jit(entry=True)
-def least_of_mass(start, stop, parts, threads, arguments):
-    """Do `least_of_mass_of_rows` for each part of the rows; see
-    `tpsample.backends.numba_.kernels.threads`."""
-    share(least_of_mass_of_rows, start, stop, parts, threads, arguments)
-
-
-@jit(allocates=True)
-def least_of_mass_of_rows(start, stop, part, arguments):
+@jit(in_parts=True, allocates=True)
+def least_of_mass(start, stop, part, arguments):
     """Lower words, int64 [F], to the least order word of a mass that reaches limits, int64 [F]."""
     stored, top, limits, least = arguments
     num_ids = stored.logits.shape[1]
@@ -172,15 +146,8 @@ def least_of_mass_of_rows(start, stop, part, arguments):
         least[row] = least_word
 
 
-@jit(entry=True)
-def spread(start, stop, parts, threads, arguments):
-    """Do `spread_of_rows` for each part of the rows; see
-    `tpsample.backends.numba_.kernels.threads`."""
-    share(spread_of_rows, start, stop, parts, threads, arguments)
-
-
-@jit()
-def spread_of_rows(start, stop, part, arguments):
+@jit(in_parts=True)
+def spread(start, stop, part, arguments):
     """Sum the distances from the largest logit, int64 [F, 4]; see `tpsample.core.spread`."""
     stored, top, sums = arguments
     for row in stored.rows[start:stop]:
@@ -200,14 +167,8 @@ def spread_of_rows(start, stop, part, arguments):
             of_row[3] += square & LOW_HALF
 
 
-@jit(entry=True)
-def count_from(start, stop, parts, threads, arguments):
-    """Do `count_from_of_rows` for each part of the rows; see `backends.numba_.kernels.threads`."""
-    share(count_from_of_rows, start, stop, parts, threads, arguments)
-
-
-@jit(allocates=True)
-def count_from_of_rows(start, stop, part, arguments):
+@jit(in_parts=True, allocates=True)
+def count_from(start, stop, part, arguments):
     """Count the order words that are >= each of marks, int64 [F, C]; counts the same, zeros."""
     stored, marks, counts = arguments
     num_ids, num_marks = stored.logits.shape[1], marks.shape[1]
@@ -223,12 +184,6 @@ def count_from_of_rows(start, stop, part, arguments):
                 for j in range(len(part)):
                     number += words[j] >= mark
                 counts[row, c] += number
-
-
-@jit(entry=True)
-def best_of_first(start, stop, parts, threads, arguments):
-    """Do `best_of_first_rows` for each part of the rows; see `backends.numba_.kernels.threads`."""
-    share(best_of_first_rows, start, stop, parts, threads, arguments)
 
 
 @jit()
@@ -252,8 +207,8 @@ def keep_first(first, top_k, share, least, least_of_total, given, mass, kept):
         before += mass[j]
 
 
-@jit(allocates=True)
-def best_of_first_rows(start, stop, part, arguments):
+@jit(in_parts=True, allocates=True)
+def best_of_first(start, stop, part, arguments):
     """Find the best score words among the first tokens of rows that their filters keep.
 
     Args:
@@ -284,18 +239,12 @@ def best_of_first_rows(start, stop, part, arguments):
             out[i] = I64(KEY_NAN) << I64(TOKEN_BITS)
 
 
-@jit(entry=True)
-def kept_of_first(start, stop, parts, threads, arguments):
-    """Do `kept_of_first_rows` for each part of the rows; see `backends.numba_.kernels.threads`."""
-    share(kept_of_first_rows, start, stop, parts, threads, arguments)
-
-
-@jit(allocates=True)
-def kept_of_first_rows(start, stop, part, arguments):
+@jit(in_parts=True, allocates=True)
+def kept_of_first(start, stop, part, arguments):
     """Find the last of the first tokens that a row's filters keep; their mass and number.
 
     Args:
-        first, temperature, limits: as `best_of_first_rows` takes them.
+        first, temperature, limits: as `best_of_first` takes them.
         out: int64 [F, 3], zeros.
     """
     first, temperature, limits, out = arguments

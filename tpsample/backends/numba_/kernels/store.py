@@ -41,7 +41,6 @@ from tpsample.backends.numba_.kernels.products import (
     products_of,
     round_products,
 )
-from tpsample.backends.numba_.kernels.threads import share
 from tpsample.backends.screening.bound import DOWN
 
 PAIR, FEW_ROWS = 8, 2
@@ -81,15 +80,9 @@ def keep_products(weight, block, rows, products, index, head, plain, memory, log
             process(block, index[i], head, memory, i, logits)
 
 
-@jit(entry=True)
-def store(start, stop, parts, threads, arguments):
-    """Store all logits of a range, part by part; see `tpsample.backends.numba_.kernels.threads`."""
-    share(store_range, start, stop, parts, threads, arguments)
-
-
-@jit(allocates=True)
-def store_range(start, stop, part, arguments):
-    """Store all logits of a range; arguments are those of `draw.draw_range`."""
+@jit(in_parts=True, allocates=True)
+def store(start, stop, part, arguments):
+    """Store all logits of a range; arguments are those of `draw.draw`."""
     weight, hidden, index, head, memory = arguments
     weight = part_of(weight, start, stop)
     rows, logits = take_rows(hidden, index), np.empty(BLOCK, F32)
@@ -100,14 +93,8 @@ def store_range(start, stop, part, arguments):
         keep_products(weight, block, rows, products, index, head, plain, memory, logits)
 
 
-@jit(entry=True)
-def store_given(start, stop, parts, threads, arguments):
-    """Store logits that are there, part by part; see `tpsample.backends.numba_.kernels.threads`."""
-    share(store_given_range, start, stop, parts, threads, arguments)
-
-
-@jit(allocates=True)
-def store_given_range(start, stop, part, arguments):
+@jit(in_parts=True, allocates=True)
+def store_given(start, stop, part, arguments):
     """Store logits that are there; arguments are those of `draw.draw_logits`."""
     given, index, sources, head, memory = arguments
     given = part_of(given, start, stop)
@@ -141,14 +128,8 @@ def filter_threshold(bound, top_k, top, step):
     return threshold
 
 
-@jit(entry=True)
-def list_kept(start, stop, parts, threads, arguments):
-    """Do `list_range` for each part of a range; see `tpsample.backends.numba_.kernels.threads`."""
-    share(list_range, start, stop, parts, threads, arguments)
-
-
-@jit(allocates=True)
-def list_range(start, stop, part, arguments):
+@jit(in_parts=True, allocates=True)
+def list_kept(start, stop, part, arguments):
     """Store the logits of a range that the rows' filters can keep, and -inf for the others.
 
     A block is stored whole if many of its ids are kept, because that is cheaper than pair by pair.
@@ -158,7 +139,7 @@ def list_range(start, stop, part, arguments):
         top_k: int64 [R]; step: float64 [R], see `filter_threshold`.
         first: int64 [parts, stored rows, count], raised: in rows with top_k the first top_k order
             words, the least first.
-        computed: as in `tpsample.backends.numba_.kernels.draw.draw_range`.
+        computed: as in `tpsample.backends.numba_.kernels.draw.draw`.
     """
     weight, hidden, index, head, memory, top_k, step, firsts, computed_of = arguments
     weight, first, computed = part_of(weight, start, stop), firsts[part], computed_of[part]

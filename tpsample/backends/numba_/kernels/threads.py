@@ -3,9 +3,9 @@
 PyTorch's threads are those of OpenMP. After each of its operations they wait for the next one by
 spinning, for some milliseconds. Threads of our own would share the processor with them.
 
-    draw(first, last, parts, threads, arguments)          an entry, which Python calls
-    → share(draw_range, first, last, …)                   a team of OpenMP
-    → draw_range(begin, end, part, arguments)             once per part, on any thread of the team
+    draw(first, last, parts, threads, arguments)    an entry, which Python calls
+    → share(kernel, first, last, …)                 a team of OpenMP
+    → kernel(begin, end, part, arguments)           once per part, on any thread of the team
 
 No Python code runs in the team, so no exception of a signal's handler can be lost in it: Python
 raises it after the kernel. A part belongs to whichever thread takes it first, so a team of fewer
