@@ -11,7 +11,7 @@ from tpsample.backends.triton_.kernels.decode import NO_TOKEN, STATUS_NAN, decod
 from tpsample.backends.triton_.kernels.head import KEY_NAN, TOKEN_BITS
 from tpsample.backends.triton_.kernels.laws import TOP_MASS
 from tpsample.backends.triton_.kernels.noise import GREEDY_BELOW, row_stream
-from tpsample.backends.triton_.kernels.order import KEY_MASK, ROW_POINTERS, value_of
+from tpsample.backends.triton_.kernels.order import KEY_MASK, row_kernel, value_of
 from tpsample.core import acceptance, residual, word
 
 DOMAIN_ACCEPT = Constant(acceptance.DOMAIN_ACCEPT)
@@ -42,10 +42,7 @@ def at_index(values, index, place):
     return tl.sum(tl.where(index == place, values, tl.zeros_like(values)), axis=0)
 
 
-@triton.jit(
-    do_not_specialize=["vocab_size", "num_positions"],
-    do_not_specialize_on_alignment=ROW_POINTERS,
-)
+@row_kernel
 def drafted_rows_kernel(
     # inputs
     drafts_ptr,  # [B, S - 1] int64
@@ -72,7 +69,7 @@ def drafted_rows_kernel(
     tl.store(row_position_ptr + places, tl.load(position_ptr + row) + index, mask=mask)
 
 
-@triton.jit(do_not_specialize=["num_positions"], do_not_specialize_on_alignment=ROW_POINTERS)
+@row_kernel
 def coupled_kernel(
     # inputs
     drafts_ptr,  # [B, S] int64, -1 where there is none
@@ -101,10 +98,7 @@ def coupled_kernel(
     tl.store(out_seed_ptr + row, tl.load(seed_ptr + row * num_positions))
 
 
-@triton.jit(
-    do_not_specialize=["num_positions", "num_drafts", "num_sources"],
-    do_not_specialize_on_alignment=ROW_POINTERS,
-)
+@row_kernel
 def law_rows_kernel(
     # inputs
     gathered_ptr,  # [num_sources, B, S + K] int64, the ranks' largest order words
@@ -145,10 +139,7 @@ def law_rows_kernel(
     tl.store(own_drafts_ptr + place, tl.where(status == 0, draft, NO_TOKEN))
 
 
-@triton.jit(
-    do_not_specialize=["num_positions"],
-    do_not_specialize_on_alignment=ROW_POINTERS,
-)
+@row_kernel
 def accept_kernel(
     # inputs
     sums_ptr,  # [2 or 4, B, S] int64, over all ranks, as `law_sums_kernel` makes them
@@ -206,10 +197,7 @@ def accept_kernel(
         tl.store(weights_ptr + rows + row, at_index(share_weight(one, draft_total), index, stop))
 
 
-@triton.jit(
-    do_not_specialize=["num_positions", "num_sources"],
-    do_not_specialize_on_alignment=ROW_POINTERS,
-)
+@row_kernel
 def emit_kernel(
     # inputs
     gathered_ptr,  # [num_sources, 1 or 2, B, N] int64, as `residual_kernel` makes them

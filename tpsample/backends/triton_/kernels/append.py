@@ -6,7 +6,7 @@ Twin: `ControlTables.append` of `tpsample.request.controls.tables`.
 import triton
 import triton.language as tl
 
-from tpsample.backends.triton_.kernels.constant import Constant
+from tpsample.backends.triton_.kernels.constant import STEP_NUMBERS, Constant
 from tpsample.core import touched as touched_blocks
 
 HAS_HISTORY = Constant(touched_blocks.HAS_HISTORY)
@@ -14,18 +14,7 @@ TOUCHED_BLOCK = Constant(touched_blocks.TOUCHED_BLOCK)
 
 
 @triton.jit(
-    do_not_specialize=[
-        "stride_token_b",
-        "stride_token_n",
-        "num_tokens",
-        "num_recent",
-        "idle_slot",
-        "vocab_size",
-        "shard_start",
-        "shard_stop",
-        "first_id",
-        "width",
-    ],
+    do_not_specialize=[*STEP_NUMBERS, "width"],
     do_not_specialize_on_alignment=["token_ptr"],
 )
 def append_kernel(

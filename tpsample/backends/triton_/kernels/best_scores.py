@@ -5,7 +5,6 @@ per sample the COUNT best score words, then in the same order their order words.
 `ShardLogits.best_scores`, `.before` and `.first_kept` of `tpsample.backends.torch_.passes`.
 """
 
-import triton
 import triton.language as tl
 
 from tpsample.backends.triton_.kernels.head import KEY_NAN, TOKEN_BITS, TOKEN_MASK, pack
@@ -14,7 +13,6 @@ from tpsample.backends.triton_.kernels.masses import LOG2_E_32, TOP_MASS, add_ab
 from tpsample.backends.triton_.kernels.noise import safe_temperature
 from tpsample.backends.triton_.kernels.order import (
     KEY_MASK,
-    ROW_POINTERS,
     blocks_of_program,
     by_thread,
     group_columns,
@@ -27,16 +25,14 @@ from tpsample.backends.triton_.kernels.order import (
     nan_word,
     pop,
     records,
+    row_kernel,
     token_scores,
     upto,
     value_of,
 )
 
 
-@triton.jit(
-    do_not_specialize=["num_samples", "num_groups", "blocks"],
-    do_not_specialize_on_alignment=ROW_POINTERS,
-)
+@row_kernel
 def best_scores_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
@@ -90,10 +86,7 @@ def best_scores_kernel(
         tl.store(place + num_samples * COUNT, order)
 
 
-@triton.jit(
-    do_not_specialize=["num_rows", "num_samples", "num_sources"],
-    do_not_specialize_on_alignment=ROW_POINTERS,
-)
+@row_kernel
 def merge_best_kernel(
     # inputs
     gathered_ptr,  # [num_sources, F, 1 + 2 · num_samples · COUNT] int64
@@ -126,10 +119,7 @@ def merge_best_kernel(
             tl.store(place + marks, order)
 
 
-@triton.jit(
-    do_not_specialize=["num_samples", "blocks_each", "counts"],
-    do_not_specialize_on_alignment=ROW_POINTERS,
-)
+@row_kernel
 def before_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
@@ -200,7 +190,7 @@ def before_kernel(
     add_about(out + 2 * marks, total, TOP_MASS)
 
 
-@triton.jit(do_not_specialize=["num_samples"], do_not_specialize_on_alignment=ROW_POINTERS)
+@row_kernel
 def first_kept_kernel(
     # inputs
     most_ptr,  # [F] int64

@@ -12,7 +12,6 @@ from tpsample.backends.triton_.kernels.head import TOKEN_MASK, pack
 from tpsample.backends.triton_.kernels.masses import mass_row, masses
 from tpsample.backends.triton_.kernels.noise import GREEDY_BELOW, safe_temperature
 from tpsample.backends.triton_.kernels.order import (
-    ROW_POINTERS,
     blocks_of_program,
     load_block,
     load_nth_block,
@@ -21,6 +20,7 @@ from tpsample.backends.triton_.kernels.order import (
     mass_limit,
     nan_word,
     order_words,
+    row_kernel,
     upto,
     value_of,
 )
@@ -41,7 +41,7 @@ def bins_of(logits, top, temperature):
     return tl.where(steps < LAST_BIN, steps, LAST_BIN).to(tl.int32)
 
 
-@triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
+@row_kernel
 def bin_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
@@ -95,10 +95,7 @@ def bin_of(bins_ptr, stride_bins, limit_ptr, stride_limit, share_ptr, BINS: tl.c
     return tl.where(stops, index, BINS), reached, tl.minimum(limit, total)
 
 
-@triton.jit(
-    do_not_specialize=["stride_bins", "stride_limit", "count", "blocks_each"],
-    do_not_specialize_on_alignment=ROW_POINTERS,
-)
+@row_kernel
 def words_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
@@ -156,10 +153,7 @@ def words_kernel(
             tl.store(words + place, orders, mask=inside & (place <= count))
 
 
-@triton.jit(
-    do_not_specialize=["stride_bins", "stride_total", "number"],
-    do_not_specialize_on_alignment=ROW_POINTERS,
-)
+@row_kernel
 def list_end_kernel(
     # inputs
     bins_ptr,  # [F, BINS] int64, over all ranks
@@ -199,10 +193,7 @@ def list_end_kernel(
     tl.store(room_ptr + row, room)
 
 
-@triton.jit(
-    do_not_specialize=["is_last", "keeps_greedy", "room", "num_rows", "num_sources"],
-    do_not_specialize_on_alignment=ROW_POINTERS,
-)
+@row_kernel
 def cut_kernel(
     # inputs
     listed_ptr,  # [num_sources, F, 1 + room] int64: how many words, then words in any order, or 0

@@ -6,7 +6,7 @@ Twins: `backends.torch_.decode`, and `ShardLogits.write_tokens` of `backends.tor
 import triton
 import triton.language as tl
 
-from tpsample.backends.triton_.kernels.constant import Constant
+from tpsample.backends.triton_.kernels.constant import STEP_NUMBERS, Constant
 from tpsample.backends.triton_.kernels.head import KEY_NAN, TOKEN_BITS, TOKEN_MASK
 from tpsample.backends.triton_.kernels.overlap import wait_for_previous_launch
 from tpsample.core import word
@@ -30,7 +30,7 @@ def decode(best):
 
 
 @triton.jit(
-    do_not_specialize=["stride_words_s", "num_rows", "num_samples", "num_sources"],
+    do_not_specialize=STEP_NUMBERS,
     do_not_specialize_on_alignment=["seed_ptr", "token_ptr", "status_ptr", "out_seed_ptr"],
 )
 def decode_kernel(
@@ -72,7 +72,7 @@ def decode_kernel(
 
 
 @triton.jit(
-    do_not_specialize=["num_samples"],
+    do_not_specialize=STEP_NUMBERS,
     do_not_specialize_on_alignment=["row_ptr", "token_ptr", "status_ptr"],
 )
 def write_tokens_kernel(

@@ -1,17 +1,13 @@
 """Draws of a drafter from its logits. Twin: `tpsample.backends.torch_.drafts`."""
 
-import triton
 import triton.language as tl
 
 from tpsample.backends.triton_.kernels.laws import block_of
 from tpsample.backends.triton_.kernels.noise import fma, noise_tile, row_scale, row_stream
-from tpsample.backends.triton_.kernels.order import ROW_POINTERS, best_of_groups, load_draw
+from tpsample.backends.triton_.kernels.order import best_of_groups, load_draw, row_kernel
 
 
-@triton.jit(
-    do_not_specialize=["sample"],
-    do_not_specialize_on_alignment=ROW_POINTERS,
-)
+@row_kernel
 def draft_kernel(
     # inputs
     logits_ptr,  # [B, V_local] of any floating dtype

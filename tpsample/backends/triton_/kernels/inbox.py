@@ -35,7 +35,7 @@ import triton
 import triton.language as tl
 from triton.language.target_info import is_hip
 
-from tpsample.backends.triton_.kernels.constant import Constant
+from tpsample.backends.triton_.kernels.constant import STEP_NUMBERS, Constant
 from tpsample.backends.triton_.kernels.decode import NO_TOKEN, STATUS_PEER_LOST, decode
 from tpsample.backends.triton_.kernels.noise import INTERPRET
 from tpsample.backends.triton_.kernels.overlap import wait_for_previous_launch
@@ -182,15 +182,7 @@ def report(lost_ptr, of_slot, offs_s, world_size):
 
 
 @triton.jit(
-    do_not_specialize=[
-        "num_rows",
-        "num_samples",
-        "num_slots",
-        "rank",
-        "world_size",
-        "max_rows",
-        "timeout_ms",
-    ],
+    do_not_specialize=STEP_NUMBERS,
     do_not_specialize_on_alignment=["seed_ptr", "token_ptr", "status_ptr", "out_seed_ptr"],
 )
 def peer_finish_kernel(

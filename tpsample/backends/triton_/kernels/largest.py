@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from tpsample.backends.triton_.kernels.constant import Constant
-from tpsample.backends.triton_.kernels.order import ROW_POINTERS
+from tpsample.backends.triton_.kernels.order import row_kernel
 
 NO_WORD = Constant(1 << 62)
 """Above all words."""
@@ -90,7 +90,7 @@ def halved_in_memory(row_words_ptr, number, least, above, reaching, count, BLOCK
     return least
 
 
-@triton.jit(do_not_specialize=["num_words", "count"], do_not_specialize_on_alignment=ROW_POINTERS)
+@row_kernel
 def largest_kernel(
     # inputs
     words_ptr,  # [F, num_words] int64 >= 0; all but 0 differ within a row

@@ -30,12 +30,12 @@ from tpsample.backends.triton_.kernels.noise import INTERPRET, noise_tile, row_s
 from tpsample.backends.triton_.kernels.order import (
     KEY_INF,
     NO_ID,
-    ROW_POINTERS,
     Mark,
     better,
     by_thread,
     mark_of,
     no_best,
+    row_kernel,
     upto,
     word_of_best,
 )
@@ -256,10 +256,7 @@ def sum_of_halves(high, low):
     return tl.sum((high.to(tl.int64) << 20) + low, axis=0)
 
 
-@triton.jit(
-    do_not_specialize=["num_positions", "num_drafts", "blocks_each"],
-    do_not_specialize_on_alignment=ROW_POINTERS,
-)
+@row_kernel
 def law_tops_kernel(
     # inputs
     target_ptr,  # [B · S, V_local] fp32
@@ -295,10 +292,7 @@ def law_tops_kernel(
     tl.atomic_max(tops_ptr + tl.program_id(1), best, sem="relaxed")
 
 
-@triton.jit(
-    do_not_specialize=["num_positions", "blocks_each"],
-    do_not_specialize_on_alignment=ROW_POINTERS,
-)
+@row_kernel
 def law_sums_kernel(
     # inputs
     target_ptr,  # [B · S, V_local] fp32
@@ -365,10 +359,7 @@ def law_sums_kernel(
                 tl.atomic_add(sums + 3 * rows, own_mass, sem="relaxed")
 
 
-@triton.jit(
-    do_not_specialize=["num_positions", "num_places", "blocks_each"],
-    do_not_specialize_on_alignment=ROW_POINTERS,
-)
+@row_kernel
 def residual_kernel(
     # inputs
     target_ptr,  # [B · S, V_local] fp32

@@ -8,7 +8,7 @@ Proof and plain twin: `tpsample.backends.screening.int8_copy`.
 import triton
 import triton.language as tl
 
-from tpsample.backends.triton_.kernels.constant import Constant
+from tpsample.backends.triton_.kernels.constant import STEP_NUMBERS, Constant
 from tpsample.backends.triton_.kernels.noise import NoiseRows, fma, store_row_noise
 from tpsample.backends.triton_.kernels.overlap import let_next_launch_start
 
@@ -19,7 +19,7 @@ UNIT_STEPS = Constant(127 * 256)
 
 
 @triton.jit(
-    do_not_specialize=["num_rows", "num_samples"],
+    do_not_specialize=STEP_NUMBERS,
     do_not_specialize_on_alignment=["seed_ptr", "position_ptr", "temperature_ptr"],
 )
 def screening_rows_kernel(

@@ -9,6 +9,7 @@ batch. Twin: `tpsample.backends.torch_.launch`.
 import triton
 import triton.language as tl
 
+from tpsample.backends.triton_.kernels.constant import STEP_NUMBERS
 from tpsample.backends.triton_.kernels.controls import Controls
 from tpsample.backends.triton_.kernels.head import (
     GROUP,
@@ -76,21 +77,7 @@ def given_tile(logits_ptr, stride_logits_b, row_v, row_b):
 
 
 @triton.jit(
-    do_not_specialize=[
-        "num_rows",
-        "num_samples",
-        "num_stored",
-        "stride_words",
-        "vocab_start",
-        "vocab_stop",
-        "first_tile",
-        "num_tiles",
-        "num_chunks",
-        "rank",
-        "world_size",
-        "max_rows",
-        "max_drafts",
-    ],
+    do_not_specialize=[*STEP_NUMBERS, "vocab_start", "vocab_stop"],
     # Read and written one row at a time; a view of them must not compile another kernel.
     do_not_specialize_on_alignment=["seed_ptr", "position_ptr", "temperature_ptr", "words_ptr"],
 )

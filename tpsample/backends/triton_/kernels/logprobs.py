@@ -1,6 +1,5 @@
 """Logprobs: words of given ids, and the arithmetic on rows. Twin: `backends.torch_.logprobs`."""
 
-import triton
 import triton.language as tl
 
 from tpsample.backends.triton_.kernels.constant import Constant
@@ -10,9 +9,9 @@ from tpsample.backends.triton_.kernels.masses import mass_row, masses_and_moment
 from tpsample.backends.triton_.kernels.noise import safe_temperature
 from tpsample.backends.triton_.kernels.order import (
     KEY_MASK,
-    ROW_POINTERS,
     is_number,
     order_words,
+    row_kernel,
     value_of,
 )
 from tpsample.core import masses
@@ -20,10 +19,7 @@ from tpsample.core import masses
 LN2 = Constant(masses.LN2)
 
 
-@triton.jit(
-    do_not_specialize=["stride_first", "count", "num_ids"],
-    do_not_specialize_on_alignment=ROW_POINTERS,
-)
+@row_kernel
 def own_words_kernel(
     # inputs
     logits_ptr,  # [R, V_local] fp32
@@ -55,10 +51,7 @@ def own_words_kernel(
     tl.store(own + count, words, mask=inside)
 
 
-@triton.jit(
-    do_not_specialize=["num_sources", "count", "num_own", "stride_first"],
-    do_not_specialize_on_alignment=ROW_POINTERS,
-)
+@row_kernel
 def listed_words_kernel(
     # inputs
     gathered_ptr,  # [num_sources, R, count + num_own] int64
@@ -93,10 +86,7 @@ def listed_words_kernel(
     tl.store(shown_temperature_ptr + row, temperature)
 
 
-@triton.jit(
-    do_not_specialize=["num_words", "count", "num_drawn"],
-    do_not_specialize_on_alignment=ROW_POINTERS,
-)
+@row_kernel
 def weighed_words_kernel(
     # inputs
     first_ptr,  # [R, num_words] int64, descending
@@ -134,10 +124,7 @@ def weighed_words_kernel(
     tl.store(shown_temperature_ptr + row, temperature)
 
 
-@triton.jit(
-    do_not_specialize=["stride_first", "count", "num_drawn", "num_top", "num_chosen", "vocab_size"],
-    do_not_specialize_on_alignment=ROW_POINTERS,
-)
+@row_kernel
 def told_logprobs_kernel(
     # inputs
     first_ptr,  # [R, count] int64, descending

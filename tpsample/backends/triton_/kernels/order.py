@@ -4,12 +4,13 @@ Twins: `tpsample.core.order`, and `backends.torch_.passes` for what needs the no
 the first words, whose docstring says why the groups of ids in which they lie are enough.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
-from tpsample.backends.triton_.kernels.constant import Constant
+from tpsample.backends.triton_.kernels.constant import STEP_NUMBERS, Constant
 from tpsample.backends.triton_.kernels.decode import KEY_MINUS_INF
 from tpsample.backends.triton_.kernels.head import KEY_NAN, TOKEN_BITS, TOKEN_MASK, max_or_nan, pack
 from tpsample.backends.triton_.kernels.noise import (
@@ -63,6 +64,11 @@ ROW_POINTERS = [
 ]
 """Arguments with a few numbers per row. Whether they begin at a multiple of 16 bytes makes no other
 kernel."""
+
+row_kernel = partial(
+    triton.jit, do_not_specialize=STEP_NUMBERS, do_not_specialize_on_alignment=ROW_POINTERS
+)
+"""Compiles a kernel of rows, whose arguments of these names make no other kernel."""
 
 
 @triton.jit
@@ -353,7 +359,7 @@ def group_columns(word, inside, vocab_start, lead, GROUP: tl.constexpr):
     return (column + lead) // GROUP * GROUP + inside - lead
 
 
-@triton.jit(do_not_specialize=["groups"])
+@triton.jit(do_not_specialize=STEP_NUMBERS)
 def group_first_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
@@ -376,7 +382,7 @@ def group_first_kernel(
     tl.store(words, best_of_groups(logits, ids, mask, GROUP), mask=group < groups)
 
 
-@triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
+@row_kernel
 def group_words_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32

@@ -7,8 +7,10 @@ Sums are in float64, because no step of a sampler waits for them.
 import triton
 import triton.language as tl
 
+from tpsample.backends.triton_.kernels.constant import STEP_NUMBERS
 
-@triton.jit(do_not_specialize=["num_pairs"])
+
+@triton.jit(do_not_specialize=STEP_NUMBERS)
 def pair_products_kernel(
     # inputs
     left_ptr,  # [N, D] of any floating dtype

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from tpsample.backends.triton_.kernels.constant import Constant
+from tpsample.backends.triton_.kernels.constant import STEP_NUMBERS, Constant
 from tpsample.backends.triton_.kernels.controls import Controls, control_tile
 from tpsample.backends.triton_.kernels.head import (
     GROUP,
@@ -138,7 +138,7 @@ def store_intervals(product, scoring, bounds, ends, first_row, BLOCK_E: tl.const
 
 
 @triton.jit(
-    do_not_specialize=["num_rows", "num_samples", "vocab_start", "vocab_stop", "max_drafts"],
+    do_not_specialize=[*STEP_NUMBERS, "vocab_start", "vocab_stop"],
 )
 def screen_kernel(
     # inputs: the rows' limbs, see `screening_rows_kernel`
@@ -221,7 +221,7 @@ def screen_kernel(
     store_intervals(product, scoring, bounds, ends, 0, BLOCK_E)
 
 
-@triton.jit(do_not_specialize=["groups", "num_slots", "first_id"])
+@triton.jit(do_not_specialize=STEP_NUMBERS)
 def list_groups_kernel(
     # inputs
     upper_ptr,  # [groups, …] fp32

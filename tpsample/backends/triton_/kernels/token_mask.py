@@ -6,6 +6,8 @@ Twin: `tpsample.request.controls.apply`.
 import triton
 import triton.language as tl
 
+from tpsample.backends.triton_.kernels.constant import STEP_NUMBERS
+
 
 @triton.jit
 def clear_bits(mask_row, token_ids, first_id, width):
@@ -44,17 +46,7 @@ def count_bits(words):
 
 
 @triton.jit(
-    do_not_specialize=[
-        "stride_grammar_b",
-        "first_id",
-        "width",
-        "vocab_size",
-        "num_stop",
-        "num_bad",
-        "bad_length",
-        "num_recent",
-        "max_drafts",
-    ],
+    do_not_specialize=[*STEP_NUMBERS, "width"],
     do_not_specialize_on_alignment=["grammar_ptr", "forced_ptr"],
 )
 def token_mask_kernel(
