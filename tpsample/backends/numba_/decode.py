@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import Tensor
 
 from tpsample.backends.numba_.kernels.arrays import array_of
@@ -11,12 +9,7 @@ from tpsample.backends.numba_.kernels.decode import decode
 from tpsample.output import SampleOutput
 
 
-def decoder(*, overlap: bool = False) -> Callable[[Tensor, Tensor, SampleOutput], None]:
-    """Return `decode_natively`, behind which nothing runs."""
-    return decode_natively
-
-
-def decode_natively(words: Tensor, seeds: Tensor, out: SampleOutput) -> None:
+def decode_words(words: Tensor, seeds: Tensor, out: SampleOutput) -> None:
     """Write tokens, status and seeds; clear the words."""
     token_ids = out.token_ids.view(len(out.status), -1)
     decode(*map(array_of, (words, seeds, token_ids, out.status, out.seeds)))

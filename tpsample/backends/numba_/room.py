@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from tpsample.backends.numba_.cuts import NativeCuts
-from tpsample.backends.numba_.decode import decoder
+from tpsample.backends.numba_.decode import decode_words
 from tpsample.backends.numba_.drafts import draft_words
 from tpsample.backends.numba_.launch import NativeBackend
 from tpsample.backends.numba_.pairs import add_weighted_rows, pair_products
@@ -18,7 +18,7 @@ ROOM = replace(
     cuts=NativeCuts,
     verification=NativeVerification,
     draft_words=draft_words,
-    decoder=decoder,
+    decoder=lambda overlap=False: decode_words,
     pair_products=pair_products,
     add_weighted_rows=add_weighted_rows,
 )

@@ -7,17 +7,10 @@ Whoever decodes words clears them, so that the next step finds zeros.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import Tensor
 
 from tpsample.core import word
 from tpsample.output import SampleOutput
-
-
-def decoder(*, overlap: bool = False) -> Callable[[Tensor, Tensor, SampleOutput], None]:
-    """Return `decode_words`, behind which nothing runs."""
-    return decode_words
 
 
 def decode_words(words: Tensor, seeds: Tensor, out: SampleOutput) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from torch import Tensor
 
 from tpsample.backends.backend import Backend
 from tpsample.backends.torch_.cuts import Cuts
-from tpsample.backends.torch_.decode import decoder
+from tpsample.backends.torch_.decode import decode_words
 from tpsample.backends.torch_.drafts import draft_words
 from tpsample.backends.torch_.launch import TorchBackend
 from tpsample.backends.torch_.pairs import add_weighted_rows, pair_products
@@ -22,18 +22,6 @@ from tpsample.settings import Settings
 
 Decode: TypeAlias = Callable[[Tensor, Tensor, SampleOutput], None]
 """Words int64 [sources, num_samples · B] and seeds int64 [B] into an output."""
-
-
-class Decoder(Protocol):
-    """Returns what decodes words: one launch, one native call, or their twin."""
-
-    def __call__(self, *, overlap: bool = False) -> Decode:
-        """Return it.
-
-        Args:
-            overlap: whether a launch may come before the kernel that makes the words has ended.
-                Only for words that no collective moves in between.
-        """
 
 
 @dataclass(frozen=True)
@@ -48,7 +36,9 @@ class Room:
         drafted_rows: returns the drafts and positions of the rows to verify.
         coupled_output: accepts drafts that are the tokens drawn.
         draft_words: draws from a drafter's logits.
-        decoder: returns what decodes words.
+        decoder: returns what decodes words: one launch, one native call, or their twin. With
+            overlap=True a launch may come before the kernel that makes the words has ended. Only
+            for words that no collective moves in between.
         pair_products: multiplies single pairs of rows.
         add_weighted_rows: adds weighted rows to rows.
     """
@@ -60,7 +50,7 @@ class Room:
     drafted_rows: Callable[[Tensor, Tensor | None, Tensor, int], tuple[Tensor, Tensor]]
     coupled_output: Callable[[Tensor, SampleOutput], VerifyOutput]
     draft_words: Callable[[Tensor, int, RowNoise, int, int], Tensor]
-    decoder: Decoder
+    decoder: Callable[..., Decode]
     pair_products: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     add_weighted_rows: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
@@ -73,7 +63,7 @@ ROOM = Room(
     drafted_rows=drafted_rows,
     coupled_output=coupled_output,
     draft_words=draft_words,
-    decoder=decoder,
+    decoder=lambda overlap=False: decode_words,
     pair_products=pair_products,
     add_weighted_rows=add_weighted_rows,
 )
