@@ -75,18 +75,8 @@ def _sample(
 
 
 @_sample.register_fake
-def _(
-    hidden_states: Tensor,
-    temperature: Tensor,
-    seed: Tensor,
-    positions: Tensor,
-    grammar_bitmask: Tensor | None,
-    forced_token_ids: Tensor | None,
-    num_samples: int,
-    of_sampler: int,
-    of_batch: int,
-) -> tuple[Tensor, Tensor]:
-    num_rows = hidden_states.shape[0]
+def _(hidden_states: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    num_rows, num_samples = hidden_states.shape[0], others[-3]
     shape = (num_rows, num_samples) if num_samples else (num_rows,)
     return (
         hidden_states.new_empty(shape, dtype=torch.int64),
