@@ -136,18 +136,10 @@ def sample_draft(
         sampler.ranks.require_group("sample_draft")
         sampler.checks.ready()
         num_rows = draft_logits.shape[0]
-        rows, at = (
-            batch._for_rows(num_rows),
-            positions_tensor(positions, num_rows, draft_logits.device),
-        )
+        rows = batch._for_rows(num_rows)
+        at = positions_tensor(positions, num_rows, draft_logits.device)
         read_positions(at, padded=rows._names_slots)
-        return Call(
-            f"sample_draft {method}",
-            num_rows,
-            rows,
-            at,
-            index,
-        )
+        return Call(f"sample_draft {method}", num_rows, rows, at, index)
 
     with sampler.agreement:
         call = sampler.agreement.check_on_all_ranks(check)

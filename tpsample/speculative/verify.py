@@ -85,16 +85,8 @@ def verify(
     """
     require_sampler(sampler)
     inputs = Inputs(hidden_states)
-    return _verify(
-        sampler,
-        inputs,
-        draft_token_ids,
-        batch,
-        positions,
-        method,
-        draft_logits=draft_logits,
-        lengths=lengths,
-    )
+    how = method, draft_logits, lengths
+    return _verify(sampler, inputs, draft_token_ids, batch, positions, *how)
 
 
 @collective(refuse_on_sampler)
@@ -124,16 +116,8 @@ def verify_logits(
     """
     require_sampler(sampler)
     inputs = Inputs(local_logits, are_logits=True, head_applied=head_applied)
-    return _verify(
-        sampler,
-        inputs,
-        draft_token_ids,
-        batch,
-        positions,
-        method,
-        draft_logits=draft_logits,
-        lengths=lengths,
-    )
+    how = method, draft_logits, lengths
+    return _verify(sampler, inputs, draft_token_ids, batch, positions, *how)
 
 
 def _verify(
@@ -143,14 +127,13 @@ def _verify(
     batch: StepBatch,
     positions: Tensor | int,
     method: Method,
-    *,
     draft_logits: Tensor | None,
     lengths: Tensor | None,
 ) -> VerifyOutput:
     """Settle a verification with the other ranks, and make it."""
     if torch.compiler.is_compiling():
-        arguments = sampler, inputs, draft_token_ids, batch, positions, method
-        return outside(_verify, *arguments, draft_logits=draft_logits, lengths=lengths)
+        how = method, draft_logits, lengths
+        return outside(_verify, sampler, inputs, draft_token_ids, batch, positions, *how)
 
     def check() -> Call:
         nonlocal draft_logits
