@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tpsample.backends.numba_.kernels import cuts as kernels
-from tpsample.backends.numba_.kernels.arrays import array_of
+from tpsample.backends.numba_.kernels.arrays import arrays_of
 from tpsample.backends.numba_.kernels.threads import in_ranges
 from tpsample.backends.numba_.passes import NativeShardLogits
 from tpsample.backends.torch_.cuts import Cuts, EmptyDigits, SetSizes
@@ -27,7 +27,7 @@ class NativeCuts(Cuts):
     def words_from(self, cut: Tensor, count: int) -> Tensor:
         words = np.zeros((len(self.rows.logits), count), np.int64)
         if count:
-            self.rows.run(kernels.words_from, array_of(cut.contiguous()), words)
+            self.rows.run(kernels.words_from, cut, words)
         return torch.from_numpy(words)
 
     def digits(
@@ -40,9 +40,8 @@ class NativeCuts(Cuts):
         least: Tensor | None = None,
     ) -> Tensor:
         bins = torch.zeros(len(prefix), DIGITS, dtype=torch.int64, device="cpu")
-        least = torch.zeros_like(prefix) if least is None else least.contiguous()
-        words = map(array_of, (self.rows.largest.contiguous(), prefix, least))
-        self.rows.run(kernels.digits, *words, shift, mass, array_of(bins))
+        least = torch.zeros_like(prefix) if least is None else least
+        self.rows.run(kernels.digits, self.rows.largest, prefix, least, shift, mass, bins)
         return bins if mass else bins.to(torch.int32)
 
     def nth_equal(self, logit: Tensor, number: Tensor) -> Tensor:
@@ -53,36 +52,31 @@ class NativeCuts(Cuts):
 
     def numbers_of_bins(self) -> Tensor:
         numbers = torch.zeros(len(self.rows.logits), BINS, dtype=torch.int64, device="cpu")
-        tensors = self.rows.largest.contiguous(), numbers
-        self.rows.run(kernels.numbers_of_bins, *map(array_of, tensors))
+        self.rows.run(kernels.numbers_of_bins, self.rows.largest, numbers)
         return numbers.to(torch.int32)
 
     def masses_of_bins(self, cut: Tensor) -> Tensor:
         masses = cut.new_zeros(len(cut), BINS + 1)
-        tensors = self.rows.largest.contiguous(), cut.contiguous(), masses
-        self.rows.run(kernels.masses_of_bins, *map(array_of, tensors))
+        self.rows.run(kernels.masses_of_bins, self.rows.largest, cut, masses)
         return masses
 
     def last_bins(
         self, bins: Tensor, total: Tensor, share: Tensor, number: int
     ) -> tuple[Tensor, Tensor]:
         out, limit = bins.new_zeros(2, len(bins)), mass_limit(total, share)
-        given = bins, limit, tokens_per_mass(bins.device), out
-        arrays = (array_of(tensor.contiguous()) for tensor in given)
-        in_ranges(kernels.last_bins, 0, len(bins), 1, *arrays, number)
+        arguments = bins, limit, tokens_per_mass(bins.device), out, number
+        in_ranges(kernels.last_bins, 0, len(bins), 1, *arrays_of(arguments))
         return out[0], out[1]
 
     def words_of_bin(self, bins: Tensor, count: int) -> Tensor:
         words = bins.new_zeros(len(bins), 1 + count)
-        tensors = self.rows.largest.contiguous(), bins, words
-        self.rows.run(kernels.words_of_bin, *map(array_of, tensors))
+        self.rows.run(kernels.words_of_bin, self.rows.largest, bins, words)
         return words
 
     def reached_at(self, search: Search, words: Tensor, *, mass: bool) -> Tensor:
         cut = torch.empty_like(search.limit)
         given = words, self.rows.temperature, self.rows.largest, search.reached, search.limit
-        arguments = *(array_of(tensor.contiguous()) for tensor in given), mass, array_of(cut)
-        in_ranges(kernels.reached_at, 0, len(words), 1, *arguments)
+        in_ranges(kernels.reached_at, 0, len(words), 1, *arrays_of((*given, mass, cut)))
         return cut
 
     def listed_sets(self, words: Tensor, sets: SetSizes, total: int) -> tuple[Tensor, Tensor]:
@@ -90,6 +84,5 @@ class NativeCuts(Cuts):
         log_masses = torch.full_like(ids, torch.nan, dtype=torch.float64)
         numbers = self.rows.temperature, self.rows.largest, log_totals(sets.mass)
         given = words, sets.cut, *numbers, sets.offsets, ids, log_masses
-        arrays = (array_of(tensor.contiguous()) for tensor in given)
-        in_ranges(kernels.listed_sets, 0, len(words), 1, *arrays)
+        in_ranges(kernels.listed_sets, 0, len(words), 1, *arrays_of(given))
         return ids, log_masses

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from tpsample.backends.numba_.kernels import pairs as kernels
-from tpsample.backends.numba_.kernels.arrays import array_of
+from tpsample.backends.numba_.kernels.arrays import arrays_of
 from tpsample.backends.numba_.kernels.inputs import weight_of
 from tpsample.backends.numba_.kernels.threads import in_ranges, threads_for
 from tpsample.backends.torch_ import pairs as plain
@@ -19,9 +18,9 @@ def pair_products(left: Tensor, rows: Tensor, right: Tensor, columns: Tensor) ->
     if not (_may_read(left) and _may_read(right)):
         return plain.pair_products(left, rows, right, columns)
     products, size = left.new_empty(len(rows), dtype=torch.float32), left.shape[1]
-    arrays = weight_of(left, 0, 0, 0), _array(rows), weight_of(right, 0, 0, 0), _array(columns)
+    given = weight_of(left, 0, 0, 0), rows, weight_of(right, 0, 0, 0), columns, size, products
     threads = threads_for(len(rows) * size)
-    in_ranges(kernels.pair_products, 0, len(rows), threads, *arrays, size, array_of(products))
+    in_ranges(kernels.pair_products, 0, len(rows), threads, *arrays_of(given))
     return products
 
 
@@ -31,15 +30,11 @@ def add_weighted_rows(
     """Add weighted rows to rows. Twin: `tpsample.backends.torch_.pairs`."""
     if not _may_read(source):
         return plain.add_weighted_rows(out, ends, factors, source, index)
-    given = _array(ends), _array(factors), weight_of(source, 0, 0, 0), _array(index)
+    given = out, ends, factors, weight_of(source, 0, 0, 0), index
     threads = min(len(out), threads_for(int(ends[-1] - ends[0]) * out.shape[1]))
-    in_ranges(kernels.add_weighted_rows, 0, len(out), threads, array_of(out), *given)
+    in_ranges(kernels.add_weighted_rows, 0, len(out), threads, *arrays_of(given))
 
 
 def _may_read(numbers: Tensor) -> bool:
     """Return whether each row lies in one piece, in a dtype whose products are rounded to fp32."""
     return numbers.dtype in FORMATS and numbers.stride(1) == 1
-
-
-def _array(tensor: Tensor) -> np.ndarray:
-    return array_of(tensor.contiguous())

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tpsample.backends.numba_.kernels import ends, passes
-from tpsample.backends.numba_.kernels.arrays import array_of
+from tpsample.backends.numba_.kernels.arrays import array_of, arrays_of
 from tpsample.backends.numba_.kernels.best_scores import edges_of, first_kept, words_of
 from tpsample.backends.numba_.kernels.decode import write_tokens
 from tpsample.backends.numba_.kernels.draw import draw_stored
@@ -38,11 +38,14 @@ class NativeShardLogits(ShardLogits):
     def run(
         self, kernel: Callable[..., Any], *arguments: Any, rows: np.ndarray | None = None
     ) -> None:
-        """Call a pass for ranges of the rows that are not done, or of these, one per thread."""
+        """Call a pass for ranges of the rows that are not done, or of these, one per thread.
+
+        Args:
+            arguments: of the pass; tensors that it writes lie in order.
+        """
         rows = self._rows if rows is None else rows
-        logits, temperature = self.logits.contiguous(), self.temperature.contiguous()
-        arrays = array_of(logits), self.first_id, array_of(temperature), rows
-        in_ranges(kernel, 0, len(rows), self._threads, passes.Stored(*arrays), *arguments)
+        stored = passes.Stored(*arrays_of((self.logits, self.first_id, self.temperature, rows)))
+        in_ranges(kernel, 0, len(rows), self._threads, stored, *arrays_of(arguments))
 
     def first_words(self, count: int) -> Tensor:
         first, rows = np.zeros((len(self.logits), count), np.int64), self._rows
@@ -58,8 +61,7 @@ class NativeShardLogits(ShardLogits):
 
     def words_of(self, token_ids: Tensor) -> Tensor:
         found = torch.empty_like(token_ids, memory_format=torch.contiguous_format)
-        own = array_of(self.logits.contiguous()), self.first_id
-        words_of(*own, array_of(token_ids.contiguous()), array_of(found))
+        words_of(*arrays_of((self.logits, self.first_id, token_ids, found)))
         return found
 
     def best_scores(self, count: int) -> Tensor:
@@ -71,14 +73,12 @@ class NativeShardLogits(ShardLogits):
         if self.rough is not None:
             top = best.new_empty(len(best), dtype=torch.float32)
             edges = top.new_empty(len(best), 1 + best.shape[1] // 2)
-            given = best.contiguous(), thresholds.least_of_total.contiguous()
-            edges_of(*map(array_of, given), count, *map(array_of, (top, edges)))
+            edges_of(*arrays_of((best, thresholds.least_of_total, count, top, edges)))
             return self._bounds(top, edges, counts=thresholds.counts)
         top = word.value_of(best[:, 0])
         marks = self._marks(best, thresholds, count) + 1  # only greater words come before
         sums = marks.new_zeros(len(marks), 2 * marks.shape[1] + 1)
-        tensors = top.contiguous(), marks.contiguous(), thresholds.least_of_total.contiguous(), sums
-        self.run(passes.weigh, *map(array_of, tensors))
+        self.run(passes.weigh, top, marks, thresholds.least_of_total, sums)
         return sums
 
     def totals(self, cut: Tensor) -> Tensor:
@@ -96,36 +96,30 @@ class NativeShardLogits(ShardLogits):
         """
         assert self.rough is not None
         sums = torch.zeros(len(edges), 4, edges.shape[1], dtype=torch.int64, device="cpu")
-        tensors = self.rough.error_bound.contiguous(), top.contiguous(), edges, sums
-        self.run(ends.bound_sums, *map(array_of, tensors))
+        self.run(ends.bound_sums, self.rough.error_bound, top, edges, sums)
         return sums[:, : 4 if counts else 2].flatten(1)
 
     def first_kept(self, best: Tensor, sums: Tensor, thresholds: Thresholds, count: int) -> Verdict:
         words = best.new_empty(len(best), self.noise.num_samples)
         decided = torch.empty(len(best), dtype=torch.bool, device="cpu")
         top = torch.empty(len(best), dtype=torch.float32, device="cpu")
-        given = best.contiguous(), sums.contiguous(), self.temperature.contiguous()
-        own_best, own_sums, temperature = map(array_of, given)
-        limits = tuple(array_of(limit.contiguous()) for limit in thresholds[:3])
-        found = map(array_of, (words, decided, top))
-        bounded = self.rough is not None
-        first_kept(own_best, own_sums, count, temperature, limits, bounded, *found)
+        limits, bounded = tuple(arrays_of(thresholds[:3])), self.rough is not None
+        given = best, sums, count, self.temperature, limits, bounded
+        first_kept(*arrays_of((*given, words, decided, top)))
         return Verdict(words, decided, top)
 
     def write_tokens(self, words: Tensor, index: Tensor, out: SampleOutput) -> None:
         token_ids = out.token_ids.view(len(out.status), -1)
-        given = words.contiguous(), index.contiguous()
-        write_tokens(*map(array_of, (*given, token_ids, out.status)))
+        write_tokens(*arrays_of((words, index, token_ids, out.status)))
 
     def best_of_first(self, first: Tensor, thresholds: Thresholds) -> Tensor:
         out = first.new_zeros(len(first), self.noise.num_samples)
-        arguments = draws_of(self.noise), array_of(out)
-        self._run_on_first(passes.best_of_first, first, thresholds, *arguments)
+        self._run_on_first(passes.best_of_first, first, thresholds, draws_of(self.noise), out)
         return out
 
     def kept_of_first(self, first: Tensor, thresholds: Thresholds) -> Tensor:
         out = first.new_zeros(len(first), 3)
-        self._run_on_first(passes.kept_of_first, first, thresholds, array_of(out))
+        self._run_on_first(passes.kept_of_first, first, thresholds, out)
         return out
 
     def _run_on_first(
@@ -134,9 +128,9 @@ class NativeShardLogits(ShardLogits):
         """Call a pass over the first words of all rows."""
         total = thresholds.total
         given = torch.full_like(thresholds.most, -1) if total is None else total
-        limits = tuple(array_of(tensor.contiguous()) for tensor in (*thresholds[:4], given))
-        rows = array_of(first.contiguous()), array_of(self.temperature.contiguous())
-        in_ranges(kernel, 0, len(first), 1, *rows, limits, *arguments)
+        limits = tuple(arrays_of((*thresholds[:4], given)))
+        rows = first, self.temperature, limits
+        in_ranges(kernel, 0, len(first), 1, *arrays_of((*rows, *arguments)))
 
     def logprobs_of_words(
         self,
@@ -152,12 +146,8 @@ class NativeShardLogits(ShardLogits):
         log_total = log_totals(sums[:, 0])
         values, entropies = log_total.new_empty(shape), torch.empty_like(log_total)
         cut = torch.zeros_like(sums[:, 0]) if cut is None else cut
-        told_logprobs(
-            *(tuple(array_of(each.contiguous()) for each in its) for its in (words[:4], asked)),
-            *(array_of(each.contiguous()) for each in (cut, sums, log_total)),
-            self.vocab_size,
-            *map(array_of, (token_ids, values, ranks, entropies)),
-        )
+        told = cut, sums, log_total, self.vocab_size, token_ids, values, ranks, entropies
+        told_logprobs(*(tuple(arrays_of(its)) for its in (words[:4], asked)), *arrays_of(told))
         return Logprobs(token_ids, values, ranks, entropies)
 
     def best_kept(self, cut: Tensor) -> Tensor:
@@ -168,32 +158,28 @@ class NativeShardLogits(ShardLogits):
         return self.held_from(cut)[:, 0]
 
     def held_from(self, cut: Tensor) -> Tensor:
-        cut = cut.contiguous()
         sums, none = cut.new_zeros(len(cut), 3), torch.full_like(cut, ABOVE_ALL)
-        tensors = self.largest.contiguous(), cut.unsqueeze(1), none, sums
-        self.run(passes.weigh, *map(array_of, tensors))
+        self.run(passes.weigh, self.largest, cut.unsqueeze(1), none, sums)
         return sums[:, :2]
 
     def moment_from(self, cut: Tensor) -> Tensor:
         sums = cut.new_zeros(len(cut), 2)
-        tensors = self.largest.contiguous(), cut.contiguous(), sums
-        self.run(passes.moment_from, *map(array_of, tensors))
+        self.run(passes.moment_from, self.largest, cut, sums)
         return sums
 
     def least_of_mass(self, limit: Tensor) -> Tensor:
         least = torch.full_like(limit, ABOVE_ALL, memory_format=torch.contiguous_format)
-        tensors = self.largest.contiguous(), limit.contiguous(), least
-        self.run(passes.least_of_mass, *map(array_of, tensors))
+        self.run(passes.least_of_mass, self.largest, limit, least)
         return least
 
     def spread(self) -> Tensor:
         sums = torch.zeros(len(self.largest), 4, dtype=torch.int64, device="cpu")
-        self.run(passes.spread, *map(array_of, (self.largest.contiguous(), sums)))
+        self.run(passes.spread, self.largest, sums)
         return sums
 
     def count_from(self, marks: Tensor) -> Tensor:
         counts = torch.zeros_like(marks, memory_format=torch.contiguous_format)
-        self.run(passes.count_from, array_of(marks.contiguous()), array_of(counts))
+        self.run(passes.count_from, marks, counts)
         return counts
 
     def _scores(self, cut: np.ndarray, count: int) -> Tensor:

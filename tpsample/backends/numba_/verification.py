@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tpsample.backends.numba_.kernels import laws as kernels
-from tpsample.backends.numba_.kernels.arrays import array_of
+from tpsample.backends.numba_.kernels.arrays import arrays_of
 from tpsample.backends.numba_.kernels.threads import in_ranges, threads_for
 from tpsample.backends.torch_.verification import Laws, Places, Verification
 
@@ -40,21 +40,15 @@ class NativeVerification(Verification):
     def residuals(self, laws: Laws, places: Places) -> Tensor:
         index = places.index
         out = index.new_zeros(2, *index.shape)
-        tensors = index, places.weights, self.seed, self.positions.contiguous(), out
-        self._run(kernels.residuals, laws, index.numel(), *tensors)
+        given = index, places.weights, self.seed, self.positions, out
+        self._run(kernels.residuals, laws, index.numel(), *given)
         return out if self.block else out[:1]
 
     def _run(self, kernel: object, laws: Laws, count: int, *tensors: Tensor) -> None:
         """Call a kernel for ranges of `count` positions, one per thread."""
-        logits = self.rows.logits.contiguous()
+        logits, first_id, width = self.rows.logits, self.rows.first_id, self.drafts.shape[1]
         numbers = self.rows.temperature, laws.top, laws.draft_top, laws.cut, laws.drafts
-        rows = kernels.NativeLaws(
-            array_of(logits),
-            array_of(self._draft),
-            self.draft is None,
-            self.rows.first_id,
-            self.drafts.shape[1],
-            *(array_of(tensor.flatten()) for tensor in numbers),
-        )
+        given = logits, self._draft, self.draft is None, first_id, width
+        rows = kernels.NativeLaws(*arrays_of((*given, *(each.flatten() for each in numbers))))
         parts = max(1, min(count, threads_for(32 * count * logits.shape[1])))
-        in_ranges(kernel, 0, count, parts, rows, *map(array_of, tensors))
+        in_ranges(kernel, 0, count, parts, rows, *arrays_of(tensors))

@@ -7,6 +7,7 @@ caller's. An array that is made here leaves the storage as it is.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,13 @@ _KINDS: dict[torch.dtype, Any] = {
 }
 """How kernels read a dtype; see `tpsample.backends.numba_.kernels.numbers.as_fp32`."""
 DTYPES = {dtype: np.dtype(kind) for dtype, kind in _KINDS.items()}
+
+
+def arrays_of(arguments: Iterable[Any]) -> Iterator[Any]:
+    """Yield arrays for tensors, of a copy where one has gaps, and all else as it is."""
+    return (
+        array_of(given.contiguous()) if isinstance(given, Tensor) else given for given in arguments
+    )
 
 
 def array_of(tensor: Tensor) -> np.ndarray:
