@@ -373,12 +373,10 @@ tpsample/request/batch.py
     > test_a_selection_and_masks_of_rows_that_changed_are_refused[forced_token_ids-free]
 tpsample/core/rules.py
     an epsilon of a tensor may be more than one
-    - cuts=lambda epsilon: epsilon > 0,
-    -     low=0.0,
-    -     high=math.nextafter(1.0, 0.0),
-    + cuts=lambda epsilon: epsilon > 0,
-    +     low=0.0,
-    +     high=5.0,
+    - high=math.nextafter(1.0, 0.0),
+    -     example=0.001,
+    + high=5.0,
+    +     example=0.001,
     > test_a_number_means_itself_and_one_beyond_the_range_one_within_it
     the example of epsilon is off
     - example=0.001,
@@ -387,8 +385,11 @@ tpsample/core/rules.py
     +     end=_least_of_epsilon,
     > test_the_numbers_of_a_rule_fit_together[epsilon_cutoff]
     a small epsilon of a tensor is off
-    - cuts=lambda epsilon: epsilon > 0,
-    + cuts=lambda epsilon: epsilon > 0.5,
+    - high=math.nextafter(1.0, 0.0),
+    -     example=0.001,
+    + high=math.nextafter(1.0, 0.0),
+    +     example=0.001,
+    +     cuts=lambda epsilon: epsilon > 0.5,
     > test_a_number_means_itself_and_one_beyond_the_range_one_within_it
 tpsample/request/table.py
     numbers of filters stay where a request was that moves

@@ -103,13 +103,13 @@ class Rule:
     """
 
     name: str
-    off: float
     valid: Callable[[float], bool]
     expected: str
-    cuts: Callable[[Any], Any]
-    low: float
     high: float
     example: float
+    off: float = 0.0
+    cuts: Callable[[Any], Any] = lambda number: number > 0
+    low: float = 0.0
     by_logarithm: bool = False
     end: Callable[[FilteredRows, Tensor], Tensor] | None = None
     known: bool = False
@@ -167,13 +167,11 @@ def _two_to_minus(bits: Tensor) -> Tensor:
 
 TOP_K = Rule(
     name="top_k",
-    off=0,
     valid=lambda k: k >= -1,
     expected="an int >= -1 (0 and -1 keep every token)",
-    cuts=lambda k: k > 0,
-    low=0,
     high=2**31,
     example=2,
+    off=0,
 )
 TOP_P = Rule(
     name="top_p",
@@ -187,11 +185,8 @@ TOP_P = Rule(
 )
 MIN_P = Rule(
     name="min_p",
-    off=0.0,
     valid=lambda p: 0 <= p <= 1,
     expected="a number in [0, 1]",
-    cuts=lambda p: p > 0,
-    low=0.0,
     high=1.0,
     example=0.1,
     by_logarithm=True,
@@ -201,11 +196,8 @@ MIN_P = Rule(
 
 EPSILON_CUTOFF = Rule(
     name="epsilon_cutoff",
-    off=0.0,
     valid=lambda epsilon: 0 <= epsilon < 1,
     expected="a number in [0, 1)",
-    cuts=lambda epsilon: epsilon > 0,
-    low=0.0,
     high=math.nextafter(1.0, 0.0),
     example=0.001,
     end=_least_of_epsilon,
@@ -213,11 +205,8 @@ EPSILON_CUTOFF = Rule(
 
 TOP_N_SIGMA = Rule(
     name="top_n_sigma",
-    off=0.0,
     valid=lambda n: 0 <= n <= LARGEST,
     expected="a finite fp32 number >= 0",
-    cuts=lambda n: n > 0,
-    low=0.0,
     high=LARGEST,
     example=1.0,
     end=_least_of_sigma,
@@ -225,11 +214,8 @@ TOP_N_SIGMA = Rule(
 
 ETA_CUTOFF = Rule(
     name="eta_cutoff",
-    off=0.0,
     valid=lambda eta: 0 <= eta < 1,
     expected="a number in [0, 1)",
-    cuts=lambda eta: eta > 0,
-    low=0.0,
     high=math.nextafter(1.0, 0.0),
     example=0.002,
     end=_least_of_eta,
