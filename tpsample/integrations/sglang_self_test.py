@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from array import array
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,17 +19,11 @@ from tpsample.request.params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
-REQUESTS: dict[str, dict[str, Any]] = dict(
-    zip(
-        NAMES,
-        (
-            {"temperature": 0.8, "sampling_seed": 11, "top_k": 7, "top_p": 0.9},
-            {"temperature": 0.0, "sampling_seed": 13},
-            {"temperature": 1.2, "sampling_seed": 12, "min_p": 0.02},
-        ),
-        strict=True,
-    )
-)
+REQUESTS: dict[str, dict[str, Any]] = {
+    NAMES[0]: {"temperature": 0.8, "sampling_seed": 11, "top_k": 7, "top_p": 0.9},
+    NAMES[1]: {"temperature": 0.0, "sampling_seed": 13},
+    NAMES[2]: {"temperature": 1.2, "sampling_seed": 12, "min_p": 0.02},
+}
 """Requests by name, as SGLang's fields."""
 
 
@@ -46,17 +41,12 @@ def check_first_step(scheduler: Any, head: HeadTap) -> None:
         logger.warning("tpsample: no self-test, with prefill apart from decode or an encoder")
         return
     names = list(REQUESTS)[: scheduler.max_running_requests]
-
-    def step(those: list[str]) -> dict[str, list[int]]:
-        with torch.inference_mode():
-            return _step(scheduler, those)
-
     compare_first_step(
         f"SGLang {__version__}",
         logger,
         head,
         {name: _params(REQUESTS[name]) for name in names},
-        step,
+        partial(_step, scheduler),
         head.logits_of_identity,
     )
 
@@ -67,6 +57,7 @@ def _params(request: dict[str, Any]) -> SamplingParams:
     return SamplingParams(**fields, seed=request["sampling_seed"], filter_order="min_p_last")
 
 
+@torch.inference_mode()
 def _step(scheduler: Any, names: list[str]) -> dict[str, list[int]]:
     """Return the tokens of new requests by name, and give their memory back."""
     requests = []

@@ -15,17 +15,11 @@ from tpsample.request.params import SamplingParams
 
 logger = logging.getLogger(f"vllm.{__name__}")  # vLLM shows the lines of its own loggers
 
-REQUESTS: dict[str, dict[str, Any]] = dict(
-    zip(
-        NAMES,
-        (
-            {"temperature": 0.8, "seed": 11, "top_k": 7, "top_p": 0.9},
-            {"temperature": 0.0, "repetition_penalty": 1.3},
-            {"temperature": 1.2, "seed": 12, "min_p": 0.02, "logit_bias": {3: 1.5}},
-        ),
-        strict=True,
-    )
-)
+REQUESTS: dict[str, dict[str, Any]] = {
+    NAMES[0]: {"temperature": 0.8, "seed": 11, "top_k": 7, "top_p": 0.9},
+    NAMES[1]: {"temperature": 0.0, "repetition_penalty": 1.3},
+    NAMES[2]: {"temperature": 1.2, "seed": 12, "min_p": 0.02, "logit_bias": {3: 1.5}},
+}
 """Requests by name: fields that have one name in vLLM and here."""
 
 
