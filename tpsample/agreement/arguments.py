@@ -146,11 +146,6 @@ def _positive(name: str, value: object, other: str) -> float:
     """
     number = real_number(value)
     if not 0 < as_fp32(number) < math.inf:
-        raise ValueError(f"{name}: expected {other}a finite fp32 number > 0, got {_shown(value)}")
+        got = describe(value) + "; give float(…) of it" * isinstance(value, Tensor)
+        raise ValueError(f"{name}: expected {other}a finite fp32 number > 0, got {got}")
     return number
-
-
-def _shown(number: object) -> str:
-    """Return what a message says of a value that is no number, which a tensor may hold."""
-    way_out = "; give float(…) of it" if isinstance(number, Tensor) else ""
-    return describe(number) + way_out

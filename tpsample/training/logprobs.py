@@ -20,6 +20,7 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tpsample.backends.torch_.pairs import slices
@@ -121,7 +122,8 @@ class KeptLogprobsFunction(torch.autograd.Function):
         for part in scored.whole_parts():
             tile = tile_products(hidden_states[part], weight[: len(scored.ranks.shard)])
             tile = logits_of(tile, scored.head)
-            top[part] = scored.ranks.largest(_amax(tile))
+            or_none = F.pad(tile, (1, 0), value=-torch.inf)  # where a rank holds no rows
+            top[part] = scored.ranks.largest(or_none.amax(dim=1))
             pair = weights(tile, top[part, None], temperature[part, None])
             sums[part] = scored.ranks.sum(torch.stack([x.sum(dim=1) for x in pair], dim=-1))
             own, column = _owned_tokens(scored, part)
@@ -227,12 +229,6 @@ def _owned_tokens(scored: Scored, part: Tensor) -> tuple[Tensor, Tensor]:
     token_ids = scored.token_ids[part]
     own = scored.ranks.owns(token_ids).nonzero().flatten()
     return own, token_ids[own] - scored.ranks.shard.start
-
-
-def _amax(tile: Tensor) -> Tensor:
-    """Return the largest logit of each row; of a rank without rows -inf."""
-    lowest = tile.new_full((len(tile), 1), -torch.inf)
-    return torch.cat([lowest, tile], dim=1).amax(dim=1)
 
 
 def _smooth_masses(logits: Tensor, top: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
