@@ -6,24 +6,19 @@ words. A room has the same files in each: `launch`, `passes`, `cuts`, `decode`, 
 
 from __future__ import annotations
 
+from functools import cache
+from importlib import import_module
+
 from tpsample.backends.torch_.cuts import Cuts
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.backends.torch_.room import Room
 
 
+@cache
 def room_of(backend: str) -> Room:
     """Return the room of a backend, which imports what this one needs and no more."""
-    if backend == "torch":
-        from tpsample.backends.torch_.room import ROOM as torch_
-
-        return torch_
-    if backend == "numba":
-        from tpsample.backends.numba_.room import ROOM as numba_
-
-        return numba_
-    from tpsample.backends.triton_.room import ROOM as triton_
-
-    return triton_
+    room: Room = import_module(f"tpsample.backends.{backend}_.room").ROOM
+    return room
 
 
 def cuts_of(rows: ShardLogits) -> Cuts:
