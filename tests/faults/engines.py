@@ -137,7 +137,7 @@ tpsample/integrations/heads.py
     > test_what_was_handed_on_comes_back_once
 tpsample/integrations/vllm_v1.py
     vLLM's runner V1 does not say which requests are new
-    - sampler.new |= {new.req_id for new in state.scheduler_output.scheduled_new_reqs}
+    - self.new |= {new.req_id for new in state.scheduler_output.scheduled_new_reqs}
     + pass
     > test_a_request_that_has_the_name_of_one_that_left_is_loaded_anew
 tpsample/integrations/vllm_v2.py

@@ -9,6 +9,7 @@ runner.sample_tokens                    keeps the grammar's bits, and which requ
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ def attach(runner: Any, head: VllmHead, output: Kind, logprobs: Kind) -> None:
     runner.sampler = sampler
     if hasattr(runner, "rejection_sampler"):
         runner.rejection_sampler = V1Verifier(sampler)
-    runner.sample_tokens = _noting(runner, sampler, runner.sample_tokens)
+    runner.sample_tokens = partial(sampler.sample_tokens, runner.sample_tokens)
 
 
 class V1Sampler(nn.Module):
@@ -85,6 +86,24 @@ class V1Sampler(nn.Module):
         kept = self.steps.head.kept.consume(logprobs)
         return self.steps.prompt_tables(kept, token_ids, num_logprobs)
 
+    def sample_tokens(self, own: Callable[[Any], Any], grammar_output: Any) -> Any:
+        """Note which requests are new, then do what the runner's `own` does.
+
+        The grammar's bits are kept from vLLM, who would write on logits.
+        """
+        state, self.steps.grammar = self.runner.execute_model_state, None
+        if state is not None:
+            self.new |= {new.req_id for new in state.scheduler_output.scheduled_new_reqs}
+        if state is not None and grammar_output is not None:
+            self.steps.keep_grammar(
+                self.runner.input_batch.req_ids,
+                grammar_output.structured_output_request_ids,
+                grammar_output.grammar_bitmask,
+                state.scheduler_output.scheduled_spec_decode_tokens,
+            )
+            grammar_output = None
+        return own(grammar_output)
+
     def _load(self, name: Hashable) -> EngineRequest:
         """Return a request that joins, by the runner's name for it."""
         own = self.runner.requests[name]
@@ -121,28 +140,3 @@ class V1Verifier(nn.Module):
             sampled_token_ids=verified.token_ids.to(torch.int32),
             logprobs_tensors=verified.tables,
         )
-
-
-def _noting(runner: Any, sampler: V1Sampler, sample_tokens: Any) -> Any:
-    """Return `sample_tokens` that notes which requests are new.
-
-    It keeps the grammar's bits from vLLM, who would write on logits.
-    """
-    steps = sampler.steps
-
-    def noting(grammar_output: Any) -> Any:
-        state = runner.execute_model_state
-        steps.grammar = None
-        if state is not None:
-            sampler.new |= {new.req_id for new in state.scheduler_output.scheduled_new_reqs}
-        if state is not None and grammar_output is not None:
-            steps.keep_grammar(
-                runner.input_batch.req_ids,
-                grammar_output.structured_output_request_ids,
-                grammar_output.grammar_bitmask,
-                state.scheduler_output.scheduled_spec_decode_tokens,
-            )
-            grammar_output = None
-        return sample_tokens(grammar_output)
-
-    return noting
