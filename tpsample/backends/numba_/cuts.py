@@ -46,8 +46,7 @@ class NativeCuts(Cuts):
 
     def nth_equal(self, logit: Tensor, number: Tensor) -> Tensor:
         token = torch.zeros_like(number)
-        tensors = logit.flatten(), number, token
-        self.rows.run(kernels.nth_equal, *map(array_of, tensors))
+        self.rows.run(kernels.nth_equal, logit.flatten(), number, token)
         return token
 
     def numbers_of_bins(self) -> Tensor:

@@ -193,14 +193,8 @@ def digits(start, stop, part, arguments):
                     bins[row, ~(words[j] >> I64(shift)) & I64(DIGITS - 1)] += mass[j]
 
 
-@jit(entry=True)
-def nth_equal(start, stop, parts, threads, arguments):
-    """Do `nth_equal_of_rows` for each part of the rows; see `backends.numba_.kernels.threads`."""
-    share(nth_equal_of_rows, start, stop, parts, threads, arguments)
-
-
-@jit()
-def nth_equal_of_rows(start, stop, part, arguments):
+@jit(in_parts=True)
+def nth_equal(start, stop, part, arguments):
     """Find the id of the n-th token with a logit, as `tpsample.backends.torch_.cuts` has it."""
     stored, logit, number, out = arguments
     for row in stored.rows[start:stop]:

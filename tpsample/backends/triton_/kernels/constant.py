@@ -22,7 +22,9 @@ STEP_NUMBERS = [
     *("num_ids", "num_own", "num_drawn", "num_top", "num_chosen", "stride_first", "vocab_size"),
     *("num_positions", "num_drafts", "num_places", "sample"),
     # of kept sets
-    *("is_last", "keeps_greedy", "stride_bins", "stride_limit", "stride_total"),
+    *("is_last", "keeps_greedy", "stride_bins", "stride_limit", "stride_total", "shares", "place"),
+    *("has_digit", "shift", "searches", "stride_cut", "num_marks", "cap", "all_drawn"),
+    *("stride_source", "stride_row", "stride_number"),
     # of controls
     *("max_drafts", "num_stop", "num_bad", "bad_length", "num_recent", "idle_slot", "shard_start"),
     *("shard_stop", "stride_grammar_b", "stride_token_b", "stride_token_n", "first_id"),

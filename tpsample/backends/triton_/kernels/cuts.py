@@ -10,7 +10,7 @@ import triton.language as tl
 from tpsample.backends.triton_.kernels.constant import Constant
 from tpsample.backends.triton_.kernels.head import TOKEN_MASK
 from tpsample.backends.triton_.kernels.noise import GREEDY_BELOW, safe_temperature
-from tpsample.backends.triton_.kernels.order import ROW_POINTERS, value_of
+from tpsample.backends.triton_.kernels.order import row_kernel, value_of
 from tpsample.core import masses as twin
 from tpsample.core import order, word
 
@@ -29,7 +29,7 @@ def cut_of_row(cut, of_greedy_ptr, keeps_greedy, temperature_ptr, top):
     return tl.where(top > float("-inf"), cut, ABOVE_ALL)
 
 
-@triton.jit(do_not_specialize=["keeps_greedy"], do_not_specialize_on_alignment=ROW_POINTERS)
+@row_kernel
 def last_cut_kernel(
     # inputs
     least_ptr,  # [F] int64
@@ -46,13 +46,7 @@ def last_cut_kernel(
     tl.store(cut_ptr + row, cut_of_row(least, of_greedy_ptr, keeps_greedy, temperature_ptr, top))
 
 
-@triton.jit(
-    do_not_specialize=[
-        *("num_rows", "num_sources", "stride_source", "stride_row", "stride_number"),
-        *("cap", "vocab_size", "all_drawn"),
-    ],
-    do_not_specialize_on_alignment=ROW_POINTERS,
-)
+@row_kernel
 def set_sizes_kernel(
     # inputs
     gathered_ptr,  # [num_sources, F, 2] int64, mass and number
@@ -113,9 +107,7 @@ def set_sizes_kernel(
     tl.store(needed_ptr + 2, total)
 
 
-@triton.jit(
-    do_not_specialize=["count", "stride_words"], do_not_specialize_on_alignment=ROW_POINTERS
-)
+@row_kernel
 def listed_sets_kernel(
     # inputs
     words_ptr,  # [F, count] int64, descending, then 0 or words beyond the set

@@ -16,12 +16,12 @@ from tpsample.backends.triton_.kernels.masses import (
     sum_of_kept,
 )
 from tpsample.backends.triton_.kernels.order import (
-    ROW_POINTERS,
     blocks_of_program,
     is_done,
     load_nth_block,
     mark_of,
     mass_limit,
+    row_kernel,
     upto,
     value_of,
 )
@@ -67,10 +67,7 @@ def with_digit(
     return prefix, reached + before, limit, index
 
 
-@triton.jit(
-    do_not_specialize=["shares", "has_digit", "shift", "blocks_each"],
-    do_not_specialize_on_alignment=ROW_POINTERS,
-)
+@row_kernel
 def digit_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
@@ -244,10 +241,7 @@ def end_of_search(
     return cut
 
 
-@triton.jit(
-    do_not_specialize=["is_last", "shares", "keeps_greedy", "num_rows", "num_sources", "place"],
-    do_not_specialize_on_alignment=ROW_POINTERS,
-)
+@row_kernel
 def last_digit_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32

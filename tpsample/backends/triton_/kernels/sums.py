@@ -20,7 +20,6 @@ from tpsample.backends.triton_.kernels.masses import (
 from tpsample.backends.triton_.kernels.noise import GREEDY_BELOW, safe_temperature
 from tpsample.backends.triton_.kernels.order import (
     KEY_MASK,
-    ROW_POINTERS,
     add_up,
     better,
     block_scores,
@@ -36,6 +35,7 @@ from tpsample.backends.triton_.kernels.order import (
     nan_word,
     no_best,
     order_words,
+    row_kernel,
     token_scores,
     upto,
     value_of,
@@ -50,10 +50,7 @@ INTEGERS_FROM = Constant(twin.INTEGERS_FROM)
 HALF_BITS, LOW_HALF = Constant(twin.HALF_BITS), Constant((1 << twin.HALF_BITS) - 1)
 
 
-@triton.jit(
-    do_not_specialize=["num_marks", "blocks_each"],
-    do_not_specialize_on_alignment=ROW_POINTERS,
-)
+@row_kernel
 def mass_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
@@ -106,7 +103,7 @@ def mass_kernel(
         tl.atomic_add(sums + 1, tl.sum(moment, axis=0), sem="relaxed")
 
 
-@triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
+@row_kernel
 def least_word_kernel(
     # inputs
     temperature_ptr,  # [F] fp32
@@ -124,7 +121,7 @@ def least_word_kernel(
     tl.store(words_ptr + row, tl.where(top > float("-inf"), word, ABOVE_ALL))
 
 
-@triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
+@row_kernel
 def least_of_mass_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
@@ -151,7 +148,7 @@ def least_of_mass_kernel(
     tl.atomic_min(words_ptr + row, least, sem="relaxed")
 
 
-@triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
+@row_kernel
 def spread_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
@@ -182,13 +179,7 @@ def spread_kernel(
     tl.atomic_add(out + 3, tl.sum(square & LOW_HALF, axis=0), sem="relaxed")
 
 
-@triton.jit(
-    do_not_specialize=[
-        *("num_samples", "blocks_each", "searches", "shares", "keeps_greedy", "stride_cut"),
-        *("num_rows", "num_sources", "place"),
-    ],
-    do_not_specialize_on_alignment=ROW_POINTERS,
-)
+@row_kernel
 def best_kept_kernel(
     # inputs
     logits_ptr,  # [F, V_local] fp32
@@ -305,10 +296,7 @@ def keep_first(
     return orders, mass, kept & (tl.cumsum(mass, axis=0) - mass < limit), first
 
 
-@triton.jit(
-    do_not_specialize=["num_samples", "count"],
-    do_not_specialize_on_alignment=ROW_POINTERS,
-)
+@row_kernel
 def top_words_kernel(
     # inputs
     first_ptr,  # [F, count] int64, order words, descending
@@ -359,10 +347,7 @@ def top_words_kernel(
         tl.store(top_ptr + row, value_of(first))
 
 
-@triton.jit(
-    do_not_specialize=["stride_source", "stride_row", "num_sources"],
-    do_not_specialize_on_alignment=ROW_POINTERS,
-)
+@row_kernel
 def top_kernel(
     # inputs
     gathered_ptr,  # [num_sources, F, …] int64, first the first order word of each source
