@@ -107,7 +107,11 @@ PASS_REASONS: dict[str, tuple[int, str]] = {
     "bin of masses": (115, f"{_MASS}; a sum in memory takes longer than both"),
     "bin of numbers": (50, "a sum in memory takes longer than the instructions"),
     "words": (138, _WORD),
-    "best_kept": (150, f"{_NOISE}; blocks without a kept token stop before"),
+    "best_kept": (
+        220,
+        f"{_NOISE}; blocks without a kept token stop before, and each program finds where a search "
+        "ends, even among equal logits",
+    ),
     "least_of_mass": (110, f"{_MASS}; {_FEW}"),
     "spread": (80, _FEW),
     "law_tops": (64, "a maximum that minds NaN and its lowest id, a loop for each of two laws"),
