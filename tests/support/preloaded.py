@@ -2,7 +2,8 @@
 
 A rank that did any of it by itself would take seconds: torch's compiler and DTensor are imported by
 the first test that calls something of theirs, the interpreter rewrites a kernel when it is first
-launched, and a rank does both in a process of its own.
+launched, Numba imports SciPy and lists its operations before it first loads a kernel, and a rank
+does all of it in a process of its own.
 """
 
 import gc
@@ -13,6 +14,7 @@ import pytest  # noqa: F401
 import torch._dynamo
 import torch.distributed.tensor  # noqa: F401
 import triton.language.standard
+from numba.core.registry import cpu_target
 from triton.runtime.interpreter import InterpretedFunction
 
 import tests.fuzz.story
@@ -36,6 +38,9 @@ for module in [
     for value in [*vars(module).values()]:
         if isinstance(value, InterpretedFunction):
             value.rewrite()
+
+cpu_target.typing_context.refresh()
+cpu_target.target_context.refresh()
 
 # A process that collects garbage would write to the memory of all this, and so copy it.
 gc.collect()
