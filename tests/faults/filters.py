@@ -439,7 +439,7 @@ tpsample/filters/finish.py
     raw logprobs are those of the kept set
     - of_sets = logprob_rows.asks is None and all(logprob_rows.processed_list)
     + of_sets = logprob_rows.asks is None
-    > test_a_list_says_what_a_search_does[50-1-raw]
+    > test_a_list_says_what_a_search_does[50-1]
     rows that the first words decide are taken for random ones
     - if among is not None and among.none_greedy and of_sets:
     + if among is not None and of_sets:
@@ -448,16 +448,16 @@ tpsample/filters/kept_sets.py
     a list takes its total for that of its own words
     - words, of_first = _of_first(rows, first, thresholds._replace(total=masses.total))
     + words, of_first = _of_first(rows, first, thresholds)
-    > test_a_list_says_what_a_search_does[None-1-top_p]
-    > test_a_list_says_what_a_search_does[50-1-top_p]
+    > test_a_list_says_what_a_search_does[None-1]
+    > test_a_list_says_what_a_search_does[50-1]
     rows with ties at the end go by lists
     - ties = any(kind.keep_ties for kind in filters.kinds)
     + ties = False
-    > test_a_list_says_what_a_search_does[50-1-ties]
+    > test_a_list_says_what_a_search_does[50-1]
     a list has no more words than the top_p keeps
     - cut, room = cuts.list_end(masses.bins, masses.total, thresholds.share, number)
     + cut, room = cuts.list_end(masses.bins, masses.total, thresholds.share, 1)
-    > test_a_list_says_what_a_search_does[None-1-with min_p]
+    > test_a_list_says_what_a_search_does[None-1]
 tpsample/backends/torch_/cuts.py
     a rank's own equal logits stand before its own
     - search.reached - weights[: last.place].sum(dim=0)

@@ -60,10 +60,11 @@ def _told(out: Any) -> list[Any]:
     return [(name, its.double().nan_to_num(7.0).tolist()) for name, its in found]
 
 
-def _step(kind: str, backend: str, kept_cap: int | None, samples: int | None) -> tuple[Any, ...]:
+def _step(kind: str, kept_cap: int | None) -> tuple[Any, ...]:
     """Return what a step says by a list and by a search; the tokens of the definition; how many
     lists were taken, and how many exchanges each step took."""
     few, ranks = REQUESTS[kind].get("logprobs", 0) < 2, torch.distributed
+    samples = 2 if kind == "with min_p" else None
     logits = _logits(few)
     its, of = (ranks.get_rank(), ranks.get_world_size()) if ranks.is_initialized() else (0, 1)
     shard = VocabShard.even(V, its, of)
@@ -72,7 +73,7 @@ def _step(kind: str, backend: str, kept_cap: int | None, samples: int | None) ->
     how["output_token_ids"] = [[row, 17, 17] for row in range(len(logits))]
     own = logits[:, shard.start : shard.stop].contiguous()
     weight = torch.empty(len(shard), 0)
-    sampler = LMHeadSampler(weight, vocab_size=V, shard=shard, backend=backend)
+    sampler = LMHeadSampler(weight, vocab_size=V, shard=shard, backend="numba")
     found, lists, exchanges = [], [], []
     cut_of_list, gather, add = kept_sets._cut_of_list, Ranks.gather_integers, Ranks.sum_integers
 
@@ -103,20 +104,21 @@ def _step(kind: str, backend: str, kept_cap: int | None, samples: int | None) ->
     return (*found, right, [each is not None for each in lists])
 
 
-@pytest.mark.parametrize("kind", REQUESTS)
+def _steps(kept_cap: int | None) -> dict[str, tuple[Any, ...]]:
+    return {kind: _step(kind, kept_cap) for kind in REQUESTS}
+
+
 @pytest.mark.parametrize("world_size", [1, 3, *long(2)])
 @pytest.mark.parametrize("kept_cap", [None, 50])
-def test_a_list_says_what_a_search_does(kind, world_size, kept_cap):
-    samples = 2 if kind == "with min_p" else None
-    for listed, searched, right, lists in run_ranks(
-        world_size, _step, kind, "numba", kept_cap, samples
-    ):
-        assert listed[0] == searched[0]
-        assert listed[0][0][1] == right
-        assert all(lists), "these rows fit a list"
-        by_cuts = kept_cap is not None or "logprobs_mode" in REQUESTS[kind]
-        assert bool(lists) == (by_cuts and kind != "ties")
-        assert listed[1] < searched[1] if lists else listed[1] == searched[1]
+def test_a_list_says_what_a_search_does(world_size, kept_cap):
+    for steps in run_ranks(world_size, _steps, kept_cap):
+        for kind, (listed, searched, right, lists) in steps.items():
+            assert listed[0] == searched[0], kind
+            assert listed[0][0][1] == right, kind
+            assert all(lists), f"{kind}: these rows fit a list"
+            by_cuts = kept_cap is not None or "logprobs_mode" in REQUESTS[kind]
+            assert bool(lists) == (by_cuts and kind != "ties"), kind
+            assert listed[1] < searched[1] if lists else listed[1] == searched[1], kind
 
 
 @pytest.mark.parametrize("backend", ["torch", "numba", "triton"])
