@@ -658,8 +658,8 @@ tpsample/backends/triton_/kernels/sums.py
     > test_programs_of_several_blocks[3]
 tpsample/backends/triton_/kernels/order.py
     kernel: a group that is not chosen lists its words
-    - (columns < tl.where(group > 0, width, 0))
-    + (columns < width)
+    - if group > 0:
+    + if group >= 0:
     > test_a_group_that_is_not_chosen_lists_nothing_where_its_word_has_an_id
     kernel: of equal scores of a place the last id wins
     - beats = (values > best.numbers) |

@@ -401,14 +401,15 @@ def group_words_kernel(
     """The order words of some groups that are not less than the least. Grid: (count, F)."""
     place, row, count = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
     group = tl.load(first_ptr + row.to(tl.int64) * count + place)
-    columns = group_columns(group, tl.arange(0, GROUP), vocab_start, lead, GROUP)
-    # The interpreter of Triton 3.9 makes no mask of a number and a block.
-    mask = (columns >= 0) & (columns < tl.where(group > 0, width, 0))
-    logits = tl.load(logits_ptr + row.to(tl.int64) * stride_logits + columns, mask=mask, other=0.0)
-    words = order_words(logits, vocab_start + columns, mask)
-    listed = words >= tl.load(least_ptr + row)
-    number = tl.sum(listed.to(tl.int32), axis=0)
-    if number > 0:
-        out = words_ptr + row.to(tl.int64) * count * GROUP
-        out += tl.atomic_add(number_ptr + row, number, sem="relaxed")
-        tl.store(out + tl.cumsum(listed.to(tl.int32), axis=0) - 1, words, mask=listed)
+    if group > 0:
+        columns = group_columns(group, tl.arange(0, GROUP), vocab_start, lead, GROUP)
+        mask = (columns >= 0) & (columns < width)
+        logits = logits_ptr + row.to(tl.int64) * stride_logits + columns
+        logits = tl.load(logits, mask=mask, other=0.0)
+        words = order_words(logits, vocab_start + columns, mask)
+        listed = words >= tl.load(least_ptr + row)
+        number = tl.sum(listed.to(tl.int32), axis=0)
+        if number > 0:
+            out = words_ptr + row.to(tl.int64) * count * GROUP
+            out += tl.atomic_add(number_ptr + row, number, sem="relaxed")
+            tl.store(out + tl.cumsum(listed.to(tl.int32), axis=0) - 1, words, mask=listed)
