@@ -1,6 +1,6 @@
 """Makes Triton's interpreter do once what it does again and again; a kernel computes the same.
 
-Five things cost most of a test of kernels, and have no result:
+Seven things cost most of a test of kernels, and have no result:
 
 - Before it runs a function, the interpreter puts its own operations in the place of
   `triton.language`'s, and restores them when a launch ends. It does so for the kernel, and once
@@ -10,12 +10,15 @@ Five things cost most of a test of kernels, and have no result:
 - It makes the table of NumPy's types anew each time it looks one up.
 - It makes the shape of a tensor, and the name of its type, anew for every tensor.
 - It finds the common type and shape of two operands anew at each operation, though most have the
-  same, and makes a tensor of a constant anew each time.
+  same, or are a block and a number, and makes a tensor of a constant anew each time.
+- It calls an operation through three functions that hand it on.
+- It looks into every operand for a constant, and at every result for its number of bits.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from typing import Any
 
@@ -42,6 +45,8 @@ def spare_repetitions() -> None:
     _keep_shapes_of_types()
     _keep_shapes_of_tensors()
     _keep_operands()
+    _call_operations_themselves()
+    _look_into_no_tensor()
 
 
 class _Once:
@@ -132,8 +137,11 @@ def _keep_operands() -> None:
     def operands(self: Any, lhs: Any, rhs: Any, *how: Any, **named: Any) -> Any:
         left, right = type(lhs), type(rhs)
         if left is core.tensor and right is core.tensor:
-            if lhs.type.name == rhs.type.name and is_plain(lhs.type):
-                return lhs, rhs
+            if lhs.dtype.name == rhs.dtype.name and is_plain(lhs.dtype):
+                if lhs.type.name == rhs.type.name:
+                    return lhs, rhs
+                if not lhs.type.is_block() or not rhs.type.is_block():
+                    return self.broadcast_impl_value(lhs, rhs)
         elif left is core.tensor and right in (int, float) and is_plain(lhs.type):
             # repr tells 1.0 from 1.
             key = (repr(rhs), lhs.type.name, how, *named.items())
@@ -149,3 +157,32 @@ def _keep_operands() -> None:
         return make(self, lhs, rhs, *how, **named)
 
     TritonSemantic.binary_op_type_checking_impl = operands
+
+
+def _call_operations_themselves() -> None:
+    """An operation that a kernel names is the innermost function, which is told the interpreter."""
+    semantic = interpreter.interpreter_semantic
+
+    def patch(place: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        inner = inspect.unwrap(member)
+
+        def call(*args: Any, **named: Any) -> Any:
+            named["_semantic"] = semantic
+            return inner(*args, **named)
+
+        scope.set_attr(place, name, call)
+
+    interpreter._patch_attr = patch
+
+
+def _look_into_no_tensor() -> None:
+    unwrap = core._unwrap_if_constexpr
+
+    def value_of(operand: Any) -> Any:
+        return operand if type(operand) is core.tensor else unwrap(operand)
+
+    def init(self: Any, data: Any, dtype: Any, attr: Any = None) -> None:
+        self.data, self.dtype, self.attr = data, dtype, {} if attr is None else attr
+
+    core._unwrap_if_constexpr = value_of
+    interpreter.TensorHandle.__init__ = init
