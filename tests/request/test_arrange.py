@@ -81,7 +81,7 @@ def test_seeds_are_the_same_however_many_are_drawn_at_a_time(counts):
 @pytest.mark.parametrize("name", FILTERS)
 def test_a_row_that_moves_has_no_filter_of_one_that_left(name):
     """The numbers of a slot that was left stay there until another request takes it."""
-    sampler, plain = LMHeadSampler(torch.empty(V, 0)), SamplingParams(seed=1)
+    sampler, plain = LMHeadSampler(torch.empty(V, 0), backend="torch"), SamplingParams(seed=1)
     logits = torch.randn(2, V, generator=torch.Generator().manual_seed(5))
     for fields in requests_with([name]):
         filtered = SamplingParams(seed=2, **fields)
