@@ -37,7 +37,7 @@ def _told(exchange: str) -> list[tuple[str, str]]:
     found.append(step(True))
     sampler.reset()
     found.append(step(True))
-    sampler.warm_up()
+    sampler.warm_up(["plain"])
     found.append(step(True))
     found += [step(False) for _ in range(3)]
     found.append(step(True))
