@@ -48,7 +48,7 @@ tpsample/request/kinds.py
     first words are warmed up with kept sets alone
     - for report in reports[:1] for kind in by_first
     + for report in reports[:1] for kind in by_first if report == "kept sets"
-    > test_sets_that_first_words_hold_and_others_are_warm[50.0-logprobs-top_k]
+    > test_sets_that_first_words_hold_and_others_are_warm[logprobs-top_k]
     plain rows of a verification are not warmed up
     - range("plain" not in kinds, len(one_each) + 1)
     + range(1, len(one_each) + 1)
