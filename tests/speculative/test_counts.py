@@ -11,7 +11,7 @@ from benchmarks.lab.calls import counted
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, sample_draft, verify
 from tpsample.speculative import drawn_drafts
 
-V, D, ROWS, K = 2600, 8, 3, 2
+V, D, ROWS, K = 1030, 8, 3, 2
 BY_RATIO = ["law_tops", "law_rows", "law_sums", "accept", "residual", "emit"]
 COLUMN = 8 * ROWS
 """Bytes of one integer per row."""
