@@ -4,6 +4,7 @@ Triton reads the variable when it is imported, so it is set before anything else
 of `tests.support.ranks` inherit it.
 """
 
+import gc
 import importlib.util
 import os
 
@@ -29,6 +30,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         own = item.get_closest_marker("timeout")
         seconds = float(own.args[0] if own else config.getini("timeout"))
         item.add_marker(pytest.mark.timeout(seconds * slowness()), append=False)
+
+
+def pytest_collection_finish() -> None:
+    """A search for garbage looks at no module and no test, of which there are many."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
