@@ -224,6 +224,7 @@ def _compiled(problem: Problem, dry_run: bool) -> str:
         return out.token_ids + 0
 
     backend = "aot_eager" if dry_run else "inductor"
+    torch._dynamo.reset()  # it counts how often this code was compiled, by former calls, too
     compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=True)
     halves, wrong = (problem, problem.take(range(problem.rows // 2))), []
     controlled = _controlled(problem, left_out=("logprobs", "logprobs_mode"))
