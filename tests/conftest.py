@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """A search for garbage looks at no module and no test, of which there are many."""
+    """A search for garbage looks at no module and no test: there are many."""
     gc.freeze()
 
 

@@ -32,6 +32,7 @@ def _step(rows: Rows, shards: list[VocabShard], backend: str) -> tuple[SampleOut
     shard = shards[dist.get_rank()]
     sampler = LMHeadSampler(**rows.head(shard) | {"backend": backend})
     out = sampler(rows.hidden_states, rows.batch, rows.positions)
+    assert out.kept is not None
     return out, out.kept
 
 

@@ -342,10 +342,11 @@ class Cuts:
         Returns:
             int64 [F], the id before the first of this rank where n < 1.
         """
-        token, before = number.new_full(number.shape, self.rows.first_id - 1), 0
+        token = torch.full_like(number, self.rows.first_id - 1)
+        before = torch.zeros_like(number).unsqueeze(1)  # tokens with the logit in earlier tiles
         for first_id, logits in self.rows.tiles():
             equal = logits == logit
-            index = equal.cumsum(dim=1) + before
+            index = before + equal.cumsum(dim=1)
             ids = torch.arange(first_id, first_id + logits.shape[1], device=logits.device)
             ids = ids.where(equal & (index <= number.unsqueeze(1)), -1)
             token, before = token.maximum(ids.amax(dim=1)), index[:, -1:]
