@@ -54,7 +54,7 @@ def test_one_filtered_slot_of_eight_costs_what_one_filtered_row_costs():
     few, other = run_ranks(2, _sent, True)
     assert few == other == (["sum_integers"], 272, [3])
     all_made, all_sent, all_stored = run_ranks(2, _sent, False)[0]
-    assert (all_made.count("sum_integers"), all_sent) == (7, 198_848)
+    assert (all_made.count("sum_integers"), all_sent) == (4, 67_840)
     assert all_stored == list(range(8))
 
 
