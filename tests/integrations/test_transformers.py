@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError
 from typing import Any
+from unittest import mock
 from unittest.mock import Mock
 
 import pytest
@@ -21,6 +22,7 @@ from tests.support.tiers import long
 from tests.support.tiny_model import VOCAB_SIZE
 from tests.support.tried import need_transformers
 from tpsample import SamplingBatch, SamplingParams, UnsupportedParameter, reference
+from tpsample.agreement import construction
 
 transformers: Any = pytest.importorskip("transformers", reason="needs the extra hf")
 
@@ -346,6 +348,8 @@ def test_rows_have_requests_of_their_own_with_any_version(model, monkeypatch):
 
 
 def _on_ranks(folder: Path) -> dict[str, Any]:
+    # As `without_the_interpreter` does in the process of the tests.
+    mock.patch.object(construction, "interpreted", lambda: False).start()
     rank, world_size = dist.get_rank(), dist.get_world_size()
     os.environ.update(RANK=f"{rank}", WORLD_SIZE=f"{world_size}", LOCAL_RANK=f"{rank}")
     model = load(folder, tp_plan="auto")

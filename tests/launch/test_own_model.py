@@ -6,6 +6,7 @@ import importlib.util
 import os
 import time
 import warnings
+from unittest import mock
 
 import pytest
 import torch.distributed as dist
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from tests.support.commands import ROOT, TORCHRUN, run_command
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
+from tpsample.agreement import construction
 from tpsample.distributed import Job
 
 FOLDER = ROOT / "launch" / "own_model"
@@ -29,10 +31,10 @@ def _run(name: str) -> object:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
     spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
     spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
-    with warnings.catch_warnings():
+    native = mock.patch.object(construction, "interpreted", lambda: False)
+    with native, warnings.catch_warnings():
         warnings.simplefilter("error", FutureWarning)
         warnings.filterwarnings("error", module=name)  # an example does nothing doubtful
-        warnings.filterwarnings("ignore", 'backend: "auto" takes')  # tests have no kernels of a CPU
         return module.main(Job(rank, world_size, rank, world_size))
 
 
