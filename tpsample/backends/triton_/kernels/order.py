@@ -409,7 +409,6 @@ def group_words_kernel(
         words = order_words(logits, vocab_start + columns, mask)
         listed = words >= tl.load(least_ptr + row)
         number = tl.sum(listed.to(tl.int32), axis=0)
-        if number > 0:
-            out = words_ptr + row.to(tl.int64) * count * GROUP
-            out += tl.atomic_add(number_ptr + row, number, sem="relaxed")
-            tl.store(out + tl.cumsum(listed.to(tl.int32), axis=0) - 1, words, mask=listed)
+        out = words_ptr + row.to(tl.int64) * count * GROUP
+        out += tl.atomic_add(number_ptr + row, number, sem="relaxed")
+        tl.store(out + tl.cumsum(listed.to(tl.int32), axis=0) - 1, words, mask=listed)
