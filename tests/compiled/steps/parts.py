@@ -10,6 +10,7 @@ import random
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -42,11 +43,17 @@ from tpsample import (
     VocabShard,
     reference,
 )
-from tpsample.backends import room_of
+from tpsample.backends import cuts_of, room_of
+from tpsample.backends.torch_.cuts import LastDigits, OtherEnds
+from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.backends.triton_.arguments import append_tokens
 from tpsample.backends.triton_.largest import largest
+from tpsample.backends.triton_.passes import TritonShardLogits
 from tpsample.backends.triton_.slots import fill_skipped, read_slots
 from tpsample.backends.triton_.tile_table import Gpu, Tile, all_tiles, fitted, storing_tiles
+from tpsample.core import word
+from tpsample.core.order import DIGIT_BITS, Search
+from tpsample.core.row_noise import RowNoise
 
 EXACT = [part for part in GOLDEN_PARTS if part != "cancelling"]
 """Without the part whose products a GPU sums in fp32, in another order."""
@@ -207,8 +214,43 @@ def searches(gpu: EmulatedGpu, seeds: int) -> Compared:
         out = sampler.sample_logits(logits, batch, 3)
         wrong = int((out.token_ids != reference.sample(logits, batch, 3).token_ids).sum())
         outcome += Compared(2, wrong, notes=["searches"] * (wrong > 0))
+    outcome += _ends_among_equal_logits()
     outcome += _lists(6 * logits)
     outcome += _more_words_than_find_registers()
+    return outcome
+
+
+def _ends_among_equal_logits() -> Compared:
+    """Searches that end before the equal logits of the second of three ranks, in its first block,
+    in its last one, or behind them."""
+    of_equal, outcome = torch.tensor([0.5, 1.1, 1.9, 2.5]).double(), Compared()
+    logits = torch.arange(5000).remainder(3).eq(0).float().repeat(4, 1)
+    params = [SamplingParams(top_p=0.5, seed=row) for row in range(4)]
+    batch = SamplingBatch.from_params(params, vocab_size=5007)
+    noise = RowNoise(batch.temperature, batch.seed, torch.arange(4), 1)
+    plain, ours = (
+        cuts_of(replace(kind.of(logits, batch, noise, first_id=7), top=logits.amax(dim=1)))
+        for kind in (ShardLogits, TritonShardLogits)
+    )
+    zero, shares = torch.zeros(4, dtype=torch.int64), torch.tensor([0.5, 1.0]).double().repeat(2)
+    for mass in (False, True):
+        every = plain.rows.held_from(zero)[:, 1 - mass]
+        equal = every - plain.rows.held_from(word.pack(torch.full((4,), 0.5), zero))[:, 1 - mass]
+        search = Search(zero, zero, every)  # ends at the least logit
+        for shift in range(word.EPOCH_SHIFT - DIGIT_BITS, word.TOKEN_BITS - 1, -DIGIT_BITS):
+            before, bins = search, plain.digits(search.prefix, shift, mass=mass)
+            search = plain.next_digit(search, bins)
+        limit = every - equal + (of_equal * equal).long()
+        last = LastDigits(bins.expand(3, -1, -1), 1, mass)
+        for ends in (None, *(OtherEnds(zero, share, None) for share in (None, shares))):
+            its = before._replace(limit=limit), last, zero
+            found = [[each.last_digit(*its, ends)] for each in (plain, ours)]
+            if ends is not None:
+                for each, cuts in zip((plain, ours), found, strict=True):
+                    cuts.append(each.best_of_last_digit(*its, ends, weighs=False))
+            pairs = zip(*found, strict=True)
+            wrong = sum(int((one != other).any()) for one, other in pairs)
+            outcome += Compared(4, wrong, notes=["ends among equal logits"] * (wrong > 0))
     return outcome
 
 
