@@ -307,8 +307,8 @@ class Cuts:
             ends: where kept sets end elsewhere; None for the searches alone.
 
         Returns:
-            int64 [F]; a token of this rank is kept iff its order word is >= it. The largest of all
-            ranks says so for the tokens of each.
+            int64 [F]; a token of this rank is kept iff its order word is >= it. The largest of
+            these words over all ranks is where the set of the whole vocabulary ends.
         """
         found = self.next_digit(search, last.bins.sum(dim=0))
         cut = self._upto_ties(found, last, keep_ties)

@@ -160,8 +160,11 @@ def digit_kernel(
 def last_equal(
     logits_ptr, stride_logits, vocab_start, lead, width, logit, each, left, BLOCK: tl.constexpr
 ):
-    """The id, int32, of the token with which those of a row with a logit weigh `left` or more, at
-    `each` a token; the id before the shard if that is nothing."""
+    """The id, int32, of the last kept one of a row's tokens with a logit.
+
+    They are kept by their ids until they weigh `left` or more. Each weighs `each`. If none is kept,
+    it is the id before the shard. Twin: `Cuts.nth_equal`, which is told a number of tokens.
+    """
     token, block, found = vocab_start.to(tl.int32) - 1, 0, left <= 0
     while (not found) & (block * BLOCK < lead + width):
         logits, ids, _, first_id = load_nth_block(
