@@ -50,6 +50,14 @@ def test_who_does_not_answer_is_named_and_never_oneself(roll: Any) -> None:
     assert lost.ranks == (2,) and "exchange: rank 2 did not answer in step 28; " in str(lost)
 
 
+def test_before_the_first_step_no_step_is_named(roll: Any) -> None:
+    """A call that is no step, such as `prompt_logprobs`, may come first."""
+    calling = roll(1)
+    calling.step = -1
+    lost = calling.lost()
+    assert lost.step is None and "step" not in str(lost)
+
+
 def test_where_all_others_are_missing_the_network_is_named(roll: Any) -> None:
     lost = roll(1).lost()
     assert lost.ranks == (0, 2)

@@ -59,7 +59,7 @@ class RollCall:
 
     Attributes:
         number: how many samplers of the group were built up to this one; 0 before it is.
-        step: number of the step this rank is in; None if nobody counts.
+        step: number of the step this rank is in, -1 before the first; None if nobody counts.
         way_out: what helps ranks that lose each other now, and live.
     """
 
@@ -213,6 +213,7 @@ class RollCall:
         self._lost_at = time.monotonic()
         on_host = unheard is None
         step, unheard = (self.step, ()) if unheard is None else (step, unheard)
+        step = None if step == -1 else step
         self._answer(step, unheard)
         # Words tell the ranks that meet on the device; a call would stop them in what they finish.
         if on_host and not self._store.set(self._key("called"), ""):
