@@ -74,6 +74,20 @@ def ordinary_tensors(function: _Function) -> _Function:
     return outside  # type: ignore[return-value]
 
 
+def outside_of_graphs(function: _Function) -> _Function:
+    """Return the function as one that runs outside of what torch.compile compiles.
+
+    Elsewhere no frame of torch stands before it, so that warnings name the line of the caller.
+    """
+    unseen = torch._disable_dynamo(function)
+
+    @wraps(function)
+    def made(*args: Any, **named: Any) -> Any:
+        return (unseen if torch.compiler.is_compiling() else function)(*args, **named)
+
+    return made  # type: ignore[return-value]
+
+
 def bytes_of(tensor: Tensor) -> bytes:
     """Return the bytes of a tensor on the host. `Tensor.numpy` would mark its storage as fixed."""
     contiguous = tensor.contiguous()

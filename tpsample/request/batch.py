@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
+from tpsample.core.caller_warning import warn
 from tpsample.core.checks import check_int, describe
 from tpsample.core.handles import handle_of
 from tpsample.core.row_noise import GREEDY_BELOW
 from tpsample.core.rules import FilterOrder
-from tpsample.core.tensors import ordinary_tensors, readable, tensors_of
+from tpsample.core.tensors import ordinary_tensors, outside_of_graphs, readable, tensors_of
 from tpsample.request.batch_checks import (
     MAX_ROWS,
     check_arranged,
@@ -87,6 +87,7 @@ class SamplingBatch(StepBatch):
             self._arrange(list(range(len(entries))), list(entries))
 
     @staticmethod
+    @outside_of_graphs
     def from_params(
         params: Sequence[SamplingParams],
         *,
@@ -134,6 +135,7 @@ class SamplingBatch(StepBatch):
         return SamplingBatch(table, checked, kept_cap=kept_cap, fixed_rounds=fixed_rounds)
 
     @staticmethod
+    @outside_of_graphs
     def of_slots(
         slots: int,
         *,
@@ -156,6 +158,7 @@ class SamplingBatch(StepBatch):
         return batch
 
     @staticmethod
+    @outside_of_graphs
     def from_tensors(
         *,
         vocab_size: int,
@@ -274,11 +277,10 @@ class SamplingBatch(StepBatch):
             return
         if readable(self.device) and not self._drop_told and max(gone, default=first) > first:
             self._drop_told = True
-            warnings.warn(
+            warn(
                 f"drop: rows {sorted(gone)} leave after row {first} has left, so they are not the "
                 f"rows that had these numbers before; name all that leave in one call, such as "
                 f"batch.drop([{first}, {max(gone)}])",
-                stacklevel=3,
             )
 
     def permute(self, order: Sequence[int]) -> None:

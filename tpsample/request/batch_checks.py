@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tpsample.core.caller_warning import warn
 from tpsample.core.checks import (
     check_int,
     describe,
@@ -37,10 +37,9 @@ def check_requests(
     """
     requests = request_list(params)
     if prompts is None and any(map(_reads_prompt, requests)):
-        warnings.warn(
+        warn(
             "prompt_token_ids: a repetition_penalty counts the tokens of the prompt, and none "
             'came; pass them, [] for a row without, or repetition_scope="output"',
-            stacklevel=3,
         )
     lists = (
         token_lists("prompt_token_ids", prompts, len(requests), first_row),
@@ -73,11 +72,10 @@ def _warn_of_padding(entries: Sequence[Entry]) -> None:
         (pad,) = starts
         padded = [row for row, prompt in enumerate(prompts) if prompt[:2] == (pad, pad)]
         if len(padded) < len(prompts):
-            warnings.warn(
+            warn(
                 f"prompt_token_ids: all have {len(prompts[0])} ids, and row {padded[0]} begins "
                 f"with several of id {pad}, as padding does, which would count as text; leave "
                 "padding out",
-                stacklevel=4,
             )
 
 

@@ -15,7 +15,6 @@ over 0.1 of ten equal tokens, for a top_p of 0.1, keeps two.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Container, Mapping
 from functools import lru_cache
 from typing import Any, get_args
@@ -23,6 +22,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from tpsample.core.caller_warning import warn
 from tpsample.core.checks import INDICES, check_choice, check_tensor, describe
 from tpsample.core.rules import RULES, TOP_K, TOP_P, FilterOrder, Rule, behind_top_p
 from tpsample.core.tensors import columns_of, ordinary_tensors, readable
@@ -137,10 +137,9 @@ def _warn(rule: Rule, column: Tensor, meant: Tensor) -> None:
     wrong = (column != meant).nonzero()
     if len(wrong):
         row = int(wrong[0])
-        warnings.warn(
+        warn(
             f"{rule.name}: expected {rule.expected}, got {float(column[row]):.9g} in row {row}, "
             f"which counts as {float(meant[row]):.17g}; write a number in range",
-            stacklevel=6,
         )
 
 
