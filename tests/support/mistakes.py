@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -83,11 +83,11 @@ class Model:
         return "Model"
 
 
-class DTensor(torch.Tensor):
-    """Goes by the name of torch's."""
+class Sharded(DTensor):
+    """Takes no group to be made."""
 
 
-SHARDED = torch.ones(B, D).as_subclass(DTensor)
+SHARDED = torch.Tensor._make_subclass(Sharded, torch.ones(B, D))  # type: ignore[arg-type]
 
 
 def half(rank: int) -> torch.Tensor:
@@ -538,10 +538,7 @@ UNREAD: dict[tuple[Any, str], str] = {
 """By function and a name that it has no argument of, the way out."""
 MAKERS = (LMHeadSampler, sample)
 """Functions that need no sampler."""
-DRAWS_NUMBERS = (
-    ", and a token is drawn of numbers; call the sampler outside of it, or inside torch.compile or "
-    "torch.export"
-)
+READS_NUMBERS = ", and this call reads them; make it outside, or inside torch.compile"
 
 
 SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
@@ -588,19 +585,19 @@ SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
     "rows that are mapped": (
         lambda: torch.vmap(step_of(sampler_over()), out_dims=None)(HIDDEN.unsqueeze(0)),
         "hidden_states: has no numbers of its own inside a transform of torch.func, such as vmap"
-        + DRAWS_NUMBERS,
+        + READS_NUMBERS,
     ),
     "a call that torch records": (
         lambda: make_fx(step_of(sampler_over()))(HIDDEN),
-        "hidden_states: has no numbers of its own inside make_fx" + DRAWS_NUMBERS,
+        "hidden_states: has no numbers of its own inside make_fx" + READS_NUMBERS,
     ),
     "a call that an older torch records": (
         traced,
-        "hidden_states: has no numbers of its own inside torch.jit.trace" + DRAWS_NUMBERS,
+        "hidden_states: has no numbers of its own inside torch.jit.trace" + READS_NUMBERS,
     ),
     "a weight that is made up": (
         made_up,
-        "lm_head_weight: has no numbers of its own inside FakeTensorMode" + DRAWS_NUMBERS,
+        "lm_head_weight: has no numbers of its own inside FakeTensorMode" + READS_NUMBERS,
     ),
     "a scale in a tensor": (
         lambda: LMHeadSampler(WEIGHT, logit_scale=torch.tensor(2.0)),  # type: ignore[arg-type]
@@ -656,10 +653,6 @@ SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
         "vocab_size: expected an int, got '20'",
     ),
     "half an id": (lambda: VocabShard(0, 2.5), "VocabShard.stop: expected an int, got 2.5"),
-    "a weight as a DTensor": (
-        lambda: LMHeadSampler(SHARDED),
-        "lm_head_weight: got a DTensor; pass its part on this rank, lm_head_weight.to_local()",
-    ),
     "an output under another name": (
         lambda: getattr(sampler_over()(HIDDEN, batch_of(), 0), "tokens"),  # noqa: B009
         "SampleOutput has no 'tokens'; it has token_ids, status, seeds, logprobs, kept",
@@ -836,7 +829,7 @@ STEPS: dict[str, tuple[Callable[[LMHeadSampler], object], str]] = {
     ),
     "tensors that are made up": (
         lambda sampler: sampler(FakeTensorMode().from_tensor(HIDDEN), batch_of(), 0),
-        "hidden_states: has no numbers of its own inside FakeTensorMode" + DRAWS_NUMBERS,
+        "hidden_states: has no numbers of its own inside FakeTensorMode" + READS_NUMBERS,
     ),
     "a step without a batch": (
         lambda sampler: sampler(HIDDEN),

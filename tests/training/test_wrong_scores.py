@@ -195,8 +195,20 @@ def test_a_dtensor_of_hidden_states_is_refused():
         pass
 
     states: Tensor = torch.Tensor._make_subclass(Given, torch.zeros(3, D))  # type: ignore
-    with pytest.raises(TypeError, match=r"pass hidden_states.full_tensor\(\)"):
+    with pytest.raises(
+        TypeError, match=r"^hidden_states: got a DTensor; .* hidden_states.full_tensor\(\)"
+    ):
         kept_logprobs(**_arguments() | {"hidden_states": states, "group": "alone"})
+
+
+@pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad])
+def test_transforms_of_functions_are_refused(transform):
+    """They hand wrappers to the call, which have no memory."""
+    given = _arguments() | {"group": "alone"}
+    states = given.pop("hidden_states")
+    scores = transform(lambda own: kept_logprobs(own, **given).logprobs.sum())
+    with pytest.raises(RuntimeError, match=r"^hidden_states: has no numbers of its own inside a "):
+        scores(states.expand(2, -1, -1) if transform is torch.vmap else states)
 
 
 def test_the_sets_of_several_steps_follow_one_another():

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from tpsample.agreement.caller_module import ATTRIBUTES, tensor_of, tensors_of
 from tpsample.core.caller_warning import warn
-from tpsample.core.checks import describe, is_integer, require_memory
+from tpsample.core.checks import describe, is_dtensor, is_integer, require_memory
 from tpsample.core.tensors import ordinary_tensors
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.settings import Settings
@@ -175,12 +175,6 @@ _EXPECTED = (
     "expected Shard(0) on one axis of the mesh and Replicate() on all others, so that each rank of "
     "that axis holds rows of its own"
 )
-
-
-def is_dtensor(value: object) -> bool:
-    """Return whether a value is a DTensor, without an import that only its users need."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(value, module.DTensor)
 
 
 def local_arguments(

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from tpsample.agreement.caller_tensors import is_dtensor
 from tpsample.cli import tensor_parallel as split
+from tpsample.core.checks import is_dtensor
 from tpsample.distributed import Job
 from tpsample.integrations.transformers_head import TransformersHead
 from tpsample.record import FullHead, LoadHead

@@ -21,9 +21,9 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from tpsample.agreement.caller_tensors import is_dtensor
 from tpsample.cli.answers import Decoded
 from tpsample.cli.model import Model
+from tpsample.core.checks import is_dtensor
 from tpsample.core.machine import how_to_install
 from tpsample.distributed import Job, LaunchError
 from tpsample.errors import NoToken, PeerLost

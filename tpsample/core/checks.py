@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+import sys
 from collections.abc import Iterable, Mapping, Sequence, Set
 from numbers import Integral, Real
 from typing import Any, NoReturn, SupportsInt, TypeGuard
@@ -35,6 +36,12 @@ def check_current(device: torch.device) -> None:
         )
 
 
+def is_dtensor(value: object) -> bool:
+    """Return whether a value is a DTensor, without an import that only its users need."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
 def require_plain(name: str, value: object) -> None:
     """Raise unless a value is a plain tensor of this rank, with numbers that can be read now.
 
@@ -45,7 +52,7 @@ def require_plain(name: str, value: object) -> None:
         ValueError: a sparse or a nested tensor.
         RuntimeError: a tensor of a call that torch records, such as make_fx, or maps, such as vmap.
     """
-    if type(value).__name__ == "DTensor":
+    if is_dtensor(value):
         whole = name == "hidden_states"
         what = "the whole of it, the same on every rank" if whole else "its part on this rank"
         call = "full_tensor" if whole else "to_local"
@@ -62,8 +69,8 @@ def require_plain(name: str, value: object) -> None:
         by = next((recorder for mode, recorder in _RECORDERS.items() if mode in modes), by)
     if by is not None:
         raise RuntimeError(
-            f"{name}: has no numbers of its own inside {by}, and a token is drawn of numbers; call "
-            "the sampler outside of it, or inside torch.compile or torch.export"
+            f"{name}: has no numbers of its own inside {by}, and this call reads them; make "
+            "it outside, or inside torch.compile"
         )
 
 

@@ -11,8 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from tpsample.agreement.caller_tensors import is_dtensor
-from tpsample.core.checks import describe
+from tpsample.core.checks import describe, is_dtensor
 from tpsample.core.score import Head, head_logits
 from tpsample.core.sealed import Sealed
 from tpsample.core.vocab_shard import VocabShard

@@ -11,13 +11,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpsample.agreement.arguments import checked_head
-from tpsample.agreement.caller_tensors import is_dtensor, local_arguments
+from tpsample.agreement.caller_tensors import local_arguments
 from tpsample.agreement.construction import default_backend
 from tpsample.agreement.misplaced import collective
 from tpsample.backends import room_of
 from tpsample.backends.torch_.room import Room
 from tpsample.compiled import outside
-from tpsample.core.checks import check_tensor, describe, real_number, require_memory
+from tpsample.core.checks import (
+    check_tensor,
+    describe,
+    is_dtensor,
+    real_number,
+    require_memory,
+    require_plain,
+)
 from tpsample.core.digest import digest_bits
 from tpsample.core.row_noise import GREEDY_BELOW, HOTTEST
 from tpsample.core.score import Head
@@ -99,6 +106,7 @@ def kept_logprobs(
         RankMismatch: an argument is wrong or differs on one of several ranks; all raise it.
         PeerLost: on CPUs, a rank did not call within the timeout of the process group.
         RuntimeError: this process was forked by that of the group. In backward, create_graph=True.
+            A transform of torch.func, such as vmap, is around the call.
     """
     if torch.compiler.is_compiling():
         tensors = hidden_states, lm_head_weight, token_ids, kept, temperature
@@ -112,6 +120,7 @@ def kept_logprobs(
             raise error
         _check_weight(lm_head_weight, given["shard"], of_ranks)
         weight = given["weight"]
+        require_plain("hidden_states", hidden_states)
         require_memory("lm_head_weight", weight)
         temperatures = _checked(hidden_states, weight, token_ids, kept, temperature)
         _check_sparse(sparse, kept, lm_head_weight)
@@ -190,11 +199,6 @@ def _checked(
     temperature: Tensor | float,
 ) -> Tensor:
     """Check what stands in rows, and return the temperature of each, fp32 [N]."""
-    if is_dtensor(hidden_states):
-        raise TypeError(
-            "hidden_states: expected a plain tensor, got a DTensor; pass "
-            "hidden_states.full_tensor(), which all ranks call together"
-        )
     device, size = weight.device, weight.shape[1]
     meaning = ", as lm_head_weight is"
     check_tensor("hidden_states", hidden_states, (weight.dtype,), ("N", size), device, meaning)
