@@ -188,6 +188,28 @@ def stale_mask(batch):
     batch.update(0, SamplingParams(seed=5))
 
 
+@pytest.mark.parametrize("made", ["from_params", "of_slots", "from_tensors"])
+def test_a_batch_may_be_built_in_a_compiled_function(made):
+    torch._dynamo.reset()
+    case = Case.make(300, 2)
+    sampler = LMHeadSampler(case.weight, backend="torch")
+
+    def model(hidden_states: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+        if made == "from_params":
+            batch = SamplingBatch.from_params(case.params, vocab_size=300)
+        elif made == "of_slots":
+            batch = SamplingBatch.of_slots(4, vocab_size=300)
+            batch.put([0, 1], case.params)
+            batch = batch.select(torch.tensor([0, 1]))
+        else:
+            numbers = {"temperature": temperature, "seed": torch.tensor([1000, 1001])}
+            batch = SamplingBatch.from_tensors(vocab_size=300, **numbers)
+        return sampler(2 * hidden_states, batch, case.positions).token_ids + 1
+
+    given = case.hidden_states, case.batch.temperature.clone()
+    assert torch.compile(model, backend="eager")(*given).equal(model(*given))
+
+
 @pytest.mark.parametrize(
     ("params", "options", "change"),
     [

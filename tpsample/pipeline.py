@@ -159,15 +159,13 @@ class Pipeline:
         with range_of("exchange"):
             self.agreement.compare()
             if out.token_ids.numel():
-                self.exchange.finish(out, step.batch.seed)
+                self.exchange.finish(out, step.batch.seed, step.batch.undrawn)
         out.logprobs, out.kept = None, None
         if out.token_ids.numel():
             if plan.stored_index is not None:
                 payloads = self.exchange.payloads()
                 with range_of("filters"):
                     cut = finish_logits(self.stored(step), step, self.ranks, payloads)
-            if step.batch.undrawn is not None:
-                self.local.fill_skipped(out, step.batch.undrawn)
             self.desync.last = step.noise.positions, out.seeds, out.token_ids
         return cut
 

@@ -30,6 +30,7 @@ from tpsample.pipeline import Pipeline
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.kinds import KINDS, Kind, batches_of
 from tpsample.request.plan import BatchView
+from tpsample.request.row_filter import FEW_LOGPROBS
 from tpsample.request.step import Inputs
 from tpsample.request.step_batch import StepBatch
 
@@ -367,7 +368,8 @@ class LMHeadSampler(Sealed):
                     if "logprobs" in kinds and self.weight.shape[1]:
                         zeros = self.weight.new_zeros(num_rows, self.weight.shape[1])
                         next_ids = torch.zeros(num_rows, dtype=torch.int64, device=device)
-                        self.prompt_logprobs(zeros, next_ids, top=1)
+                        for top in (1, min(FEW_LOGPROBS + 1, self.vocab_size)):
+                            self.prompt_logprobs(zeros, next_ids, top=top)
             of_shard = self.backend, self.shard, self.vocab_size
             if "top_p" in kinds and compiled:
                 list_over_zeros(*of_shard, self.ranks.world_size, device)

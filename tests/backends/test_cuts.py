@@ -150,7 +150,7 @@ def test_sets_one_behind_the_other(twins):
     words *= numbers.unsqueeze(1)
     cut = words.masked_fill(words == 0, ABOVE_ALL).amin(dim=1)
     own = plain.held_from(cut)[None]
-    sets = cuts_of(plain).set_sizes(own, cut, cap=8)
+    sets = cuts_of(plain).set_sizes(own, cut, 8, torch.ones_like(numbers))
     total = int(sets.needed[2]) + 3
     ids, log_masses = cuts_of(plain).listed_sets(words, sets, total)
     assert ids[-3:].tolist() == [-1] * 3 and log_masses[-3:].isnan().all()
@@ -166,7 +166,7 @@ def test_sets_one_behind_the_other(twins):
 def test_which_sets_are_listed(twins, drawn):
     """Of two ranks with the same words: all, none, one and some tokens, and greedy rows."""
     plain, cut, width = twins.plain, twins.cut.clone(), twins.plain.logits.shape[1]
-    there = torch.arange(len(cut)) % 5 != 0 if drawn else None
+    there = (torch.arange(len(cut)) % 5 != 0) | (not drawn)
     cut[1], cut[2] = 0, ABOVE_ALL
     gathered = torch.stack([plain.held_from(cut)] * 2)
     for cap in (1, 2 * width // 3, 2 * width):
@@ -197,8 +197,9 @@ def test_sets_of_more_rows_than_one_block():
         kind(logits, logits, 0, 90, kind.temperature_of(noise), noise)
         for kind in (ShardLogits, TritonShardLogits)
     )
-    expected = cuts_of(plain).set_sizes(gathered, cut, cap=60)
-    for name, value in cuts_of(triton).set_sizes(gathered, cut, cap=60)._asdict().items():
+    given = gathered, cut, 60, torch.ones(600, dtype=torch.bool)
+    expected = cuts_of(plain).set_sizes(*given)
+    for name, value in cuts_of(triton).set_sizes(*given)._asdict().items():
         assert equal(value, getattr(expected, name)), name
     assert expected.overflow.any() and not expected.overflow.all()
 

@@ -274,9 +274,11 @@ def test_only_best_scores_that_can_decide_are_weighed(twins):
 def test_programs_of_several_blocks(each, monkeypatch):
     """They find what blocks find one by one, of equal logits and scores that of the lowest id."""
     twins = Twins(*SHARDS[1], num_samples=2)
-    twins.logits[5, [70, 70 + 256, 70 + 512]] = 1e4  # of a greedy row, at the same place
+    greedy = twins.plain.noise.temperature.argmin()
+    twins.logits[greedy, [70, 70 + 256, 70 + 512]] = 1e4  # at the same place of three blocks
     plain, triton = (replace(rows, top=twins.top) for rows in (twins.plain, twins.triton))
-    monkeypatch.setattr(passes, "BLOCK", 256)
+    monkeypatch.setattr(passes, "BLOCK", 256)  # for the grid, and in the next line for kernels
+    monkeypatch.setitem(passes._BLOCKS, "BLOCK", 256)
     monkeypatch.setattr(TritonShardLogits, "blocks_each", lambda *_: each)
     best, cut = plain.best_scores(COUNT), twins.cut
     filters, marks = twins.thresholds, best[:, 1 + 2 * COUNT :]
@@ -346,20 +348,22 @@ def test_rows_are_settled_as_by_the_definition(num_samples):
     twins = Twins(0, V)
     pick = [int(twins.cut[5]), word.KEY_NAN << word.TOKEN_BITS, 0, int(twins.cut[6])]
     words = torch.tensor(pick).unsqueeze(1).repeat(1, num_samples or 1)
-    index = torch.tensor([4, 0, 2, 5])
+    words = torch.cat([words, words[:1].expand(3, -1)])
+    index = torch.tensor([4, 0, 2, 5, 6, 7, 8])
     outs = []
     for rows in (twins.plain, *twins.kernels):
-        out = SampleOutput.empty(torch.zeros(6, dtype=torch.int64), num_samples)
+        out = SampleOutput.empty(torch.zeros(9, dtype=torch.int64), num_samples)
         out.token_ids.fill_(77)
-        out.status.copy_(torch.tensor([0, 1, 0, 3, 0, 3]))
+        out.token_ids[5:] = -1  # lost, padding, a bad slot, and words that no local step made
+        out.status.copy_(torch.tensor([0, 1, 0, 3, 0, 3, 0, 4, 2]))
         rows.write_tokens(words, index, out)
         outs.append(out)
     plain, *others = outs
     for out in others:
         assert equal(out.token_ids, plain.token_ids) and equal(out.status, plain.status)
-    assert plain.status.tolist() == [Status.NAN, 1, Status.EMPTY, 3, Status.OK, Status.PEER_LOST]
-    tokens = plain.token_ids.view(6, -1)[:, -1].tolist()
-    assert tokens == [-1, 77, -1, 77, int(word.token_of(words[0, 0])), -1]
+    assert plain.status.tolist() == [Status.NAN, 1, Status.EMPTY, 3, 0, Status.PEER_LOST, 0, 4, 0]
+    tokens, drawn = plain.token_ids.view(9, -1)[:, -1].tolist(), int(word.token_of(words[0, 0]))
+    assert tokens == [-1, 77, -1, 77, drawn, -1, -1, -1, drawn]
 
 
 @pytest.mark.parametrize("top", [0, 5])
@@ -380,7 +384,7 @@ def test_logprobs_are_told_as_by_the_definition(twins, top):
     sampled = plain.first_id + torch.arange(2 * rows).view(rows, 2) * 11 % plain.logits.shape[1]
     sampled[2, 1] = -1
     ids = torch.cat([sampled, asked.chosen], dim=1)
-    own = plain.own_words(plain.first_words(max(1, asked.top)), ids)
+    own = plain.own_words(max(1, asked.top), ids)
     words = plain.listed_words(asked, own.unsqueeze(0))
     is_cut = torch.arange(rows) % 2 == 0
     cut = torch.where(is_cut, words.first[:, -1], 0)

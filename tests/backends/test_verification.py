@@ -66,7 +66,10 @@ def problem(backend: str, block: bool, law: torch.dtype | None, width: int = WID
         drafts[5, 0], draft[5, 0, 11] = FIRST + 11, -math.inf
     status = torch.zeros(num_rows, positions, dtype=torch.int32)
     status[2, 1:], status[7] = 1, 2
-    return room_of(backend).verification(rows, draft, drafts, status, seed, at, block)
+    sampled = torch.where(status == 0, 7, -1)
+    drafts[3], sampled[3] = -1, -1  # padding
+    its = drafts, sampled, status, seed, at
+    return room_of(backend).verification(rows, draft, *its, block)
 
 
 def same(found: Any, expected: Any) -> None:

@@ -16,7 +16,7 @@ from tests.support.cases import Case, even_shards, uneven_shards
 from tests.support.settings import settings_of
 from tests.support.tiers import long
 from tests.support.virtual import Spy, assert_all_equal, step, virtual
-from tpsample import LMHeadSampler, PeerLost, Status, VocabShard
+from tpsample import LMHeadSampler, PeerLost, SamplingBatch, Status, VocabShard
 from tpsample.backends.torch_.launch import TorchBackend
 from tpsample.backends.triton_.kernels.inbox import chunk_of_tile, tiles_of_chunk
 from tpsample.core import word
@@ -64,6 +64,19 @@ def test_tokens_are_the_oracles(vocab_size, world_size, shards, chunks):
     assert_all_equal(step(world, samplers, case), case.oracle())
     several = case.rows([4, 1])
     assert_all_equal(step(world, samplers, several, num_samples=2), several.oracle(num_samples=2))
+
+
+@pytest.mark.parametrize("num_samples", [None, 2])
+def test_rows_that_name_no_request_get_no_token(num_samples):
+    case = Case.make(1000, 5)
+    slots = SamplingBatch.of_slots(4, vocab_size=1000)
+    slots.put([0, 3], case.params[:2])
+    world, samplers = virtual(case, SHARDS["uneven"](1000, 3), chunks=2)
+    named = torch.tensor([3, -1, 0, 2, -1])  # padding, and a slot without a request
+    given = case.hidden_states, slots.select(named), case.positions
+    expected = LMHeadSampler(case.weight, backend="torch")(*given, num_samples=num_samples)
+    assert expected.status.tolist() == [0, 0, 0, Status.BAD_SLOT, 0]
+    assert_all_equal(world.step(samplers, *given, num_samples=num_samples), expected)
 
 
 @pytest.mark.parametrize(

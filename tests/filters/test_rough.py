@@ -1,6 +1,7 @@
 """Rows that upper ends of their logits decide draw the same as from the logits themselves."""
 
 import itertools
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,14 @@ from torch import Tensor
 from tests.support.same_rows import assert_same_rows
 from tests.support.screening import HEADS, ODD_HEADS, problem
 from tests.support.settings import settings_of
-from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference
+from tpsample import (
+    LMHeadSampler,
+    SamplingBatch,
+    SamplingParams,
+    Status,
+    VocabShard,
+    reference,
+)
 from tpsample.backends.numba_ import launch as native_backend
 from tpsample.backends.numba_.launch import NativeBackend
 from tpsample.backends.numba_.passes import NativeShardLogits
@@ -120,6 +128,19 @@ def test_best_words_of_upper_ends_are_those_that_were_found():
     assert torch.equal(scores[known], words.topk(BEST_SCORES, dim=2).values[known])
     exact = ends.best[:, 1:].unflatten(1, (2, 2, -1))[:, 0]
     assert torch.equal(scores[~known], exact[~known]) and known.sum() == 4
+
+
+def test_a_masked_row_has_no_first_word():
+    """A min_p stores no upper ends, and in its memory are those of an earlier step."""
+    case = problem("normal", V, 1, D)
+    sampler = LMHeadSampler(case.weight, backend="numba", on_failed=0)
+    for hidden_states, fields, bits, status in (
+        (case.hidden_states * math.nan, {"top_p": 0.5}, -1, Status.NAN),
+        (case.hidden_states, {"min_p": 0.1}, 0, Status.EMPTY),
+    ):
+        batch = SamplingBatch.from_params([SamplingParams(seed=1, **fields)], vocab_size=V)
+        batch.grammar_bitmask = torch.full((1, -(-V // 32)), bits, dtype=torch.int32)
+        assert sampler(hidden_states, batch, 3).status.tolist() == [status]
 
 
 def test_no_kernel_is_called_for_no_rows(monkeypatch):

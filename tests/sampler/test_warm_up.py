@@ -181,16 +181,37 @@ def test_sets_that_first_words_hold_and_others_are_warm(kind, report):
         assert later and set(later) <= warm, temperature
 
 
-@pytest.mark.parametrize("more", [{}, {"top_p": 0.5}])
-def test_many_logprobs_are_warm_too(more):
+def test_logprobs_are_warm_with_each_kind_that_first_words_decide():
+    """Many logprobs are warmed up with the first kind alone, and a mix of kinds is searched."""
+    kinds: list[Kind] = ["top_k", "top_k beside top_p", "logprobs"]
     sampler = LMHeadSampler(_weight(), backend="triton")
-    warm = _warm(sampler, ["logprobs", *more], run_them=True)
+    warm = _warm(sampler, kinds)
+    for kind in kinds[:2]:
+        batch = _batch([OTHERS[kind] | KINDS["logprobs"]] * 2)
+        assert _later(sampler, 2, batch) <= warm, kind
+
+
+@pytest.mark.parametrize("others", [(), ("top_p",), ("bias",)])
+def test_many_logprobs_are_warm_too(others: tuple[Kind, ...]):
+    """With a bias some are of logits before it, and the LM head tells no words of these."""
+    sampler = LMHeadSampler(_weight(), backend="triton")
+    warm = _warm(sampler, ["logprobs", *others], run_them=True)
+    more = dict(pair for kind in others for pair in KINDS[kind].items())
     with listed(run_them=True) as later:
         for many in ({"logprobs": 50}, {"logprobs": 3, "logprob_token_ids": list(range(60))}):
             _step(
                 sampler,
                 [{**many, **more, "logprobs_mode": mode} for mode in get_args(LogprobsMode)],
             )
+    assert later and set(later) <= warm
+
+
+def test_logprobs_of_a_prompt_are_warm():
+    sampler = LMHeadSampler(_weight(), backend="triton")
+    warm = _warm(sampler, ["logprobs"], run_them=True)
+    with listed(run_them=True) as later:
+        for top in (0, 1, 20, 33, 60):
+            sampler.prompt_logprobs(torch.zeros(3, D), torch.arange(3), top=top)
     assert later and set(later) <= warm
 
 

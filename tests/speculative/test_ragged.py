@@ -15,6 +15,7 @@ from tpsample import (
     RankMismatch,
     SamplingBatch,
     SamplingParams,
+    Status,
     VerifyOutput,
     VocabShard,
     reference,
@@ -142,19 +143,22 @@ def test_more_logits_than_there_is_room_for_are_refused():
         verify_logits(small, LOGITS, drafts(), batch(), 20)
 
 
-@pytest.mark.parametrize("method", ["coupled", "rejection", "block"])
-def test_the_definition_draws_no_row_that_names_no_request(method):
+@pytest.mark.parametrize("backend", ["torch", "numba", "triton"])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_emits_nothing_for_padding(method, backend):
+    """A slot without a request emits nothing either, however likely its drafts are."""
     batch = SamplingBatch.of_slots(3, vocab_size=V)
     batch.put(1, SamplingParams(seed=4))
     logits = torch.randn(3, 2, V, generator=torch.Generator().manual_seed(0))
     drafts, slots = torch.tensor([[3], [2], [1]]), torch.tensor([-1, 1, 9])
     logits[[0, 2], 0, [3, 1]] = 50.0  # drafts that any row would accept
-    sampler = LMHeadSampler(torch.empty(V, 0))
+    sampler = LMHeadSampler(torch.empty(V, 0), backend=backend)
     found = verify_logits(sampler, logits, drafts, batch.select(slots), 5, method=method)
     expected = definition.verify(logits, drafts, batch.select(slots), 5, method=method)
     for name in ("token_ids", "num_accepted", "status"):
         assert getattr(found, name).equal(getattr(expected, name)), name
     assert found.token_ids[[0, 2]].eq(-1).all() and found.token_ids[1, 0] >= 0
+    assert found.status.tolist() == [Status.OK, Status.OK, Status.BAD_SLOT]
 
 
 @pytest.mark.parametrize("method", METHODS)

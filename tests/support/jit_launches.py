@@ -161,9 +161,7 @@ def step(
     begun = backend.prepare(hidden_states, view, positions, num_samples, out, logits)
     for part, own in enumerate(words.begin(begun.num_words)):
         backend.best_words(begun, own, part, words.parts, words.push)
-    words.finish(out, view.seed)
-    if view.undrawn is not None:
-        backend.fill_skipped(out, view.undrawn)
+    words.finish(out, view.seed, view.undrawn)
     if view.plan.stored_index is None:
         return 0
     with Operators() as operators:
@@ -219,7 +217,7 @@ def verification(
         if method == "coupled":
             out = SampleOutput.empty(view.seed, None)
             sampler.begin(inputs, view, at_rows, out)
-            sampler.exchange.finish(out, view.seed)
+            sampler.exchange.finish(out, view.seed, view.undrawn)
             room.coupled_output(drafts, out)
         else:
             verify_by_ratio(sampler, *given, block=method == "block", draft=law)

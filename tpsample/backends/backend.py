@@ -10,9 +10,9 @@ from torch import Tensor
 from tpsample.backends.screening.int8_copy import Int8Copy
 from tpsample.core.row_noise import RowNoise
 from tpsample.core.tensors import Scratch
-from tpsample.output import SampleOutput, VerifyOutput
+from tpsample.output import SampleOutput
 from tpsample.request.controls.apply import ControlRows, StepControls
-from tpsample.request.plan import BatchPlan, BatchView, Undrawn
+from tpsample.request.plan import BatchPlan, BatchView
 from tpsample.request.step import Found, Push, Step, rows_of_memory
 from tpsample.request.step_batch import StepBatch
 from tpsample.settings import Settings
@@ -90,10 +90,6 @@ class Backend(ABC):
     def read_slots(self, batch: StepBatch) -> None:
         """Let a batch read the slots that its rows name, for a step that begins now."""
         batch._read_slots()
-
-    def fill_skipped(self, out: SampleOutput | VerifyOutput, undrawn: Undrawn) -> None:
-        """Do `fill_skipped` of an output for the rows that are not drawn."""
-        out.fill_skipped(*undrawn)
 
     def controls_of(self, rows: ControlRows) -> StepControls:
         """Return the controls of a step's rows over the shard."""

@@ -19,6 +19,7 @@ from tpsample.noise import DOMAIN_TOKEN
 from tpsample.output import SampleOutput
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
+from tpsample.request.plan import Undrawn
 from tpsample.request.row_filter import LOWEST, MAX_TOP_WORDS
 
 LAWS = (torch.float32, torch.bfloat16, torch.float16)
@@ -66,7 +67,8 @@ def verify_over_zeros(
     noise = RowNoise(torch.ones_like(logits[:, 0]), zero, zero, 1)
     for domain, dtype in product((DOMAIN_TOKEN, DOMAIN_DRAFT), LAWS):
         words = room.draft_words(logits.to(dtype), shard.start, noise, 0, domain)
-        room.decoder()(words, zero, SampleOutput.empty(zero, None))
+        for undrawn in (None, Undrawn(*torch.zeros_like(zero, dtype=torch.bool).expand(2, 1))):
+            room.decoder()(words, zero, SampleOutput.empty(zero, None), undrawn)
 
 
 def _widths(most: int) -> Iterator[int]:
@@ -93,7 +95,9 @@ def _verify(room: Room, shard: VocabShard, vocab_size: int, width: int, zero: Te
     replace(rows, top=noise.temperature).held_from(zeros)  # of kept sets
     for block, dtype in product((False, True), (None, *LAWS)):
         draft = None if dtype is None else logits[None, 1:].to(dtype)
-        verification = room.verification(rows, draft, drafts, drafts.int(), zero, zero, block)
+        verification = room.verification(
+            rows, draft, drafts, drafts, drafts.int(), zero, zero, block
+        )
         laws = verification.laws(verification.tops().unsqueeze(0))
         laws, places = verification.accept(laws, verification.sums(laws))
         verification.output(laws, places, verification.residuals(laws, places).unsqueeze(0))

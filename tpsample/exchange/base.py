@@ -23,6 +23,7 @@ from tpsample.output import SampleOutput
 from tpsample.ranks.process import ProcessRanks
 from tpsample.ranks.ranks import Ranks
 from tpsample.ranks.subgroups import group_timeout
+from tpsample.request.plan import Undrawn
 from tpsample.request.step import Push
 from tpsample.settings import Settings
 
@@ -114,9 +115,13 @@ class Exchange:
         """
         return (self._views.get(rows) or self._make_views(rows))[1]
 
-    def finish(self, out: SampleOutput, seeds: Tensor) -> None:
-        """Write the step's tokens, status and seeds, from the words of all sources."""
-        self._decode(self.collect(out.token_ids.numel()), seeds, out)
+    def finish(self, out: SampleOutput, seeds: Tensor, undrawn: Undrawn | None = None) -> None:
+        """Write the step's tokens, status and seeds, from the words of all sources.
+
+        Args:
+            undrawn: rows that have no token whatever their words are; None for none.
+        """
+        self._decode(self.collect(out.token_ids.numel()), seeds, out, undrawn)
         self._unfinished = False
 
     def bytes_sent(self, rows: int) -> int:

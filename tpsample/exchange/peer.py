@@ -24,6 +24,7 @@ from tpsample.exchange.inboxes import peer_memory
 from tpsample.output import SampleOutput
 from tpsample.ranks.lost import peer_lost
 from tpsample.ranks.process import ProcessRanks
+from tpsample.request.plan import Undrawn
 from tpsample.request.step import Push
 from tpsample.settings import Settings
 
@@ -78,13 +79,14 @@ class PeerExchange(Exchange):
         self._lost_of_host = between.lost if between else self._lost[:2].unsqueeze(0)
         self.push = Push(self.arrive, self.epoch, self._lost, self.memory.addresses, *layout)
 
-    def finish(self, out: SampleOutput, seeds: Tensor) -> None:
+    def finish(self, out: SampleOutput, seeds: Tensor, undrawn: Undrawn | None = None) -> None:
         """Wait on the device for every rank's words; the kernel that waits decodes them too.
 
         With two levels these are the words of this host, and then come those of the others.
         """
         num_rows, push = out.status.shape[0], self.push
         num_slots = push.num_chunks * push.world_size
+        undrawn_rows, bad_rows = undrawn or (None, None)
         launch_kernel(
             peer_finish_kernel,
             (-(-num_rows // _BLOCK_B),),
@@ -93,6 +95,8 @@ class PeerExchange(Exchange):
             done_ptr=self.done,
             lost_ptr=self._lost,
             seed_ptr=seeds,
+            undrawn_ptr=undrawn_rows,
+            bad_ptr=bad_rows,
             words_ptr=self._winners,
             token_ptr=out.token_ids,
             status_ptr=out.status,
@@ -114,6 +118,8 @@ class PeerExchange(Exchange):
         if self._between:
             words = self._winners[: out.token_ids.numel()]
             self._between.finish(out, seeds, words, self._lost[:2])
+            if undrawn is not None:
+                out.fill_skipped(*undrawn)
 
     def bytes_sent(self, rows: int) -> int:
         own = (self.push.world_size - 1) * 8 * rows * self.chunks

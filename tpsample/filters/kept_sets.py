@@ -362,7 +362,7 @@ def _by_digits(
 
 
 def find_kept_sets(
-    cut: Cut, cap: int, ranks: Ranks, *, drawn: Tensor | None = None, may_read: bool = True
+    cut: Cut, cap: int, ranks: Ranks, *, drawn: Tensor, may_read: bool = True
 ) -> KeptSets:
     """Return the tokens of every row that could have been drawn, for training.
 
@@ -376,7 +376,7 @@ def find_kept_sets(
     Args:
         cut: of all rows of the step.
         cap: most tokens that are reported of a row.
-        drawn: bool [R], the rows that drew a token; None for all.
+        drawn: bool [R], the rows that drew a token.
         may_read: whether the host may read from the device how many words there are. If not, n is
             min(cap, V), and the sets lie in memory for as many ids of every row.
     """

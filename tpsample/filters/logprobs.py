@@ -40,14 +40,12 @@ def own_words(
         sampled: int64 [R, S]; -1 for none.
         first: n first words of the rows, or more, if they are known.
     """
-    count = max(1, logprob_rows.top)
-    first = rows.first_words(count) if first is None else first[:, :count]
     ids = (
         torch.cat([sampled, logprob_rows.chosen], dim=1)
         if logprob_rows.chosen.shape[1]
         else sampled
     )
-    return rows.own_words(first, ids)
+    return rows.own_words(max(1, logprob_rows.top), ids, first)
 
 
 def words_of_drawn(gathered: Tensor, logprob_rows: LogprobRows, sampled: Tensor) -> Tensor:

@@ -137,7 +137,9 @@ def batches_of(
                 yield _batch_of(mix, num_rows, fixed_rounds=True, judged=judged, **how)
     if "logprobs" in kinds:
         filtered = [kind for kind in kinds if kind in _OF_ONE_ROW[1:]][:1]
-        for mix in dict.fromkeys((("logprobs",), ("logprobs", *filtered))):
+        controlled = [kind for kind in kinds if kind not in (*_OF_ONE_ROW, *_REPORTS)][:1]
+        mixes = (("logprobs", *others) for others in ((), filtered, controlled))
+        for mix in dict.fromkeys(mixes):
             yield _batch_of(mix, num_rows, many_logprobs=True, **how)
     if not compiled:
         return

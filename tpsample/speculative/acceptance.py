@@ -89,7 +89,8 @@ def verify_by_ratio(
             rows=rows,
             draft=draft,
             drafts=drafts,
-            status=out.status.view(num_rows, width),  # the exchange writes it
+            sampled=out.token_ids.view(num_rows, width),
+            status=out.status.view(num_rows, width),  # the exchange writes both
             seed=batch.seed[::width].clone(),  # the output is a value
             positions=positions,
             block=block,
@@ -99,7 +100,7 @@ def verify_by_ratio(
         inputs, batch, at, out, payloads_of=lambda rows, *_: [verification_of(rows).tops()]
     )
     sampler.agreement.compare()
-    sampler.exchange.finish(out, batch.seed)
+    sampler.exchange.finish(out, batch.seed, batch.undrawn)
     stored, ranks = shard_logits(step, sampler.shard, sampler.backend), sampler.ranks
     verification, payloads = verification_of(stored), sampler.exchange.payloads()
     laws = verification.laws(
@@ -122,8 +123,6 @@ def verify_by_ratio(
     if cut is not None and batch.plan.kept_cap is not None:
         # A row that failed emits nothing where it stops.
         emitted = (verified.token_ids >= 0).flatten()
-        if batch.undrawn is not None:
-            emitted &= ~batch.undrawn.rows
         verified.kept = kept_sets_of(cut, batch, ranks, emitted)
     return verified
 

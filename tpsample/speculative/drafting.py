@@ -13,7 +13,6 @@ from tpsample.agreement.misplaced import collective, refuse_on_sampler
 from tpsample.agreement.step import Call
 from tpsample.backends import room_of
 from tpsample.compiled import outside
-from tpsample.core import word
 from tpsample.core.acceptance import DOMAIN_DRAFT
 from tpsample.core.checks import (
     check_choice,
@@ -154,11 +153,9 @@ def sample_draft(
         room = room_of(sampler.backend)
         draw, decode = room.draft_words, room.decoder()
         words = draw(logits, sampler.shard.start, noise, sample, domain)
-        decode(sampler.ranks.gather_integers(words).flatten(0, 1), noise.seed, out)
-        token_ids = out.token_ids
-        if agreed._undrawn_rows is not None:
-            token_ids = token_ids.masked_fill(agreed._undrawn_rows.rows, word.NO_TOKEN)
-        return Draft(token_ids, draft_logits.detach(), int(index), method, at.clone())
+        gathered = sampler.ranks.gather_integers(words).flatten(0, 1)
+        decode(gathered, noise.seed, out, agreed._undrawn_rows)
+        return Draft(out.token_ids, draft_logits.detach(), int(index), method, at.clone())
 
 
 def check_positions(drafts: Sequence[Draft], batch: StepBatch, positions: Tensor) -> None:

@@ -192,9 +192,9 @@ def _verify(
         assert isinstance(agreed, StepBatch) and at is not None and drafts is not None
 
         sampler.local.read_slots(agreed)
-        undrawn, room = agreed._undrawn_rows, room_of(sampler.backend)
-        without = None if undrawn is None else undrawn.rows
-        drafts, at_rows = room.drafted_rows(drafts, without, at, sampler.vocab_size)
+        undrawn = None if agreed._undrawn_rows is None else agreed._undrawn_rows.rows
+        room = room_of(sampler.backend)
+        drafts, at_rows = room.drafted_rows(drafts, undrawn, at, sampler.vocab_size)
         agreed._note_step(sampler.pipeline, inputs.given, at, call.now, 1)
         expanded = agreed._with_drafts(drafts[:, :-1], is_read=True)
         if call.rows == 0:
@@ -208,8 +208,6 @@ def _verify(
                 block = method == "block"
                 rows = drafts, expanded, at, at_rows
                 verified = verify_by_ratio(sampler, inputs, *rows, block=block, draft=law)
-        if undrawn is not None:
-            sampler.local.fill_skipped(verified, undrawn)
         return sampler.pipeline.counted(verified)
 
 

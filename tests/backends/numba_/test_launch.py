@@ -26,6 +26,7 @@ from tpsample.backends.numba_.kernels import threads
 from tpsample.backends.numba_.kernels.compiling import jit
 from tpsample.backends.numba_.kernels.head import plain_rows
 from tpsample.backends.numba_.kernels.threads import share
+from tpsample.core import word
 
 SIZES = ((300, 5, 24), (1000, 2, 40), (130, 9, 7))
 
@@ -218,3 +219,16 @@ def test_blocks_that_meet_two_of_the_state_have_the_controls_of_both():
         step = hidden, SamplingBatch.from_params(params, vocab_size=300), torch.arange(2)
         (found,), (expected,) = words(native, *step)[0], words(definition, *step)[0]
         assert found.equal(expected), f"the bias of id {token}"
+
+
+def test_drafted_tokens_have_penalties_in_blocks_that_have_none():
+    """A row has no tokens but its drafts. Each has a greater logit than the one before; it wins."""
+    case = problem("normal", 300, 1, 24)
+    _, native = backends(case, VocabShard(0, 300))
+    drafts = 64 + (case.hidden_states @ case.weight[64:].T).topk(3).indices.flip(1)
+    batch = SamplingBatch.from_params(
+        [SamplingParams(seed=0, repetition_penalty=0.01)], vocab_size=300
+    )
+    step = case.hidden_states.expand(4, -1), batch._with_drafts(drafts), torch.arange(4)
+    (found,), _ = words(native, *step)
+    assert word.token_of(found)[1:].tolist() == drafts[0].tolist()

@@ -8,7 +8,7 @@ import torch
 
 from tests.fuzz.requests import THEMES, random_row
 from tests.support.cases import Case
-from tests.support.rows import batch_of, bitmask_of
+from tests.support.rows import Row, batch_of, bitmask_of
 from tests.support.tiers import long
 from tests.support.virtual import assert_all_equal, small_tiles
 from tpsample import LMHeadSampler, SamplingBatch, VocabShard, reference
@@ -22,8 +22,11 @@ SHARDS = [VocabShard(0, V), VocabShard(0, 90), VocabShard(91, 200), VocabShard(3
 
 
 def _batch() -> SamplingBatch:
+    """Rows of all controls, and one whose drafts end its min_tokens."""
     pick = random.Random(0)
-    return batch_of([random_row(pick, V, THEMES["controls"]) for _ in range(ROWS)], V)
+    rows = [random_row(pick, V, THEMES["controls"]) for _ in range(ROWS - 1)]
+    ending = {"seed": 1, "min_tokens": 7, "stop_token_ids": [3, 100]}
+    return batch_of([*rows, Row.of(ending, prompt=[], output=[5] * 5)], V)
 
 
 def _grammar(rows: int) -> torch.Tensor:

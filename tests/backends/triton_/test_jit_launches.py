@@ -27,7 +27,7 @@ LISTED, DIGITS = ["words", "cut"], ["digit"] * 4 + ["last_digit"]
 SEARCHES = ["bin", *LISTED, *DIGITS, "bin", *LISTED, *DIGITS]
 TOP_WORDS = [*FIRST_WORDS, "top_words", "write_tokens"]
 BEST_KEPT = ["last_cut", "best_kept", "write_tokens"]
-LOGPROBS = [*FIRST_WORDS, "own_words", "listed_words", "mass", "told_logprobs"]
+LOGPROBS = ["few_words", "listed_words", "mass", "told_logprobs"]
 
 
 def _asked_by(rule: Rule) -> list[str]:
@@ -145,7 +145,7 @@ def expected(name: str) -> list[str]:
     masks = ["token_mask"] * name.endswith(MASKED)
     drafted = ["drafted_rows"] * name.startswith(VERIFICATIONS)
     if name == "slots":
-        return ["read_slots", "lm_head", finish, "skip_rows"]
+        return ["read_slots", "lm_head", finish]
     return [*drafted, *masks, *screen, "lm_head", finish, *ways]
 
 

@@ -90,6 +90,8 @@ def test_finish_kernel_writes_its_rows_and_clears_its_words_alone():
         words_ptr=memory,
         stride_words_s=memory.stride(0),
         seed_ptr=seeds,
+        undrawn_ptr=None,
+        bad_ptr=None,
         token_ptr=tokens,
         status_ptr=status,
         out_seed_ptr=out_seeds,

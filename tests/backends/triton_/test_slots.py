@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from tests.support.slots import GPU, V, sampler_of
-from tpsample import SampleOutput, SamplingBatch, SamplingParams, VerifyOutput
+from tpsample import SampleOutput, SamplingBatch, SamplingParams
+from tpsample.backends import room_of
 from tpsample.backends.triton_ import slots as launches
+from tpsample.core.order import order_words
 from tpsample.request.plan import Undrawn
 
 
@@ -31,23 +33,22 @@ def test_rows_find_the_slots_that_they_name(rows):
     assert rows < 64 or 0 < int(skipped.bad.sum()) < int(skipped.rows.sum()) < rows
 
 
-@pytest.mark.parametrize("shape", [(70,), (70, 3)])
-@pytest.mark.parametrize("verified", [False, True])
-def test_rows_that_are_not_drawn_are_skipped(shape, verified):
-    rows = torch.arange(70)
+@pytest.mark.parametrize("num_samples", [None, 3])
+@pytest.mark.parametrize("backend", ["torch", "triton", "numba"])
+def test_rows_that_are_not_drawn_get_no_token(num_samples, backend):
+    rows, samples = torch.arange(70), num_samples or 1
     undrawn = Undrawn(rows % 3 == 0, rows % 6 == 0)
-
-    def output() -> SampleOutput | VerifyOutput:
-        if verified:
-            tokens = torch.ones(70, shape[-1] % 70 + 1).long()
-            return VerifyOutput(rows.clone(), tokens, rows.int(), rows.clone())
-        return SampleOutput(torch.ones(shape).long(), rows.int(), rows.clone())
-
-    by_torch, by_kernel = output(), output()
-    by_torch.fill_skipped(*undrawn)
-    launches.fill_skipped(by_kernel, undrawn)
+    logits = torch.randn(2, samples * 70, generator=torch.Generator().manual_seed(1))
+    logits[:, 3:5] = torch.nan  # one row is drawn, one is not
+    words = order_words(logits, 5)
+    drawn, skipped = (SampleOutput.empty(rows, num_samples) for _ in range(2))
+    room_of(backend).decoder()(words.clone(), rows, drawn)
+    drawn.fill_skipped(*undrawn)
+    room_of(backend).decoder()(words, rows, skipped, undrawn)
     for name in ("token_ids", "status", "seeds"):
-        assert getattr(by_torch, name).equal(getattr(by_kernel, name)), name
+        assert getattr(drawn, name).equal(getattr(skipped, name)), name
+    assert skipped.status[:8].tolist() == [4, 0, 0, 0, 1, 0, 4, 0]
+    assert (skipped.token_ids.view(70, -1)[:, 0] < 0).equal(undrawn.rows | (rows == 4))
 
 
 def test_a_step_reads_what_was_written_to_the_batch_after_the_selection():

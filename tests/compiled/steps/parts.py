@@ -49,7 +49,7 @@ from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.backends.triton_.arguments import append_tokens
 from tpsample.backends.triton_.largest import largest
 from tpsample.backends.triton_.passes import TritonShardLogits
-from tpsample.backends.triton_.slots import fill_skipped, read_slots
+from tpsample.backends.triton_.slots import read_slots
 from tpsample.backends.triton_.tile_table import Gpu, Tile, all_tiles, fitted, storing_tiles
 from tpsample.core import word
 from tpsample.core.order import DIGIT_BITS, Search
@@ -270,17 +270,20 @@ def slots(gpu: EmulatedGpu, seeds: int) -> Compared:
     generator, outcome = torch.Generator().manual_seed(7), Compared()
     batch = SamplingBatch.of_slots(90, vocab_size=V)
     batch.put(range(0, 90, 2), [SamplingParams(seed=slot) for slot in range(45)])
+    row = SamplingBatch.from_params([SamplingParams(seed=1, top_p=0.5)], vocab_size=V)
+    stored = torch.zeros(1, V), row, RowNoise(row.temperature, row.seed, row.seed, 1)
     for rows in (3, 200):
         named = torch.randint(-2, 95, (rows,), generator=generator)
         plain, found = batch.select(named), batch.select(named)
         plain._read_slots()
         found._read_slots(read_slots)
+        words = torch.randint(0, 2**50, (2, 3 * rows), generator=generator)
+        filtered, index = words[0].view(rows, 3), torch.arange(rows)
         made = [SampleOutput.empty(plain.seed, 3) for _ in range(2)]
-        for out in made:
-            out.token_ids.zero_()
-            out.status.zero_()
-        made[0].fill_skipped(*plain._undrawn_rows)
-        fill_skipped(made[1], plain._undrawn_rows)
+        for backend, out in zip(("torch", "triton"), made, strict=True):
+            room = room_of(backend)
+            room.decoder()(words.clone(), plain.seed, out, plain._undrawn_rows)
+            room.passes.of(*stored, first_id=0).write_tokens(filtered, index, out)
         numbers = [
             [its.slots, *its.undrawn, its.temperature, its.seed, out.token_ids, out.status]
             for its, out in zip((plain._slot_rows, found._slot_rows), made, strict=True)
@@ -338,19 +341,22 @@ def scores(gpu: EmulatedGpu, seeds: int) -> Compared:
 
 
 def _lists(logits: torch.Tensor) -> Compared:
-    """Kept sets and logprobs over them, from lists of few tokens, beside the plain backend's."""
-    told = []
-    for backend in ("triton", "torch"):
-        sampler = LMHeadSampler(torch.empty(logits.shape[1], 0), backend=backend, max_rows=2)
-        fields = {"top_p": 0.9, "logprobs": 3, "logprobs_mode": "processed_logprobs"}
-        params = [SamplingParams(seed=row, **fields) for row in range(2)]
-        batch = SamplingBatch.from_params(params, vocab_size=logits.shape[1], kept_cap=2000)
-        out = sampler.sample_logits(logits, batch, 3)
-        its = out.logprobs, out.kept
-        parts = (part for of in its for part in dataclasses.astuple(of))
-        told.append([out.token_ids, *(part for part in parts if isinstance(part, torch.Tensor))])
-    wrong = sum(not one.equal(other) for one, other in zip(*told, strict=True))
-    return Compared(2, wrong, notes=["lists"] * (wrong > 0))
+    """Kept sets and logprobs over them, from lists of few tokens, and more logprobs than one
+    launch finds, beside the plain backend's."""
+    outcome = Compared()
+    of_sets = {"top_p": 0.9, "logprobs": 3, "logprobs_mode": "processed_logprobs"}
+    for fields, kept_cap in ((of_sets, 2000), ({"logprobs": 40}, None)):
+        params, told = [SamplingParams(seed=row, **fields) for row in range(2)], []
+        for backend in ("triton", "torch"):
+            sampler = LMHeadSampler(torch.empty(logits.shape[1], 0), backend=backend, max_rows=2)
+            batch = SamplingBatch.from_params(params, vocab_size=logits.shape[1], kept_cap=kept_cap)
+            out = sampler.sample_logits(logits, batch, 3)
+            its = [dataclasses.astuple(of) for of in (out.logprobs, out.kept) if of is not None]
+            parts = (part for of in its for part in of if isinstance(part, torch.Tensor))
+            told.append([out.token_ids, *parts])
+        wrong = sum(not one.equal(other) for one, other in zip(*told, strict=True))
+        outcome += Compared(2, wrong, notes=["lists"] * (wrong > 0))
+    return outcome
 
 
 def emulator(gpu: EmulatedGpu, seeds: int) -> Compared:

@@ -372,24 +372,20 @@ class Cuts:
         best = self.rows.best_and_mass(cut) if weighs else self.rows.best_kept(cut)
         return torch.cat([best, self.rows.of_undone(cut.unsqueeze(1))], dim=1)
 
-    def set_sizes(
-        self, gathered: Tensor, cut: Tensor, cap: int, drawn: Tensor | None = None
-    ) -> SetSizes:
+    def set_sizes(self, gathered: Tensor, cut: Tensor, cap: int, drawn: Tensor) -> SetSizes:
         """Return how large the kept sets of all rows are, and which of them are listed.
 
         Args:
             gathered: int64 [W, F, 2], mass and number of the kept tokens of each rank.
             cut: int64 [F], where the sets end.
             cap: most tokens of a set that is listed.
-            drawn: bool [F], the rows that have a set; None for all.
+            drawn: bool [F], the rows that have a set.
         """
         masses, counts = gathered.unbind(dim=2)
         # Of a row that is not random the first token is kept, if there is one.
         random = self.rows.noise.random.squeeze(1)
         mass, sizes = masses.sum(dim=0).where(random, TOP_MASS), counts.sum(dim=0)
-        sizes = sizes.where(random, (cut < ABOVE_ALL).to(sizes.dtype))
-        if drawn is not None:
-            sizes = sizes * drawn
+        sizes = sizes.where(random, (cut < ABOVE_ALL).to(sizes.dtype)) * drawn
         whole = sizes == self.rows.vocab_size
         listed = (sizes <= cap) & ~whole
         kept = sizes * listed

@@ -11,13 +11,22 @@ from torch import Tensor
 
 from tpsample.core import word
 from tpsample.output import SampleOutput
+from tpsample.request.plan import Undrawn
 
 
-def decode_words(words: Tensor, seeds: Tensor, out: SampleOutput) -> None:
-    """Write tokens, status and seeds; clear the words."""
+def decode_words(
+    words: Tensor, seeds: Tensor, out: SampleOutput, undrawn: Undrawn | None = None
+) -> None:
+    """Write tokens, status and seeds; clear the words.
+
+    Args:
+        undrawn: rows that have no token whatever their words are; None for none.
+    """
     rows = out.status.shape[0]
     token_ids, status = word.decode(words.amax(dim=0).view(-1, rows))
     out.token_ids.copy_(token_ids.T.reshape(out.token_ids.shape))
     out.status.copy_(status.amax(dim=0))
     out.seeds.copy_(seeds)
     words.zero_()
+    if undrawn is not None:
+        out.fill_skipped(*undrawn)

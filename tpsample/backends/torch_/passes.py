@@ -294,8 +294,13 @@ class ShardLogits:
         logits = self.logits.gather(1, local.where(mine, 0))
         return word.pack(logits, token_ids) * mine
 
-    def own_words(self, first: Tensor, token_ids: Tensor) -> Tensor:
-        """Return some `first_words` [F, n], and then `words_of` ids [F, C], int64 [F, n + C]."""
+    def own_words(self, count: int, token_ids: Tensor, first: Tensor | None = None) -> Tensor:
+        """Return n `first_words` [F, n], and then `words_of` ids [F, C], int64 [F, n + C].
+
+        Args:
+            first: int64 [F, n or more], first words, if they are known.
+        """
+        first = self.first_words(count) if first is None else first[:, :count]
         return torch.cat([first, self.words_of(token_ids)], dim=1)
 
     def best_scores(self, count: int) -> Tensor:
@@ -451,16 +456,21 @@ class ShardLogits:
         return kept, mass
 
     def write_tokens(self, words: Tensor, index: Tensor, out: SampleOutput) -> None:
-        """Write tokens and status of score words [F, num_samples]. A lost row stays lost.
+        """Write tokens and status of score words [F, num_samples].
+
+        A row that is lost, or is not drawn, stays so: it has no token, and a status that no words
+        give.
 
         Args:
             index: int64 [F], the rows' places in the batch.
         """
-        lost = out.status[index] == word.Status.PEER_LOST
         token_ids, status = word.decode(words)
-        token_ids = token_ids.masked_fill(lost.unsqueeze(1), word.NO_TOKEN)
+        before, old = out.token_ids[index].view_as(words), out.status[index]
+        stays = before[:, 0] == word.NO_TOKEN
+        stays &= (old != word.Status.NAN) & (old != word.Status.EMPTY)
+        token_ids = before.where(stays.unsqueeze(1), token_ids)
         out.token_ids[index] = token_ids.view(len(index), *out.token_ids.shape[1:])
-        out.status[index] = status.amax(dim=1).masked_fill(lost, int(word.Status.PEER_LOST))
+        out.status[index] = old.where(stays, status.amax(dim=1))
 
     def least_word(self, y: Tensor, temperature: Tensor) -> Tensor:
         """Return int64 [F], the least order word of a logit >= max x + temperature · y.

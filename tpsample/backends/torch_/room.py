@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol
 
 from torch import Tensor
 
@@ -18,10 +18,19 @@ from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.backends.torch_.verification import Verification, coupled_output, drafted_rows
 from tpsample.core.row_noise import RowNoise
 from tpsample.output import SampleOutput, VerifyOutput
+from tpsample.request.plan import Undrawn
 from tpsample.settings import Settings
 
-Decode: TypeAlias = Callable[[Tensor, Tensor, SampleOutput], None]
-"""Words int64 [sources, num_samples · B] and seeds int64 [B] into an output."""
+
+class Decode(Protocol):
+    """Writes words int64 [sources, num_samples · B] and seeds int64 [B] into an output.
+
+    Rows that are not drawn get no token.
+    """
+
+    def __call__(
+        self, words: Tensor, seeds: Tensor, out: SampleOutput, undrawn: Undrawn | None = None, /
+    ) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,7 @@ class Verification:
         rows: the target's logits of all B · S rows, S = K + 1.
         draft: [B, K, V_local], the drafter's; None if the drafts were certain.
         drafts: int64 [B, S], -1 where there is none.
+        sampled: int64 [B, S], draws from the target, -1 in rows that are not drawn.
         status: int32 [B, S].
         seed, positions: int64 [B].
         block: whether drafts are accepted as a block.
@@ -120,6 +121,7 @@ class Verification:
     rows: ShardLogits
     draft: Tensor | None
     drafts: Tensor
+    sampled: Tensor
     status: Tensor
     seed: Tensor
     positions: Tensor
@@ -223,6 +225,7 @@ class Verification:
             words = words.gather(1, stop.unsqueeze(1))
         last = stop.unsqueeze(1)
         good = laws.status.gather(1, last) == Status.OK
+        good &= self.sampled.gather(1, last) >= 0
         token = word.decode(words)[0].where(good, word.NO_TOKEN)
         return VerifyOutput.of(stop, laws.drafts.scatter(1, last, token), laws.status, self.seed)
 

@@ -262,9 +262,7 @@ class TritonCuts(Cuts):
             None, _last_search(search, last, keep_ties, ends), weighs=weighs
         )
 
-    def set_sizes(
-        self, gathered: Tensor, cut: Tensor, cap: int, drawn: Tensor | None = None
-    ) -> SetSizes:
+    def set_sizes(self, gathered: Tensor, cut: Tensor, cap: int, drawn: Tensor) -> SetSizes:
         rows = cut.shape[0]
         sizes, mass, listed_cut, offsets = (cut.new_empty(rows + i // 3) for i in range(4))
         whole, overflow = cut.new_empty(2, rows, dtype=torch.bool).unbind()
@@ -278,8 +276,7 @@ class TritonCuts(Cuts):
             stride_number=gathered.stride(2),
             temperature_ptr=self.rows.noise.temperature,
             cut_ptr=cut,
-            drawn_ptr=whole if drawn is None else drawn,  # either is the same kernel
-            all_drawn=int(drawn is None),
+            drawn_ptr=drawn,
             size_ptr=sizes,
             whole_ptr=whole,
             overflow_ptr=overflow,

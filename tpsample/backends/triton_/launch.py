@@ -21,7 +21,7 @@ from tpsample.backends.triton_.arguments import (
 from tpsample.backends.triton_.kernels.lm_head import lm_head_kernel
 from tpsample.backends.triton_.launcher import PreparedLaunch
 from tpsample.backends.triton_.screen_launches import Screen
-from tpsample.backends.triton_.slots import fill_skipped, read_slots
+from tpsample.backends.triton_.slots import read_slots
 from tpsample.backends.triton_.tile_table import (
     MAX_BLOCK_B,
     Gpu,
@@ -33,9 +33,7 @@ from tpsample.backends.triton_.tile_table import (
 from tpsample.core.machine import compiler_doubt, interpreted
 from tpsample.core.score import Head
 from tpsample.core.weight_format import FORMATS, FP32
-from tpsample.output import SampleOutput, VerifyOutput
 from tpsample.request.controls.apply import ControlRows, StepControls
-from tpsample.request.plan import Undrawn
 from tpsample.request.step import Push, Step, TileWords
 from tpsample.request.step_batch import StepBatch
 from tpsample.settings import Settings
@@ -85,9 +83,6 @@ class TritonBackend(Backend):
 
     def read_slots(self, batch: StepBatch) -> None:
         batch._read_slots(read_slots)
-
-    def fill_skipped(self, out: SampleOutput | VerifyOutput, undrawn: Undrawn) -> None:
-        fill_skipped(out, undrawn)
 
     def controls_of(self, rows: ControlRows) -> StepControls:
         rows.tables.append_by = append_tokens

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tpsample.backends.torch_.logprobs import ListedWords, log_totals
 from tpsample.backends.triton_.kernels.logprobs import (
+    few_words_kernel,
     listed_words_kernel,
     own_words_kernel,
     told_logprobs_kernel,
@@ -16,6 +17,7 @@ from tpsample.backends.triton_.kernels.logprobs import (
 )
 from tpsample.backends.triton_.largest import first_of
 from tpsample.backends.triton_.launcher import launch_kernel
+from tpsample.backends.triton_.tile_table import next_power_of_2
 from tpsample.output import Logprobs
 from tpsample.request.filters import LogprobRows
 from tpsample.request.row_filter import FEW_LOGPROBS, MAX_WEIGHED_WORDS
@@ -49,6 +51,35 @@ def own_words(shard: dict[str, Any], first: Tensor, token_ids: Tensor) -> Tensor
         num_ids=num_ids,
         BLOCK=block_for(max(count, num_ids)),
         num_warps=1,
+    )
+    return words
+
+
+def few_words(
+    shard: dict[str, Any], groups: Tensor, size: int, count: int, token_ids: Tensor
+) -> Tensor:
+    """Return what `own_words` does, with at most FEW_LOGPROBS first words, which it finds itself.
+
+    Args:
+        groups: int64 [R, n], the first word of each group of ids; 0 for none.
+        size: of a group.
+    """
+    (num_rows, num_groups), num_ids = groups.shape, token_ids.shape[1]
+    words = groups.new_empty(num_rows, count + num_ids)
+    launch_kernel(
+        few_words_kernel,
+        (num_rows,),
+        **shard,
+        first_ptr=groups.contiguous(),
+        ids_ptr=token_ids.contiguous(),
+        words_ptr=words,
+        count=count,
+        num_ids=num_ids,
+        num_groups=num_groups,
+        MOST=FEW_LOGPROBS,
+        GROUP=size,
+        GROUPS=next_power_of_2(num_groups),
+        num_warps=8,
     )
     return words
 

@@ -50,7 +50,7 @@ from tpsample.core.order import ABOVE_ALL, DIGIT_BITS
 from tpsample.core.row_noise import RowNoise, safe_temperature
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.request.filters import LogprobRows, Thresholds
-from tpsample.request.row_filter import MAX_TOP_WORDS, MAX_WEIGHED_WORDS
+from tpsample.request.row_filter import FEW_LOGPROBS, MAX_TOP_WORDS, MAX_WEIGHED_WORDS
 
 BLOCK = 1024 if interpreted() else 2048
 NUM_WARPS = 8
@@ -60,7 +60,7 @@ PROGRAMS_PER_SM, MOST_BLOCKS = 5, 8
 """A launch has about so many programs per SM, and a program takes at most so many blocks. Each
 program computes the numbers of its row and adds up its threads, so fewer programs do less."""
 MOST_GROUPS = 4096
-"""Groups among which the kernel of the best scores finds the best ones itself."""
+"""Groups among which a kernel finds the best ones itself, where it takes few of them."""
 
 
 class TritonShardLogits(ShardLogits):
@@ -430,9 +430,14 @@ class TritonShardLogits(ShardLogits):
         self.launch(spread_kernel, top_ptr=self.top, sums_ptr=sums)
         return sums
 
-    def own_words(self, first: Tensor, token_ids: Tensor) -> Tensor:
-        if not self.logits.shape[1] or max(first.shape[1], token_ids.shape[1]) > logprobs.MOST:
-            return super().own_words(first, token_ids)
+    def own_words(self, count: int, token_ids: Tensor, first: Tensor | None = None) -> Tensor:
+        if not self.logits.shape[1] or max(count, token_ids.shape[1]) > logprobs.MOST:
+            return super().own_words(count, token_ids, first)
+        if first is None and count <= FEW_LOGPROBS:
+            groups, size = self._first_of_groups()
+            if groups.shape[1] <= MOST_GROUPS:
+                return logprobs.few_words(self.shard_arguments, groups, size, count, token_ids)
+        first = self.first_words(count) if first is None else first[:, :count]
         return logprobs.own_words(self.shard_arguments, first, token_ids)
 
     def listed_words(self, logprob_rows: LogprobRows, gathered: Tensor) -> ListedWords:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tpsample.backends.triton_.kernels.slots import read_slots_kernel, skip_rows_kernel
+from tpsample.backends.triton_.kernels.slots import read_slots_kernel
 from tpsample.backends.triton_.launcher import launch_kernel
-from tpsample.output import SampleOutput, VerifyOutput
-from tpsample.request.plan import SlotRows, Undrawn
+from tpsample.request.plan import SlotRows
 from tpsample.request.table import RequestTable
 
 ROW_BLOCK = 64
-"""Rows of a program of the kernels."""
+"""Rows of a program of the kernel."""
 
 
 def read_slots(slots: Tensor, table: RequestTable, rows: SlotRows) -> None:
@@ -31,23 +30,5 @@ def read_slots(slots: Tensor, table: RequestTable, rows: SlotRows) -> None:
         row_seed_ptr=rows.seed,
         num_rows=num_rows,
         num_slots=table.slots,
-        BLOCK=ROW_BLOCK,
-    )
-
-
-def fill_skipped(out: SampleOutput | VerifyOutput, undrawn: Undrawn) -> None:
-    """Do what `fill_skipped` of the output does, by one launch."""
-    num_rows = out.status.shape[0]
-    tokens = out.token_ids.numel() // num_rows
-    launch_kernel(
-        skip_rows_kernel,
-        (-(-num_rows // ROW_BLOCK),),
-        undrawn_ptr=undrawn.rows,
-        bad_ptr=undrawn.bad,
-        token_ptr=out.token_ids,
-        status_ptr=out.status,
-        num_rows=num_rows,
-        num_tokens=tokens,
-        num_samples=tokens if isinstance(out, SampleOutput) else 1,
         BLOCK=ROW_BLOCK,
     )

@@ -244,6 +244,7 @@ class TritonVerification(Verification):
             status_ptr=laws.status,
             seed_ptr=self.seed,
             position_ptr=self.positions,
+            sampled_ptr=self.sampled,
             accepted_ptr=accepted,
             token_ptr=tokens,
             row_status_ptr=status,

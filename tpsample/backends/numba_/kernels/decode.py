@@ -8,7 +8,6 @@ from tpsample.backends.numba_.kernels.primitives import larger
 from tpsample.core.word import KEY_MINUS_INF, KEY_NAN, NO_TOKEN, TOKEN_MASK, Status
 
 OK, NAN, EMPTY = int(Status.OK), int(Status.NAN), int(Status.EMPTY)
-PEER_LOST = int(Status.PEER_LOST)
 
 
 @jit()
@@ -46,7 +45,7 @@ def decode(words, seeds, token_ids, status, out_seeds):
 
 @jit(entry=True)
 def write_tokens(words, index, token_ids, status):
-    """Write tokens and status of score words, but those of a row that is lost.
+    """Write tokens and status of score words, but not of a row that is lost or not drawn.
 
     Args:
         words: int64 [F, samples].
@@ -55,9 +54,9 @@ def write_tokens(words, index, token_ids, status):
     """
     for i in range(len(index)):
         row, worst = index[i], OK
-        lost = status[row] == PEER_LOST
+        if token_ids[row, 0] == NO_TOKEN and status[row] != NAN and status[row] != EMPTY:
+            continue
         for sample in range(words.shape[1]):
-            token_id, failed = token_of(words[i, sample])
-            token_ids[row, sample] = I64(NO_TOKEN) if lost else token_id
+            token_ids[row, sample], failed = token_of(words[i, sample])
             worst = larger(worst, failed)
-        status[row] = PEER_LOST if lost else worst
+        status[row] = worst

@@ -207,6 +207,7 @@ def emit_kernel(
     status_ptr,  # [B, S] int32
     seed_ptr,  # [B] int64
     position_ptr,  # [B] int64
+    sampled_ptr,  # [B, S] int64, below 0 in rows that are not drawn
     # outputs
     accepted_ptr,  # [B] int64
     token_ptr,  # [B, S] int64
@@ -243,7 +244,8 @@ def emit_kernel(
             best = tl.maximum(best, tl.load(gathered_ptr + source * rows + row))
     token, _ = decode(best)
     status = at_index(statuses, index, stop)
-    token = tl.where(status == 0, token, NO_TOKEN)
+    drawn = tl.load(sampled_ptr + row * num_positions + stop) >= 0
+    token = tl.where(drawn & (status == 0), token, NO_TOKEN)
     drafts = tl.load(drafts_ptr + places, mask=mask, other=NO_TOKEN)
     tokens = tl.where(index < stop, drafts, tl.where(index == stop, token, NO_TOKEN))
     tl.store(token_ptr + places, tokens, mask=mask)

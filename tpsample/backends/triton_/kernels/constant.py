@@ -23,7 +23,7 @@ STEP_NUMBERS = [
     *("num_positions", "num_drafts", "num_places", "sample"),
     # of kept sets
     *("is_last", "keeps_greedy", "stride_bins", "stride_limit", "stride_total", "shares", "place"),
-    *("has_digit", "shift", "searches", "stride_cut", "num_marks", "cap", "all_drawn"),
+    *("has_digit", "shift", "searches", "stride_cut", "num_marks", "cap"),
     *("stride_source", "stride_row", "stride_number"),
     # of controls
     *("max_drafts", "num_stop", "num_bad", "bad_length", "num_recent", "idle_slot", "shard_start"),

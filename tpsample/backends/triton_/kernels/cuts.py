@@ -55,8 +55,7 @@ def set_sizes_kernel(
     stride_number,
     temperature_ptr,  # [F] fp32
     cut_ptr,  # [F] int64
-    drawn_ptr,  # [F] bool, anything if all are
-    all_drawn,
+    drawn_ptr,  # [F] bool
     # outputs
     size_ptr,  # [F] int64
     whole_ptr,  # [F] bool
@@ -88,7 +87,7 @@ def set_sizes_kernel(
         random = tl.load(temperature_ptr + row, mask=inside, other=1.0) >= GREEDY_BELOW
         size = tl.where(random, size, (cut < ABOVE_ALL).to(tl.int64))
         drawn = tl.load(drawn_ptr + row, mask=inside, other=0)
-        size = tl.where((drawn != 0) | (all_drawn != 0), size, 0)
+        size = tl.where(drawn != 0, size, 0)
         whole = size == vocab_size
         listed = inside & (size <= cap) & ~whole
         kept = tl.where(listed, size, 0)

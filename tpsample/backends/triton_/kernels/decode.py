@@ -14,8 +14,12 @@ from tpsample.core import word
 NO_TOKEN = Constant(word.NO_TOKEN)
 KEY_MINUS_INF = Constant(word.KEY_MINUS_INF)
 STATUS_NAN = Constant(int(word.Status.NAN))
-STATUS_PEER_LOST = Constant(int(word.Status.PEER_LOST))
+STATUS_BAD_SLOT = Constant(int(word.Status.BAD_SLOT))
 STATUS_EMPTY = Constant(int(word.Status.EMPTY))
+OF_ANY_ADDRESS = [
+    *("seed_ptr", "undrawn_ptr", "bad_ptr", "token_ptr", "status_ptr", "out_seed_ptr"),
+]
+"""Arguments whose addresses make no other kernel."""
 
 
 @triton.jit
@@ -29,15 +33,33 @@ def decode(best):
     return token_id, status.to(tl.int32)
 
 
+@triton.jit
+def flags_at(flag_ptr, rows, mask):
+    """The flags of some rows, int1; false where a mask is, or where there are none."""
+    if flag_ptr is None:
+        return rows < 0
+    else:
+        return tl.load(flag_ptr + rows, mask=mask, other=0) != 0
+
+
+@triton.jit
+def status_of(row_status, undrawn, bad_ptr, rows):
+    """The status of rows: that of their words, or of its slot where a row is not drawn."""
+    bad = flags_at(bad_ptr, rows, undrawn)
+    return tl.where(undrawn, tl.where(bad, STATUS_BAD_SLOT, 0), row_status)
+
+
 @triton.jit(
     do_not_specialize=STEP_NUMBERS,
-    do_not_specialize_on_alignment=["seed_ptr", "token_ptr", "status_ptr", "out_seed_ptr"],
+    do_not_specialize_on_alignment=OF_ANY_ADDRESS,
 )
 def decode_kernel(
     # inputs
     words_ptr,  # [num_sources, …] int64; zero afterwards, for the next step
     stride_words_s,
     seed_ptr,  # [num_rows] int64
+    undrawn_ptr,  # [num_rows] bool, rows that get no token, or None
+    bad_ptr,  # [num_rows] bool, those of them whose slot is bad, or None
     # outputs
     token_ptr,  # [num_rows, num_samples] int64
     status_ptr,  # [num_rows] int32
@@ -53,7 +75,7 @@ def decode_kernel(
         wait_for_previous_launch()
     offs_b = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask_b = offs_b < num_rows
-    row_status = tl.zeros((BLOCK,), tl.int32)
+    row_status, undrawn = tl.zeros((BLOCK,), tl.int32), flags_at(undrawn_ptr, offs_b, mask_b)
     for sample in range(num_samples):
         best = tl.zeros((BLOCK,), tl.int64)
         for source in range(num_sources):
@@ -65,8 +87,10 @@ def decode_kernel(
             words = words_ptr + source * stride_words_s + sample * num_rows + offs_b
             tl.store(words, tl.zeros((BLOCK,), tl.int64), mask=mask_b)
         token_id, status = decode(best)
+        token_id = tl.where(undrawn, NO_TOKEN, token_id)
         tl.store(token_ptr + offs_b * num_samples + sample, token_id, mask=mask_b)
         row_status = tl.maximum(row_status, status)
+    row_status = status_of(row_status, undrawn, bad_ptr, offs_b)
     tl.store(status_ptr + offs_b, row_status, mask=mask_b)
     tl.store(out_seed_ptr + offs_b, tl.load(seed_ptr + offs_b, mask=mask_b), mask=mask_b)
 
@@ -81,19 +105,26 @@ def write_tokens_kernel(
     row_ptr,  # [F] int64, their places in the batch
     # outputs
     token_ptr,  # [num_rows, num_samples] int64
-    status_ptr,  # [num_rows] int32; a lost row stays lost
+    status_ptr,  # [num_rows] int32
     # sizes
     num_samples,
 ):
-    """Overwrite the tokens and status of some rows. Grid: (F,)."""
+    """Overwrite the tokens and status of some rows; a row that is lost, or not drawn, stays so.
+
+    Grid: (F,).
+    """
     filtered = tl.program_id(0)
     row = tl.load(row_ptr + filtered)
-    lost = tl.load(status_ptr + row) == STATUS_PEER_LOST
+    tokens, row_status = token_ptr + row * num_samples, tl.load(status_ptr + row)
+    # No words give the status of such a row.
+    failed = (row_status == STATUS_NAN) | (row_status == STATUS_EMPTY)
+    if (tl.load(tokens) == NO_TOKEN) & (failed == 0):
+        return
+    # Every thread has read what one of them replaces.
+    tl.debug_barrier()
     row_status = tl.full((), 0, tl.int32)
     for sample in range(num_samples):
         token_id, status = decode(tl.load(words_ptr + filtered * num_samples + sample))
-        tl.store(token_ptr + row * num_samples + sample, tl.where(lost, NO_TOKEN, token_id))
+        tl.store(tokens + sample, token_id)
         row_status = tl.maximum(row_status, status)
-    # Every thread has read the status that one of them replaces.
-    tl.debug_barrier()
-    tl.store(status_ptr + row, tl.where(lost, STATUS_PEER_LOST, row_status))
+    tl.store(status_ptr + row, row_status)

@@ -36,7 +36,13 @@ import triton.language as tl
 from triton.language.target_info import is_hip
 
 from tpsample.backends.triton_.kernels.constant import STEP_NUMBERS, Constant
-from tpsample.backends.triton_.kernels.decode import NO_TOKEN, STATUS_PEER_LOST, decode
+from tpsample.backends.triton_.kernels.decode import (
+    NO_TOKEN,
+    OF_ANY_ADDRESS,
+    decode,
+    flags_at,
+    status_of,
+)
 from tpsample.backends.triton_.kernels.noise import INTERPRET
 from tpsample.backends.triton_.kernels.overlap import wait_for_previous_launch
 from tpsample.core import word
@@ -45,6 +51,7 @@ EPOCH_SHIFT = Constant(word.EPOCH_SHIFT)
 EPOCH_MAX = Constant(word.EPOCH_MAX)
 EPOCH_ONE = Constant(1 << word.EPOCH_SHIFT)
 WORD_LOST = Constant(word.LOST)
+STATUS_PEER_LOST = Constant(int(word.Status.PEER_LOST))
 
 
 @triton.jit
@@ -183,7 +190,7 @@ def report(lost_ptr, of_slot, offs_s, world_size):
 
 @triton.jit(
     do_not_specialize=STEP_NUMBERS,
-    do_not_specialize_on_alignment=["seed_ptr", "token_ptr", "status_ptr", "out_seed_ptr"],
+    do_not_specialize_on_alignment=OF_ANY_ADDRESS,
 )
 def peer_finish_kernel(
     # exchange
@@ -194,6 +201,8 @@ def peer_finish_kernel(
     # the step that was lost first
     # inputs
     seed_ptr,  # [num_rows] int64
+    undrawn_ptr,  # [num_rows] bool, rows that get no token, or None
+    bad_ptr,  # [num_rows] bool, those of them whose slot is bad, or None
     # outputs
     words_ptr,  # [num_samples, num_rows] int64, the winners without epoch; LOST if a rank is
     token_ptr,  # [num_rows, num_samples] int64
@@ -227,7 +236,7 @@ def peer_finish_kernel(
     step = tl.load(lost_ptr + 2)
     deadline = clock() + tl.where(lost_before, 0, timeout_ms.to(tl.int64) * 1000000)
 
-    row_status = tl.zeros((BLOCK_B,), tl.int32)
+    row_status, undrawn = tl.zeros((BLOCK_B,), tl.int32), flags_at(undrawn_ptr, offs_b, mask_b)
     for sample in range(num_samples):
         best = tl.zeros((BLOCK_B,), tl.int64)
         lost = tl.zeros((BLOCK_B,), tl.int32) + lost_before.to(tl.int32)
@@ -252,10 +261,11 @@ def peer_finish_kernel(
         winner = tl.where(lost > 0, WORD_LOST, best & (EPOCH_ONE - 1))
         tl.store(words_ptr + sample * num_rows + offs_b, winner, mask=mask_b)
         token_id, status = decode(best)
-        token_id = tl.where(lost > 0, NO_TOKEN, token_id)
+        token_id = tl.where((lost > 0) | undrawn, NO_TOKEN, token_id)
         status = tl.where(lost > 0, STATUS_PEER_LOST, status)
         tl.store(token_ptr + offs_b * num_samples + sample, token_id, mask=mask_b)
         row_status = tl.maximum(row_status, status)
+    row_status = status_of(row_status, undrawn, bad_ptr, offs_b)
     tl.store(status_ptr + offs_b, row_status, mask=mask_b)
     tl.store(out_seed_ptr + offs_b, tl.load(seed_ptr + offs_b, mask=mask_b), mask=mask_b)
 

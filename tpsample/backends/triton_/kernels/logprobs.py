@@ -1,14 +1,17 @@
 """Logprobs: words of given ids, and the arithmetic on rows. Twin: `backends.torch_.logprobs`."""
 
+import triton
 import triton.language as tl
 
 from tpsample.backends.triton_.kernels.constant import Constant
 from tpsample.backends.triton_.kernels.decode import NO_TOKEN
 from tpsample.backends.triton_.kernels.head import TOKEN_BITS, TOKEN_MASK
+from tpsample.backends.triton_.kernels.largest import words_at
 from tpsample.backends.triton_.kernels.masses import mass_row, masses_and_moments
 from tpsample.backends.triton_.kernels.noise import safe_temperature
 from tpsample.backends.triton_.kernels.order import (
     KEY_MASK,
+    group_columns,
     is_number,
     order_words,
     row_kernel,
@@ -17,6 +20,16 @@ from tpsample.backends.triton_.kernels.order import (
 from tpsample.core import masses
 
 LN2 = Constant(masses.LN2)
+
+
+@triton.jit
+def words_of_ids(row_logits_ptr, row_ids_ptr, place, num_ids, vocab_start, width):
+    """The order words of a row's given ids at some places; 0 for ids of other ranks and for -1."""
+    ids = tl.load(row_ids_ptr + place, mask=place < num_ids, other=-1)
+    columns = ids - vocab_start
+    mine = (columns >= 0) & (columns < width) & (ids >= 0)
+    logits = tl.load(row_logits_ptr + columns, mask=mine, other=0.0)
+    return order_words(logits, ids.to(tl.int32), mine)
 
 
 @row_kernel
@@ -42,13 +55,55 @@ def own_words_kernel(
     own = words_ptr + row * (count + num_ids) + place
     first = tl.load(first_ptr + row * stride_first + place, mask=place < count)
     tl.store(own, first, mask=place < count)
-    inside = place < num_ids
-    ids = tl.load(ids_ptr + row * num_ids + place, mask=inside, other=-1)
-    columns = ids - vocab_start
-    mine = (columns >= 0) & (columns < width) & (ids >= 0)
-    logits = tl.load(logits_ptr + row.to(tl.int64) * stride_logits + columns, mask=mine, other=0.0)
-    words = order_words(logits, ids.to(tl.int32), mine)
-    tl.store(own + count, words, mask=inside)
+    logits = logits_ptr + row.to(tl.int64) * stride_logits
+    given = words_of_ids(logits, ids_ptr + row * num_ids, place, num_ids, vocab_start, width)
+    tl.store(own + count, given, mask=place < num_ids)
+
+
+@row_kernel
+def few_words_kernel(
+    # inputs
+    logits_ptr,  # [R, V_local] fp32
+    stride_logits,
+    first_ptr,  # [R, num_groups] int64, the first word of each group, or 0
+    ids_ptr,  # [R, num_ids] int64
+    # outputs
+    words_ptr,  # [R, count + num_ids] int64, as in `own_words_kernel`
+    # sizes
+    count,
+    num_ids,
+    num_groups,
+    vocab_start,
+    lead,
+    width,
+    MOST: tl.constexpr,  # >= count
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,  # >= num_groups
+):
+    """A few first words, which lie in as many groups, and the order words of given ids. Grid: (R,).
+
+    Twin: `ShardLogits.own_words` of `tpsample.backends.torch_.passes`.
+    """
+    row, offs = tl.program_id(0).to(tl.int64), tl.arange(0, MOST * GROUP)
+    logits, own = logits_ptr + row * stride_logits, words_ptr + row * (count + num_ids)
+    group_word = tl.zeros((MOST * GROUP,), tl.int64)
+    groups = words_at(first_ptr + row * num_groups, 0, num_groups, GROUPS)
+    for place in range(count):
+        best = tl.max(groups, axis=0)
+        groups = tl.where(groups == best, 0, groups)
+        group_word = tl.where(offs // GROUP == place, best, group_word)
+    columns = group_columns(group_word, offs % GROUP, vocab_start, lead, GROUP)
+    mask = (group_word > 0) & (columns >= 0) & (columns < width)
+    values = tl.load(logits + columns, mask=mask, other=0.0)
+    words = order_words(values, vocab_start + columns, mask)
+    for place in range(count):
+        best = tl.max(words, axis=0)
+        words = tl.where(words == best, 0, words)
+        tl.store(own + place, best)
+    for start in range(0, num_ids, MOST):
+        places = start + tl.arange(0, MOST)
+        given = words_of_ids(logits, ids_ptr + row * num_ids, places, num_ids, vocab_start, width)
+        tl.store(own + count + places, given, mask=places < num_ids)
 
 
 @row_kernel

@@ -1,17 +1,14 @@
-"""The rows of a step over slots: which are drawn, and what the tokens of the others are.
+"""The rows of a step over slots, and which of them are drawn.
 
-Twins: `Selection` of `tpsample.request.selection`, and `fill_skipped` of `tpsample.output`.
+Twin: `Selection` of `tpsample.request.selection`.
 """
 
 import triton
 import triton.language as tl
 
 from tpsample.backends.triton_.kernels.constant import Constant
-from tpsample.core import word
 from tpsample.request import selection
 
-NO_TOKEN = Constant(word.NO_TOKEN)
-STATUS_BAD_SLOT = Constant(int(word.Status.BAD_SLOT))
 PADDING = Constant(selection.PADDING)
 
 
@@ -54,30 +51,3 @@ def read_slots_kernel(
     temperature = tl.load(temperature_ptr + index, mask=mask)
     tl.store(row_temperature_ptr + offs, temperature, mask=mask)
     tl.store(row_seed_ptr + offs, tl.load(seed_ptr + index, mask=mask), mask=mask)
-
-
-@triton.jit(
-    do_not_specialize=["num_rows", "num_tokens", "num_samples"],
-    do_not_specialize_on_alignment=["token_ptr", "status_ptr"],
-)
-def skip_rows_kernel(
-    # inputs
-    undrawn_ptr,  # [num_rows] bool
-    bad_ptr,  # [num_rows] bool
-    # outputs
-    token_ptr,  # [num_rows, num_tokens] int64; the first num_samples of a row are written
-    status_ptr,  # [num_rows] int32
-    # sizes
-    num_rows,
-    num_tokens,
-    num_samples,
-    BLOCK: tl.constexpr,
-):
-    """Write the tokens and the status of rows that are not drawn. Grid as above."""
-    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    undrawn = tl.load(undrawn_ptr + offs, mask=offs < num_rows, other=0) != 0
-    bad = tl.load(bad_ptr + offs, mask=undrawn, other=0) != 0
-    tl.store(status_ptr + offs, tl.where(bad, STATUS_BAD_SLOT, 0), mask=undrawn)
-    for sample in range(num_samples):
-        tokens = tl.full((BLOCK,), NO_TOKEN, tl.int64)
-        tl.store(token_ptr + offs * num_tokens + sample, tokens, mask=undrawn)
