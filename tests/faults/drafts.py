@@ -71,6 +71,10 @@ tpsample/backends/torch_/verification.py
     - q *= (own > -torch.inf) & (drafts[:, :count] >= 0).unsqueeze(2)
     + q *= own > -torch.inf
     > test_every_rank_count_emits_the_oracles_tokens[1]
+    a row of padding recovers a token
+    - good &= self.sampled.gather(1, last) >= 0
+    + pass
+    > test_every_method_emits_nothing_for_padding[block-numba]
 tpsample/core/residual.py
     a residual has its sign lost
     - draft_weight)).clamp_(min=0)
@@ -114,7 +118,7 @@ tpsample/backends/triton_/kernels/acceptance.py
     - last = tl.minimum(last * at_index(ratios, index, i), 1.0)
     + last = last * at_index(ratios, index, i)
     a kernel emits a token of a failed row
-    - token = tl.where(status == 0, token, NO_TOKEN)
+    - token = tl.where(drawn & (status == 0), token, NO_TOKEN)
     + token = token + 0 * status
     > test_special_rows_by_kernels[triton]
 tpsample/backends/numba_/kernels/laws.py
@@ -172,7 +176,7 @@ tpsample/speculative/reference.py
     the definition drafts for rows that are not drawn
     - outside |= undrawn.rows.unsqueeze(1)
     + pass
-    > test_the_definition_draws_no_row_that_names_no_request[rejection]
+    > test_every_method_emits_nothing_for_padding[rejection-torch]
 tpsample/record/verify.py
     any of several infinite scores is near to the best
     - return torch.inf if math.isnan(apart) else apart

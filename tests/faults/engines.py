@@ -102,13 +102,13 @@ tpsample/integrations/transformers_head.py
     - if was is not None:
     + if False:
     > test_two_ranks_of_tensor_parallelism_write_the_text_of_one
+    a split head is not read in inference mode
+    - with torch.inference_mode(False):
+    + with torch.inference_mode(torch.is_inference_mode_enabled()):
     two threads take turns at the forward of one LM head
     - with _LOCKS.setdefault(self._lm_head, RLock()):
     + with RLock():
     > test_threads_that_share_a_model_write_the_texts_they_write_alone
-    a split head is not read in inference mode
-    - with torch.inference_mode(False):
-    + with torch.inference_mode(torch.is_inference_mode_enabled()):
     a sampler over a share of a whole head is given all of it
     - if not is_dtensor(weight) and len(weight) == sampler.vocab_size:
     + if False:

@@ -40,8 +40,8 @@ tpsample/backends/torch_/passes.py
     + group = word.token_of(order_words(grouped.amax(dim=2)).topk(count - 1, dim=1).values)
     > test_first_words_are_those_of_the_definition
     a lost row is settled
-    - lost = out.status[index] == word.Status.PEER_LOST
-    + lost = out.status[index] > word.Status.PEER_LOST
+    - stays = before[:, 0] == word.NO_TOKEN
+    + stays = before[:, 0] < word.NO_TOKEN
     > test_rows_are_settled_as_by_the_definition
 tpsample/request/row_filter.py
     masses of upper ends are taken for masses
@@ -130,8 +130,8 @@ tpsample/backends/torch_/cuts.py
     + listed = (sizes < cap) & ~whole
     > test_which_sets_are_listed
     padding and drafts that were not emitted have kept sets
-    - sizes = sizes * drawn
-    + pass
+    - (cut < ABOVE_ALL).to(sizes.dtype)) * drawn
+    + (cut < ABOVE_ALL).to(sizes.dtype))
     > test_which_sets_are_listed
     a top_p of 1 cuts
     - torch.where(share < 1, largest, least)
@@ -141,12 +141,12 @@ tpsample/backends/torch_/passes.py
     a row with a NaN keeps its first words
     - & ~top.isnan().unsqueeze(1)
     + & True
-    > test_first_words_of_rows_without_a_token_and_of_greedy_ones[torch-step]
+    > test_what_is_kept_of_first_words
 tpsample/backends/numba_/kernels/passes.py
     native: a row with a NaN keeps its first words
     - and before < limit and not is_nan
     + and before < limit
-    > test_first_words_of_rows_without_a_token_and_of_greedy_ones[numba-step]
+    > test_what_is_kept_of_first_words
 tpsample/backends/triton_/passes.py
     many logprobs are told by what a caller wrote
     - plain.listed_words(safe_temperature(self.temperature)[0], logprob_rows
@@ -275,6 +275,7 @@ tpsample/backends/triton_/kernels/best_scores.py
     kernel: numbers before the best scores are not asked for
     - if counts != 0:
     + if counts == 0:
+    > test_programs_of_several_blocks[1]
     kernel: the comparison with the least word is turned
     - kept = (orders >= least) &
     + kept = (orders <= least) &
@@ -481,6 +482,18 @@ tpsample/backends/triton_/kernels/bins.py
     + room = tl.sum(tl.where(offs <= end, most, 0), axis=0)
     > test_a_list_ends_below_what_top_p_keeps
 tpsample/backends/triton_/kernels/logprobs.py
+    kernel: a few first words are of one group
+    - groups = tl.where(groups == best, 0, groups)
+    + pass
+    > test_kernels_tell_the_logprobs_of_the_definition[5-0]
+    kernel: the first of a few words is each of them
+    - words = tl.where(words == best, 0, words)
+    + pass
+    > test_kernels_tell_the_logprobs_of_the_definition[5-0]
+    kernel: given ids behind the first block have no words
+    - for start in range(0, num_ids, MOST):
+    + for start in range(0, tl.minimum(num_ids, MOST), MOST):
+    > test_kernels_tell_the_logprobs_of_the_definition[20-40]
     kernel: ranks of logprobs count words outside of the kept set
     - reached = kept & (words >= (mark & ~TOKEN_MASK))
     + reached = words >= (mark & ~TOKEN_MASK)
@@ -524,7 +537,7 @@ tpsample/filters/sample.py
     a rejection decides rows with a top_p in a large top_k
     - decided &= ~filters.column(SEARCHED) | top.isnan()
     + pass
-    > test_tokens_and_logprobs_are_the_oracles_without_a_host_read[1-None]
+    > test_decided_and_undecided_rows_of_one_step[torch-3-2]
     rows that begin with the search are not counted
     -         ranks.counters.second_rounds += len(filters)
     +         pass
@@ -762,9 +775,14 @@ tpsample/backends/numba_/kernels/logprobs.py
     + value = value
     > test_logprobs_are_told_as_by_the_definition
 tpsample/backends/numba_/kernels/decode.py
-    native: a filtered row that is lost has a token
-    - I64(NO_TOKEN) if lost else token_id
-    + token_id
+    native: a filtered row that is lost or not drawn has a token
+    - if token_ids[row, 0] == NO_TOKEN and status[row] != NAN and status[row] != EMPTY:
+    + if False:
+    > test_rows_are_settled_as_by_the_definition
+tpsample/backends/triton_/kernels/decode.py
+    kernel: a filtered row that is lost or not drawn has a token
+    - if (tl.load(tokens) == NO_TOKEN) & (failed == 0):
+    + if (tl.load(tokens) == NO_TOKEN + 1) & (failed == 0):
     > test_rows_are_settled_as_by_the_definition
 tpsample/backends/numba_/kernels/passes.py
     native: a given total is not taken
@@ -775,7 +793,7 @@ tpsample/backends/numba_/passes.py
     native: a masked row has the first word of memory that nobody wrote
     - rows = rows[array_of(self.rough.error_bound)[rows] < np.inf]
     + pass
-    > test_random_steps_of_ranks_are_the_oracles[2-200-150-12-controls+texts]
+    > test_a_masked_row_has_no_first_word
     native: the best words of upper ends are drawn from them
     - rows = rows[~known[rows]]
     > test_best_words_of_upper_ends_are_those_that_were_found

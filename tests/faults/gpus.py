@@ -13,6 +13,10 @@ tpsample/request/kinds.py
     - if batch.plan.filters is not None:
     + if False:
     > test_steps_over_slots_are_warm
+    many logprobs of rows with controls are not warmed up
+    - for others in ((), filtered, controlled))
+    + for others in ((), filtered))
+    > test_many_logprobs_are_warm_too[others2]
     a search that comes first in fixed rounds is not warmed up
     - for judged in (False, True)[: 1 + (_SEARCHED in mix)]:
     + for judged in (True,):
@@ -48,7 +52,7 @@ tpsample/request/kinds.py
     first words are warmed up with kept sets alone
     - for report in reports[:1] for kind in by_first
     + for report in reports[:1] for kind in by_first if report == "kept sets"
-    > test_sets_that_first_words_hold_and_others_are_warm[logprobs-top_k]
+    > test_logprobs_are_warm_with_each_kind_that_first_words_decide
     plain rows of a verification are not warmed up
     - range("plain" not in kinds, len(one_each) + 1)
     + range(1, len(one_each) + 1)
@@ -92,6 +96,11 @@ tpsample/backends/triton_/launcher.py
     - {"enable_fp_fusion": False}
     + {}
     > backends/triton_/test_jit_launches.py::test_every_step_compiles_as_it_is_launched
+tpsample/sampler.py
+    many logprobs of a prompt are not warmed up
+    - for top in (1, min(FEW_LOGPROBS + 1, self.vocab_size)):
+    + for top in (1,):
+    > test_logprobs_of_a_prompt_are_warm
 tpsample/backends/over_zeros.py
     fewer drafts than the most are not warmed up
     - while width < most:
@@ -104,7 +113,7 @@ tpsample/request/step.py
     > test_filtered_rows_with_controls_are_warm_at_any_number_of_rows
 tpsample/backends/triton_/kernels/decode.py
     an output that is a view compiles another kernel
-    -     do_not_specialize_on_alignment=["seed_ptr", "token_ptr", "status_ptr", "out_seed_ptr"],
+    - *("seed_ptr", "undrawn_ptr", "bad_ptr", "token_ptr", "status_ptr", "out_seed_ptr"),
     +
     > test_views_at_odd_places_are_warm
 tpsample/backends/triton_/kernels/token_mask.py

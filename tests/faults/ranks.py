@@ -104,7 +104,7 @@ tpsample/request/controls/token_state.py
     -     @ordinary_tensors
     -     def __init__(
     +     def __init__(
-    > test_random_steps_of_one_rank_are_the_oracles[controls]
+    > test_calls_under_inference_mode_leave_a_sampler_that_steps_outside[collective-False-torch]
 tpsample/exchange/swap.py
     messages of ranks are made under inference mode
     - @ordinary_tensors  # later

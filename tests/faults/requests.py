@@ -48,6 +48,11 @@ tpsample/request/tensor_columns.py
     + numbers
     > test_tensors_draw_what_requests_with_these_numbers_draw[top_k-min_p-unknown-sequential]
 tpsample/request/batch.py
+    the compiler looks into the making of a batch
+    -     @outside_of_graphs
+    -     def from_params(
+    +     def from_params(
+    > test_a_batch_may_be_built_in_a_compiled_function[from_params]
     rows that moved while others left are not told of
     - max(gone, default=first) > first:
     + False:
@@ -212,14 +217,19 @@ tpsample/backends/triton_/kernels/slots.py
     - mask=inside, other=-1) >= 0
     + mask=inside, other=-1) >= -1
     > test_rows_find_the_slots_that_they_name[64]
+tpsample/backends/triton_/kernels/decode.py
     padding has the status of a wrong slot
     - tl.where(bad, STATUS_BAD_SLOT, 0)
     + STATUS_BAD_SLOT + 0 * bad.to(tl.int32)
-    > test_rows_that_are_not_drawn_are_skipped[False-shape1]
+    > test_rows_that_are_not_drawn_get_no_token[triton-None]
+    padding has the status of its words
+    - return tl.where(undrawn, tl.where(bad, STATUS_BAD_SLOT, 0), row_status)
+    + return tl.where(bad, STATUS_BAD_SLOT, row_status)
+    > test_rows_that_are_not_drawn_get_no_token[triton-None]
     only the first sample of a row is skipped
-    - for sample in range(num_samples):
-    + for sample in range(1):
-    > test_rows_that_are_not_drawn_are_skipped[False-shape1]
+    - token_id = tl.where(undrawn, NO_TOKEN, token_id)
+    + token_id = tl.where(undrawn & (sample == 0), NO_TOKEN, token_id)
+    > test_rows_that_are_not_drawn_get_no_token[triton-3]
 tpsample/request/controls/tables.py
     a batch takes the backend of its last step along to another process
     - return {**vars(self), "append_by": None}
@@ -243,11 +253,11 @@ tpsample/backends/triton_/arguments.py
     - words = None, None  # which count once
     + pass
     > test_appended_tokens_are_counted_as_by_plain_pytorch[shards2-both]
-tpsample/backends/triton_/slots.py
-    the drafts of a row that is not drawn are overwritten
-    - tokens if isinstance(out, SampleOutput) else 1,
-    + tokens,
-    > test_rows_that_are_not_drawn_are_skipped[True-shape1]
+tpsample/backends/triton_/kernels/acceptance.py
+    kernel: a row of padding recovers a token
+    - drawn = tl.load(sampled_ptr + row * num_positions + stop) >= 0
+    + drawn = stop >= 0
+    > test_every_method_emits_nothing_for_padding[rejection-triton]
 tpsample/request/selection.py
     a verification over slots takes the host's slots of the one before
     - _known=None if known is None else [slot for slot in known for _ in range(times)],

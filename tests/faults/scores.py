@@ -413,7 +413,7 @@ tpsample/backends/numba_/kernels/head.py
     native: drafted tokens of a block without a history have no penalty
     - if wants & (touched | drafted) & I32(HAS_HISTORY):
     + if wants & touched & I32(HAS_HISTORY):
-    > test_random_steps_of_one_rank_are_the_oracles[controls]
+    > test_drafted_tokens_have_penalties_in_blocks_that_have_none
     native: a bias is not looked for
     - if wants & touched & I32(HAS_BIAS):
     + if False:
