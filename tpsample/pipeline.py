@@ -24,7 +24,13 @@ from tpsample.core.ranges import range_of
 from tpsample.core.tensors import capturing, readable
 from tpsample.core.word import NO_TOKEN, warn_of_failed
 from tpsample.exchange import make_exchange
-from tpsample.filters.finish import candidates_of, finish_logits, kept_sets_of, shard_logits
+from tpsample.filters.finish import (
+    candidates_of,
+    draw_filtered,
+    kept_sets_of,
+    logprobs_of,
+    shard_logits,
+)
 from tpsample.filters.kept_sets import Cut
 from tpsample.output import SampleOutput, VerifyOutput
 from tpsample.request.moving_on import REBUILT, Rebuilt
@@ -154,20 +160,26 @@ class Pipeline:
         Returns:
             Where kept sets end, of a batch with a `kept_cap`.
         """
-        out, plan, cut = step.out, step.batch.plan, None
+        out, batch, cut = step.out, step.batch, None
         assert out is not None
+        out.logprobs, out.kept = None, None
+        exchange, written = self.exchange, (out, batch.seed, batch.undrawn)
         with range_of("exchange"):
             self.agreement.compare()
-            if out.token_ids.numel():
-                self.exchange.finish(out, step.batch.seed, step.batch.undrawn)
-        out.logprobs, out.kept = None, None
-        if out.token_ids.numel():
-            if plan.stored_index is not None:
-                payloads = self.exchange.payloads()
-                with range_of("filters"):
-                    cut = finish_logits(self.stored(step), step, self.ranks, payloads)
-            self.desync.last = step.noise.positions, out.seeds, out.token_ids
-        return cut
+            if not out.token_ids.numel():
+                return None
+            words = exchange.wait(*written)
+            if not batch._stores_logits:
+                exchange.finish(words, *written)
+        if batch._stores_logits:
+            with range_of("filters"):
+                rows, ranks = self.stored(step), self.ranks
+                filtered, cut, *known = draw_filtered(rows, step, ranks, exchange.payloads())
+                exchange.finish(words, *written, filtered)
+                if batch.plan.logprobs is not None:
+                    out.logprobs = logprobs_of(rows, batch, ranks, out.token_ids, cut, *known)
+        self.desync.last = step.noise.positions, out.seeds, out.token_ids
+        return None if batch.plan.kept_cap is None else cut
 
     def stored(self, step: Step) -> ShardLogits:
         """Return the logits that a step stored on this rank."""

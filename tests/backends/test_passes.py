@@ -10,7 +10,7 @@ from tests.support.filtered import Rows, V
 from tests.support.tiers import long
 from tests.support.tile_words import told
 from tests.support.twins import SHARDS, Twins, equal
-from tpsample import SampleOutput, SamplingBatch, SamplingParams, Status, reference
+from tpsample import SamplingBatch, SamplingParams, reference
 from tpsample.backends import cuts_of
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.backends.triton_ import passes
@@ -341,29 +341,6 @@ def test_rows_that_are_done_are_left_out():
     some = twins.plain.without(done).select(torch.tensor([0, 1, 4]))
     some = some.without(torch.tensor([False, True, False]))
     assert some.done.tolist() == [True, True, False]
-
-
-@pytest.mark.parametrize("num_samples", [None, 2])
-def test_rows_are_settled_as_by_the_definition(num_samples):
-    twins = Twins(0, V)
-    pick = [int(twins.cut[5]), word.KEY_NAN << word.TOKEN_BITS, 0, int(twins.cut[6])]
-    words = torch.tensor(pick).unsqueeze(1).repeat(1, num_samples or 1)
-    words = torch.cat([words, words[:1].expand(3, -1)])
-    index = torch.tensor([4, 0, 2, 5, 6, 7, 8])
-    outs = []
-    for rows in (twins.plain, *twins.kernels):
-        out = SampleOutput.empty(torch.zeros(9, dtype=torch.int64), num_samples)
-        out.token_ids.fill_(77)
-        out.token_ids[5:] = -1  # lost, padding, a bad slot, and words that no local step made
-        out.status.copy_(torch.tensor([0, 1, 0, 3, 0, 3, 0, 4, 2]))
-        rows.write_tokens(words, index, out)
-        outs.append(out)
-    plain, *others = outs
-    for out in others:
-        assert equal(out.token_ids, plain.token_ids) and equal(out.status, plain.status)
-    assert plain.status.tolist() == [Status.NAN, 1, Status.EMPTY, 3, 0, Status.PEER_LOST, 0, 4, 0]
-    tokens, drawn = plain.token_ids.view(9, -1)[:, -1].tolist(), int(word.token_of(words[0, 0]))
-    assert tokens == [-1, 77, -1, 77, drawn, -1, -1, -1, drawn]
 
 
 @pytest.mark.parametrize("top", [0, 5])

@@ -39,10 +39,20 @@ tpsample/backends/torch_/passes.py
     - group = word.token_of(order_words(grouped.amax(dim=2)).topk(count, dim=1).values)
     + group = word.token_of(order_words(grouped.amax(dim=2)).topk(count - 1, dim=1).values)
     > test_first_words_are_those_of_the_definition
-    a lost row is settled
-    - stays = before[:, 0] == word.NO_TOKEN
-    + stays = before[:, 0] < word.NO_TOKEN
-    > test_rows_are_settled_as_by_the_definition
+tpsample/backends/torch_/decode.py
+    a filtered row that is lost has a token
+    - (place < own.shape[1]) & ~lost, best)
+    + (place < own.shape[1]), best)
+    > test_filtered_rows_get_the_tokens_of_their_own_words[torch-None]
+    a row that stores its logits for something else has the token of a filtered one
+    - (place >= 0) & (place < own.shape[1])
+    + (place >= 0)
+    > test_filtered_rows_get_the_tokens_of_their_own_words[torch-None]
+tpsample/request/plan.py
+    filtered rows are found among all that are stored
+    - if filters is not None and self.stores_all and len(filters) < self.num_rows:
+    + if False:
+    > test_a_request_without_filters_may_stand_before_rows_that_the_host_does_not_know
 tpsample/request/row_filter.py
     masses of upper ends are taken for masses
     - exact=not known,
@@ -570,9 +580,9 @@ tpsample/core/ranges.py
 tpsample/pipeline.py
     filters are a part of the head in a profile
     - with range_of("filters"):
-    -                     cut = finish_logits(
+    -                 rows, ranks = self.stored(step)
     + with range_of("head"):
-    +                     cut = finish_logits(
+    +                 rows, ranks = self.stored(step)
     > test_a_profile_shows_the_parts_of_a_step
 tpsample/backends/torch_/logprobs.py
     a rank counts no ties
@@ -775,15 +785,32 @@ tpsample/backends/numba_/kernels/logprobs.py
     + value = value
     > test_logprobs_are_told_as_by_the_definition
 tpsample/backends/numba_/kernels/decode.py
-    native: a filtered row that is lost or not drawn has a token
-    - if token_ids[row, 0] == NO_TOKEN and status[row] != NAN and status[row] != EMPTY:
-    + if False:
-    > test_rows_are_settled_as_by_the_definition
+    native: a filtered row that is lost has a token
+    - if not lost and 0 <= its_place < len(filtered):
+    + if 0 <= its_place < len(filtered):
+    > test_filtered_rows_get_the_tokens_of_their_own_words[numba-None]
+    native: a row has the words of a filtered one that is not there
+    - if not lost and 0 <= its_place < len(filtered):
+    + if not lost and 0 <= its_place < len(filtered) + 2:
+    > test_filtered_rows_get_the_tokens_of_their_own_words[numba-None]
 tpsample/backends/triton_/kernels/decode.py
-    kernel: a filtered row that is lost or not drawn has a token
-    - if (tl.load(tokens) == NO_TOKEN) & (failed == 0):
-    + if (tl.load(tokens) == NO_TOKEN + 1) & (failed == 0):
-    > test_rows_are_settled_as_by_the_definition
+    kernel: a filtered row that is lost has a token
+    - (place < num_filtered) & (lost == 0)
+    + (place < num_filtered)
+    > test_filtered_rows_get_the_tokens_of_their_own_words[triton-None]
+    kernel: a row has the words of a filtered one that is not there
+    - found = (place >= 0) & (place < num_filtered)
+    + found = (place >= 0)
+    > test_filtered_rows_get_the_tokens_of_their_own_words[triton-None]
+    kernel: all samples of a filtered row are its first
+    - filtered_ptr + place * num_samples + sample
+    + filtered_ptr + place * num_samples
+    > test_filtered_rows_get_the_tokens_of_their_own_words[triton-3]
+tpsample/exchange/peer.py
+    filtered rows of peers keep their unfiltered draws
+    - if filtered is not None or self._between:
+    + if self._between:
+    > test_peers_in_one_process_draw_the_committed_tokens[shards0-parts0]
 tpsample/backends/numba_/kernels/passes.py
     native: a given total is not taken
     - total = given if given >= 0 else total

@@ -13,10 +13,14 @@ tpsample/request/kinds.py
     - if batch.plan.filters is not None:
     + if False:
     > test_steps_over_slots_are_warm
+    filtered rows of slots are not warmed up
+    - for kind in ("plain", *drawn_anew):
+    + for kind in ("plain",):
+    > test_steps_over_slots_are_warm[top_p]
     many logprobs of rows with controls are not warmed up
     - for others in ((), filtered, controlled))
     + for others in ((), filtered))
-    > test_many_logprobs_are_warm_too[others2]
+    > test_many_logprobs_are_warm_too[others2-True]
     a search that comes first in fixed rounds is not warmed up
     - for judged in (False, True)[: 1 + (_SEARCHED in mix)]:
     + for judged in (True,):
@@ -113,7 +117,7 @@ tpsample/request/step.py
     > test_filtered_rows_with_controls_are_warm_at_any_number_of_rows
 tpsample/backends/triton_/kernels/decode.py
     an output that is a view compiles another kernel
-    - *("seed_ptr", "undrawn_ptr", "bad_ptr", "token_ptr", "status_ptr", "out_seed_ptr"),
+    - *("token_ptr", "status_ptr", "out_seed_ptr"),
     +
     > test_views_at_odd_places_are_warm
 tpsample/backends/triton_/kernels/token_mask.py

@@ -19,12 +19,13 @@ from tests.support.same_rows import assert_same_rows
 from tests.support.tiers import long
 from tests.support.tile_words import told
 from tpsample import SampleOutput, SamplingBatch, SamplingParams
+from tpsample.backends import room_of
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.backends.triton_.passes import TritonShardLogits
-from tpsample.core import score
+from tpsample.core import score, word
 from tpsample.core.row_noise import RowNoise
 from tpsample.filters import finish as stored_plan
-from tpsample.filters.finish import finish_logits, shard_logits
+from tpsample.filters.finish import draw_filtered, shard_logits
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.row_filter import BY_FIRST_WORDS
 from tpsample.request.step import Step
@@ -33,8 +34,8 @@ KINDS = kinds_of_logits()
 FIXED = {"fixed_rounds": True}
 SEARCH = 4
 """Exchanges of a search, one for each digit of a logit."""
-NOT_WRITTEN = -2
-"""The token of a row without filters, whose unfiltered draw would stand there."""
+UNFILTERED = word.pack(torch.tensor(math.inf), torch.tensor(0))
+"""The word that stays of a row that no filter draws: the best score at id 0."""
 
 
 def on_virtual_ranks(
@@ -59,13 +60,13 @@ def on_virtual_ranks(
         shard = shards[ranks.rank]
         own = logits[:, shard.start : shard.stop].clone()
         out = SampleOutput.empty(view.seed, num_samples)
-        out.token_ids.fill_(NOT_WRITTEN)
-        out.status.zero_()
         step = Step(own[:, :0], view, noise, None, own, out)
         if backend == "triton":
             step.tile_words = told(shard_logits(step, shard, backend)).tile_words
         with host_reads.refused() if batch.plan.fixed_rounds else nullcontext():
-            finish_logits(shard_logits(step, shard, backend), step, ranks)
+            filtered = draw_filtered(shard_logits(step, shard, backend), step, ranks)
+        words = UNFILTERED.repeat(1, out.token_ids.numel())
+        room_of(backend).decoder()(words, view.seed, out, None, filtered.words)
         return out
 
     return world.run([partial(finish, ranks) for ranks in world.ranks])

@@ -191,18 +191,23 @@ def test_logprobs_are_warm_with_each_kind_that_first_words_decide():
         assert _later(sampler, 2, batch) <= warm, kind
 
 
+@pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize("others", [(), ("top_p",), ("bias",)])
-def test_many_logprobs_are_warm_too(others: tuple[Kind, ...]):
-    """With a bias some are of logits before it, and the LM head tells no words of these."""
-    sampler = LMHeadSampler(_weight(), backend="triton")
+def test_many_logprobs_are_warm_too(others: tuple[Kind, ...], given: bool):
+    """With a bias some are of logits before it, and the LM head tells no words of these. A sampler
+    of given logits has no prompt, whose logprobs launch the same."""
+    weight = torch.zeros(V, 0) if given else _weight()
+    sampler = LMHeadSampler(weight, vocab_size=V, backend="triton")
     warm = _warm(sampler, ["logprobs", *others], run_them=True)
     more = dict(pair for kind in others for pair in KINDS[kind].items())
     with listed(run_them=True) as later:
         for many in ({"logprobs": 50}, {"logprobs": 3, "logprob_token_ids": list(range(60))}):
-            _step(
-                sampler,
-                [{**many, **more, "logprobs_mode": mode} for mode in get_args(LogprobsMode)],
-            )
+            modes = get_args(LogprobsMode)
+            requests = [{**many, **more, "logprobs_mode": mode} for mode in modes]
+            if given:
+                sampler.sample_logits(torch.zeros(len(modes), V), _batch(requests), 3)
+            else:
+                _step(sampler, requests)
     assert later and set(later) <= warm
 
 

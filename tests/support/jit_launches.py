@@ -31,7 +31,7 @@ from tpsample.backends.triton_.tile_table import Gpu, Tile
 from tpsample.core.score import Head
 from tpsample.exchange.base import Exchange
 from tpsample.exchange.peer import PeerExchange
-from tpsample.filters.finish import finish_logits, shard_logits
+from tpsample.filters.finish import draw_filtered, logprobs_of, shard_logits
 from tpsample.output import SampleOutput
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.kinds import KINDS
@@ -161,12 +161,17 @@ def step(
     begun = backend.prepare(hidden_states, view, positions, num_samples, out, logits)
     for part, own in enumerate(words.begin(begun.num_words)):
         backend.best_words(begun, own, part, words.parts, words.push)
-    words.finish(out, view.seed, view.undrawn)
+    written = out, view.seed, view.undrawn
+    arrived = words.wait(*written)
     if view.plan.stored_index is None:
+        words.finish(arrived, *written)
         return 0
     with Operators() as operators:
-        ranks = exchanged_by or words.ranks
-        finish_logits(shard_logits(begun, shard, "triton"), begun, ranks)
+        ranks, rows = exchanged_by or words.ranks, shard_logits(begun, shard, "triton")
+        filtered = draw_filtered(rows, begun, ranks)
+        words.finish(arrived, *written, filtered.words)
+        if view.plan.logprobs is not None:
+            logprobs_of(rows, view, ranks, out.token_ids, *filtered[1:])
     names = (name.split(".")[1] for name in operators.called)
     return sum(name not in FREE for name in names)
 
@@ -217,7 +222,8 @@ def verification(
         if method == "coupled":
             out = SampleOutput.empty(view.seed, None)
             sampler.begin(inputs, view, at_rows, out)
-            sampler.exchange.finish(out, view.seed, view.undrawn)
+            written = out, view.seed, view.undrawn
+            sampler.exchange.finish(sampler.exchange.wait(*written), *written)
             room.coupled_output(drafts, out)
         else:
             verify_by_ratio(sampler, *given, block=method == "block", draft=law)

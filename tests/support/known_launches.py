@@ -25,7 +25,7 @@ from tests.support.jit_launches import be_absent_h200, cases
 from tests.support.settings import settings_of
 from tpsample import SamplingBatch, SamplingParams, VocabShard
 from tpsample.backends.triton_ import launcher
-from tpsample.backends.triton_.kernels.decode import write_tokens_kernel
+from tpsample.backends.triton_.kernels.decode import decode_kernel
 from tpsample.backends.triton_.launch import TritonBackend
 from tpsample.backends.triton_.launcher import KnownLaunches, launch_kernel
 
@@ -72,31 +72,30 @@ def _three_ways(known: KnownLaunches, grid: tuple[int, ...], arguments: dict[str
 _known_way, KnownLaunches.launch = KnownLaunches.launch, _three_ways  # type: ignore[method-assign]
 
 
+def decoding(**changes: object) -> dict[str, Any]:
+    """The arguments of a kernel that are others where a binary is another, and those that stay."""
+    names = "words_ptr", "seed_ptr", "token_ptr", "status_ptr", "out_seed_ptr"
+    none = "undrawn_ptr", "bad_ptr", "filtered_ptr", "place_ptr"
+    numbers = "stride_words_s", "num_rows", "num_filtered", "num_samples", "num_sources"
+    sizes = {"BLOCK": 64, "OVERLAP": False}
+    rows = torch.zeros(64, dtype=torch.int64)
+    given = dict.fromkeys(names, rows) | dict.fromkeys(none) | dict.fromkeys(numbers, 64)
+    return given | sizes | changes
+
+
 def variants() -> None:
     """One kernel with all that makes another binary, each twice and in turns with the others."""
     words = torch.zeros(64, dtype=torch.int64)
-    tokens, status = torch.zeros(64, dtype=torch.int64), torch.zeros(64, dtype=torch.int32)
     for _, first, dtype, samples, warps, programs in itertools.product(
         range(2), (0, 1, 2), (torch.int64, torch.int32), (1, 2, 16, 2**40), (4, 8), (1, 3)
     ):
-        launch_kernel(
-            write_tokens_kernel,
-            (programs,),
-            words_ptr=words[first:],
-            row_ptr=tokens,
-            token_ptr=tokens.to(dtype),
-            status_ptr=status,
-            num_samples=samples,
-            num_warps=warps,
-        )
+        changes = {"words_ptr": words[first:], "token_ptr": words.to(dtype), "num_samples": samples}
+        launch_kernel(decode_kernel, (programs,), decoding(num_warps=warps, **changes))
 
 
 def compiled_aside() -> None:
     """A kernel that another thread compiles: the first launch returns something else than it."""
-    rows = torch.zeros(8, dtype=torch.int64)
-    names = "words_ptr", "row_ptr", "token_ptr", "status_ptr"
-    arguments = {**dict.fromkeys(names, rows), "num_samples": 1, "num_warps": 2}
-    known = KnownLaunches(write_tokens_kernel)
+    arguments, known = decoding(num_warps=2), KnownLaunches(decode_kernel)
     made.clear()
     with ThreadPoolExecutor(1) as executor, triton.AsyncCompileMode(executor):
         for _ in range(3):
@@ -107,10 +106,8 @@ def compiled_aside() -> None:
 
 def hooked() -> None:
     """A known launch while a profiler has a hook for its begin, then for its end, then none."""
-    rows, runtime = torch.zeros(8, dtype=torch.int64), triton.knobs.runtime
-    names = "words_ptr", "row_ptr", "token_ptr", "status_ptr"
-    arguments = {**dict.fromkeys(names, rows), "num_samples": 1, "num_warps": 8}
-    known = KnownLaunches(write_tokens_kernel)
+    arguments, known = decoding(num_warps=8), KnownLaunches(decode_kernel)
+    runtime = triton.knobs.runtime
     _known_way(known, (8,), arguments)
     told.clear()
     for hooks in (runtime.launch_enter_hook, runtime.launch_exit_hook):

@@ -23,7 +23,7 @@ from tpsample.output import SampleOutput
 from tpsample.ranks.process import ProcessRanks
 from tpsample.ranks.ranks import Ranks
 from tpsample.ranks.subgroups import group_timeout
-from tpsample.request.plan import Undrawn
+from tpsample.request.plan import FilteredWords, Undrawn
 from tpsample.request.step import Push
 from tpsample.settings import Settings
 
@@ -32,8 +32,8 @@ class Exchange:
     """Moves candidate words between ranks; this base class is the exchange of one rank.
 
     A step calls `begin`, then for every part of the vocabulary writes this rank's words where
-    `begin` has said and calls `publish(part)`, then `finish`. All ranks make these calls in the
-    same order with the same number of rows. Buffers are allocated here, once.
+    `begin` has said and calls `publish(part)`, then `wait` and `finish`. All ranks make these calls
+    in the same order with the same number of rows. Buffers are allocated here, once.
 
     Words are zero between steps, because whoever decodes them clears them. A step that was begun
     and never finished may leave some, which the next `begin` clears. A captured graph does not
@@ -105,7 +105,7 @@ class Exchange:
         """Send int64 tensors with the words that are published next; all ranks' have one shape."""
 
     def payloads(self) -> list[Tensor] | None:
-        """Return the payloads of all ranks, [W, ...] each, after `collect`; None without any."""
+        """Return the payloads of all ranks, [W, ...] each, after `wait`; None without any."""
         return None
 
     def collect(self, rows: int) -> Tensor:
@@ -115,13 +115,30 @@ class Exchange:
         """
         return (self._views.get(rows) or self._make_views(rows))[1]
 
-    def finish(self, out: SampleOutput, seeds: Tensor, undrawn: Undrawn | None = None) -> None:
-        """Write the step's tokens, status and seeds, from the words of all sources.
+    def wait(self, out: SampleOutput, seeds: Tensor, undrawn: Undrawn | None = None) -> Tensor:
+        """Wait for the words of all sources, and return what `collect` does.
+
+        A kernel that waits writes the output, too, but for rows with filters. The arguments are
+        those of `finish`.
+        """
+        return self.collect(out.token_ids.numel())
+
+    def finish(
+        self,
+        words: Tensor,
+        out: SampleOutput,
+        seeds: Tensor,
+        undrawn: Undrawn | None = None,
+        filtered: FilteredWords | None = None,
+    ) -> None:
+        """Write the step's tokens, status and seeds.
 
         Args:
+            words: of `wait`.
             undrawn: rows that have no token whatever their words are; None for none.
+            filtered: the words of rows with filters; None for no such rows.
         """
-        self._decode(self.collect(out.token_ids.numel()), seeds, out, undrawn)
+        self._decode(words, seeds, out, undrawn, filtered)
         self._unfinished = False
 
     def bytes_sent(self, rows: int) -> int:

@@ -13,18 +13,16 @@ import torch.distributed as dist
 import triton
 from torch import Tensor
 
-from tpsample.backends.torch_.decode import decode_words
 from tpsample.backends.triton_.arguments import early_launch
 from tpsample.backends.triton_.kernels.inbox import peer_finish_kernel
 from tpsample.backends.triton_.launcher import launch_kernel
-from tpsample.core import word
 from tpsample.exchange.base import Exchange
 from tpsample.exchange.collective import require_maximum, ring_bytes
 from tpsample.exchange.inboxes import peer_memory
 from tpsample.output import SampleOutput
 from tpsample.ranks.lost import peer_lost
 from tpsample.ranks.process import ProcessRanks
-from tpsample.request.plan import Undrawn
+from tpsample.request.plan import FilteredWords, Undrawn
 from tpsample.request.step import Push
 from tpsample.settings import Settings
 
@@ -38,7 +36,7 @@ _MAX_TIMEOUT_MS = 2**31 - 1
 
 
 class PeerExchange(Exchange):
-    """One launch computes and pushes all chunks; `finish` waits, decodes and clears.
+    """One launch computes and pushes all chunks; that of `wait` waits, decodes and clears.
 
     A step can be captured in a CUDA graph, because nothing that changes from step to step is an
     argument from the host: the epoch is counted on the device.
@@ -67,7 +65,7 @@ class PeerExchange(Exchange):
         self.epoch = torch.ones(1, dtype=torch.int64, device=device)
         self.done = torch.zeros(1, dtype=torch.int32, device=device)
         self._lost = torch.zeros(4, dtype=torch.int64, device=device)
-        self._winners = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        self._winners = torch.zeros(1, max_rows, dtype=torch.int64, device=device)
         shape = (2, chunks, ranks.world_size, max_rows)
         self.memory = peer_memory(ranks, shape, device)
         layout = (chunks, ranks.rank, ranks.world_size, max_rows)
@@ -79,7 +77,7 @@ class PeerExchange(Exchange):
         self._lost_of_host = between.lost if between else self._lost[:2].unsqueeze(0)
         self.push = Push(self.arrive, self.epoch, self._lost, self.memory.addresses, *layout)
 
-    def finish(self, out: SampleOutput, seeds: Tensor, undrawn: Undrawn | None = None) -> None:
+    def wait(self, out: SampleOutput, seeds: Tensor, undrawn: Undrawn | None = None) -> Tensor:
         """Wait on the device for every rank's words; the kernel that waits decodes them too.
 
         With two levels these are the words of this host, and then come those of the others.
@@ -115,11 +113,24 @@ class PeerExchange(Exchange):
             **early_launch(self._overlap),
         )
         self._unfinished = False
-        if self._between:
-            words = self._winners[: out.token_ids.numel()]
-            self._between.finish(out, seeds, words, self._lost[:2])
-            if undrawn is not None:
-                out.fill_skipped(*undrawn)
+        words = self.collect(out.token_ids.numel())
+        return self._between.reduced(words, self._lost[:2]) if self._between else words
+
+    def _make_views(self, rows: int) -> tuple[list[Tensor], Tensor]:
+        own, _ = super()._make_views(rows)
+        views = self._views[rows] = own, self._winners[:, :rows]
+        return views
+
+    def finish(
+        self,
+        words: Tensor,
+        out: SampleOutput,
+        seeds: Tensor,
+        undrawn: Undrawn | None = None,
+        filtered: FilteredWords | None = None,
+    ) -> None:
+        if filtered is not None or self._between:  # else `wait` has written all
+            super().finish(words, out, seeds, undrawn, filtered)
 
     def bytes_sent(self, rows: int) -> int:
         own = (self.push.world_size - 1) * 8 * rows * self.chunks
@@ -180,26 +191,22 @@ class BetweenHosts:
         self._ranks = ranks
         require_maximum(ranks, settings.device)
 
-    def finish(self, out: SampleOutput, seeds: Tensor, winners: Tensor, lost: Tensor) -> None:
-        """Write tokens and status anew, from the winners int64 [rows] of all hosts.
+    def reduced(self, winners: Tensor, lost: Tensor) -> Tensor:
+        """Return the winners of all hosts, int64 [1, rows].
 
         Args:
-            out: the step's output.
-            seeds: int64 [B].
-            winners: this host's.
+            winners: those of this host.
             lost: int64 [2], the lost ranks of this host.
         """
-        rows = len(winners)
+        rows = winners.shape[1]
         reduced = self._reduced[: rows + self.lost.numel()].zero_()
-        reduced[:rows].copy_(winners)
+        reduced[:rows].copy_(winners[0])
         lost_of_host = reduced[rows:].view_as(self.lost)
         lost_of_host[self._host].copy_(lost)
         self._ranks.all_reduce(reduced, dist.ReduceOp.MAX)
 
         self.lost |= lost_of_host
-        is_lost = (reduced[:rows].view(-1, out.status.shape[0]) == word.LOST).any(dim=0)
-        decode_words(reduced[None, :rows], seeds, out)
-        out.status.masked_fill_(is_lost, int(word.Status.PEER_LOST))
+        return reduced[None, :rows]
 
     def bytes_sent(self, rows: int) -> int:
         """Return how many bytes this rank hands to its column per step."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from tpsample.ranks.ranks import Ranks
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.filters import LogprobRows, RowFilters, lists_all
 from tpsample.request.params import SamplingParams
-from tpsample.request.plan import BatchPlan, BatchView
+from tpsample.request.plan import BatchPlan, BatchView, FilteredWords
 from tpsample.request.step import Step
 from tpsample.settings import Settings
 
@@ -72,21 +72,32 @@ def candidates_of(rows: ShardLogits, step: Step, words: Tensor) -> list[Tensor]:
     return candidates
 
 
-def finish_logits(
+class Filtered(NamedTuple):
+    """What is known of the filtered rows of a step before its tokens are written.
+
+    Attributes:
+        words: their score words; None if no row has filters.
+        cut: where their kept sets end, if that was looked for.
+        of_logprobs: the `own_words` of all ranks, if they came with the words.
+        first: first words of the rows that ask for logprobs, if they were looked for.
+    """
+
+    words: FilteredWords | None = None
+    cut: Cut | None = None
+    of_logprobs: Tensor | None = None
+    first: Tensor | None = None
+
+
+def draw_filtered(
     rows: ShardLogits, step: Step, ranks: Ranks, gathered: list[Tensor] | None = None
-) -> Cut | None:
-    """Replace the unfiltered draws of filtered rows; add logprobs. Collective.
+) -> Filtered:
+    """Draw the tokens of filtered rows. Collective.
 
     Args:
         rows: the logits of the rows that `step.batch.plan` stores.
-        step: whose output holds an unfiltered draw of every row.
         gathered: the `candidates_of` all ranks, if they came with the words.
-
-    Returns:
-        Where the kept sets of all rows end, of a batch that has a `kept_cap`.
     """
-    batch, out, cut, of_logprobs, first = step.batch, step.out, None, None, None
-    assert out is not None
+    batch, words, cut, of_logprobs, first = step.batch, None, None, None, None
     filters, logprob_rows = batch.plan.filters, batch.plan.logprobs
     if gathered is not None and logprob_rows is not None and logprob_rows.unfiltered:
         *gathered, of_logprobs = gathered
@@ -97,7 +108,7 @@ def finish_logits(
         if batch.plan.by_cuts:
             own = None if gathered is None else gathered[0]
             number = 1 if logprob_rows is None else max(1, logprob_rows.top)
-            words, cut = sample_by_cuts(
+            drawn, cut = sample_by_cuts(
                 *arguments, sets=sets, number=number, may_read=reads, gathered=own
             )
         else:
@@ -105,11 +116,10 @@ def finish_logits(
             if logprob_rows is not None and _share_first(rows, filters, reads, gathered):
                 first = rows.first_words(max(filters.demand.first, logprob_rows.top))
                 own_first, first = first[batch.plan.filtered_places], first[logprob_rows.places]
-            words = sample_filtered(*arguments, may_read=reads, gathered=gathered, first=own_first)
-        filtered.write_tokens(words, filters.row_index, out)
-    if logprob_rows is not None:
-        out.logprobs = logprobs_of(rows, batch, ranks, out.token_ids, cut, of_logprobs, first)
-    return None if batch.plan.kept_cap is None else cut
+            drawn = sample_filtered(*arguments, may_read=reads, gathered=gathered, first=own_first)
+        assert batch.plan.filtered_place is not None
+        words = FilteredWords(drawn, batch.plan.filtered_place)
+    return Filtered(words, cut, of_logprobs, first)
 
 
 def may_read(batch: BatchView) -> bool:

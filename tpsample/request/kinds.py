@@ -143,8 +143,12 @@ def batches_of(
             yield _batch_of(mix, num_rows, many_logprobs=True, **how)
     if not compiled:
         return
-    slots = SamplingBatch.of_slots(num_rows, **how)
-    yield slots.select(torch.arange(num_rows, device=device))
+    drawn_anew = [kind for kind in kinds if kind in (*_OF_ONE_ROW[1:], "kept sets")][:1]
+    for kind in ("plain", *drawn_anew):
+        cap = 2 if kind == "kept sets" else None
+        slots = SamplingBatch.of_slots(num_rows, kept_cap=cap, **how)
+        slots.put(0, SamplingParams(seed=0, **KINDS[kind]))
+        yield slots.select(torch.arange(num_rows, device=device), host=list(range(num_rows)))
     if by_first:  # beside their slots there may be some without filters, where nothing is searched
         yield _batch_of(("min_p",), num_rows, fixed_rounds=True, **how)
     for mix in dict.fromkeys((*_sets_of(kinds, _OF_THE_HEAD), *_sets_of(kinds, _OF_THE_MASK))):

@@ -34,6 +34,18 @@ class Undrawn(NamedTuple):
     bad: Tensor
 
 
+class FilteredWords(NamedTuple):
+    """The score words that filters have found, in place of those of the local steps.
+
+    Attributes:
+        words: int64 [F, num_samples], of the filtered rows over all ranks.
+        place: int32 [B], the index of each row among them; -1, or F or more, in all other rows.
+    """
+
+    words: Tensor
+    place: Tensor
+
+
 class SlotRows(NamedTuple):
     """The rows of a selection, in memory that each step writes anew.
 
@@ -93,6 +105,8 @@ class BatchPlan:
             int64; [] and None if there are none. With `stores_all` they are all rows in order, and
             else the filtered ones come first.
         stored_place: int32 [B], the index of each row in that list, or -1; None if it is empty.
+        filtered_place: int32 [B], the index of each row in `filters`; -1, or as many as these are
+            or more, if it is not there. None without filters.
     """
 
     num_rows: int
@@ -108,6 +122,7 @@ class BatchPlan:
     stored_list: list[int] = field(init=False)
     stored_index: Tensor | None = field(init=False)
     stored_place: Tensor | None = field(init=False)
+    filtered_place: Tensor | None = field(init=False)
 
     @ordinary_tensors
     def __post_init__(self) -> None:
@@ -120,6 +135,10 @@ class BatchPlan:
             vars(self).update(logprobs=logprobs.among(stored, filters))
         index, index_of_row = self._index_stored(stored) if stored else (None, None)
         vars(self).update(stored_list=stored, stored_index=index, stored_place=index_of_row)
+        place = None if filters is None else index_of_row
+        if filters is not None and self.stores_all and len(filters) < self.num_rows:
+            place = self._places_of(filters.row_index)
+        vars(self).update(filtered_place=place)
 
     def _index_stored(self, stored: list[int]) -> tuple[Tensor, Tensor]:
         """Return the stored rows as a tensor, and the index of each row among them."""
@@ -133,9 +152,13 @@ class BatchPlan:
             index = filters.row_index
         else:
             (index,) = tensors_of(stored, device=device)
-        order = torch.arange(len(stored), dtype=torch.int32, device=device)
-        none = torch.full((self.num_rows,), -1, dtype=torch.int32, device=device)
-        return index, none.index_copy_(0, index, order)
+        return index, self._places_of(index)
+
+    def _places_of(self, index: Tensor) -> Tensor:
+        """Return the index of each row in a tensor of rows, int32 [B], or -1."""
+        order = torch.arange(len(index), dtype=torch.int32, device=self.device)
+        none = torch.full((self.num_rows,), -1, dtype=torch.int32, device=self.device)
+        return none.index_copy_(0, index, order)
 
     @cached_property
     def stores_in_order(self) -> bool:

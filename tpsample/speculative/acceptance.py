@@ -100,7 +100,8 @@ def verify_by_ratio(
         inputs, batch, at, out, payloads_of=lambda rows, *_: [verification_of(rows).tops()]
     )
     sampler.agreement.compare()
-    sampler.exchange.finish(out, batch.seed, batch.undrawn)
+    written = out, batch.seed, batch.undrawn
+    sampler.exchange.finish(sampler.exchange.wait(*written), *written)
     stored, ranks = shard_logits(step, sampler.shard, sampler.backend), sampler.ranks
     verification, payloads = verification_of(stored), sampler.exchange.payloads()
     laws = verification.laws(

@@ -21,12 +21,12 @@ MASKED = (
     "drafts",
 )
 LEAST, TOP = "least_word", "top"
-FIRST_KEPT = ["before", "first_kept", "write_tokens"]
+FIRST_KEPT = ["before", "first_kept", "decode"]
 FIRST_WORDS = ["largest", "group_words", "largest"]
 LISTED, DIGITS = ["words", "cut"], ["digit"] * 4 + ["last_digit"]
 SEARCHES = ["bin", *LISTED, *DIGITS, "bin", *LISTED, *DIGITS]
-TOP_WORDS = [*FIRST_WORDS, "top_words", "write_tokens"]
-BEST_KEPT = ["last_cut", "best_kept", "write_tokens"]
+TOP_WORDS = [*FIRST_WORDS, "top_words", "decode"]
+BEST_KEPT = ["last_cut", "best_kept", "decode"]
 LOGPROBS = ["few_words", "listed_words", "mass", "told_logprobs"]
 
 
@@ -70,11 +70,11 @@ MERGED, MERGE_BEST = "merged", "merge_best"
 """The largest words, and the best scores, of all 8 ranks; one rank has nothing to merge."""
 SEARCH_OF_8 = ["digit", "exchange"] * 4
 REJECTION = ["best_scores", "exchange", MERGE_BEST, "before", "exchange", "first_kept"]
-KEPT = ["best_kept", "exchange", "write_tokens"]
+KEPT = ["best_kept", "exchange", "decode"]
 FIXED = {
     # Launches and exchanges of one of 8 ranks; one rank launches the same, but for what is merged.
     "top_p": [*REJECTION, *SEARCH_OF_8, *KEPT],
-    "top_k 5": [*FIRST_WORDS, "exchange", MERGED, "top_words", "write_tokens"],
+    "top_k 5": [*FIRST_WORDS, "exchange", MERGED, "top_words", "decode"],
     "min_p": ["exchange", TOP, LEAST, "last_cut", *KEPT],
     "top_k 2000, top_p": ["exchange", TOP, *SEARCH_OF_8, "last_digit", *SEARCH_OF_8, *KEPT],
 }
@@ -146,7 +146,9 @@ def expected(name: str) -> list[str]:
     drafted = ["drafted_rows"] * name.startswith(VERIFICATIONS)
     if name == "slots":
         return ["read_slots", "lm_head", finish]
-    return [*drafted, *masks, *screen, "lm_head", finish, *ways]
+    # Words of filters are decoded with all others, but for a kernel that waits for peers.
+    finish = [] if "decode" in ways and finish == "decode" else [finish]
+    return [*drafted, *masks, *screen, "lm_head", *finish, *ways]
 
 
 def overlap(name: str) -> list[str]:
@@ -155,4 +157,5 @@ def overlap(name: str) -> list[str]:
         screen = ["launch_dependents", f"{PREFETCHES}+wait+early"]
         return [*screen, "launch_dependents+wait+early", f"{PREFETCHES}+wait+early", "wait+early"]
     lm_head = "launch_dependents" if name in NOTHING_AHEAD else PREFETCHES
-    return [lm_head, "wait+early"]
+    anew = [""] * (name.startswith("peer") and "decode" in STORED.get(name, ()))
+    return [lm_head, "wait+early", *anew]

@@ -6,11 +6,8 @@ import pytest
 import torch
 
 from tests.support.slots import GPU, V, sampler_of
-from tpsample import SampleOutput, SamplingBatch, SamplingParams
-from tpsample.backends import room_of
+from tpsample import SamplingBatch, SamplingParams
 from tpsample.backends.triton_ import slots as launches
-from tpsample.core.order import order_words
-from tpsample.request.plan import Undrawn
 
 
 @pytest.mark.parametrize("rows", [1, 5, 64, 200])
@@ -31,24 +28,6 @@ def test_rows_find_the_slots_that_they_name(rows):
     assert one.equal(other)
     assert all(map(torch.equal, (*skipped, *numbers), (*kernels, *its)))
     assert rows < 64 or 0 < int(skipped.bad.sum()) < int(skipped.rows.sum()) < rows
-
-
-@pytest.mark.parametrize("num_samples", [None, 3])
-@pytest.mark.parametrize("backend", ["torch", "triton", "numba"])
-def test_rows_that_are_not_drawn_get_no_token(num_samples, backend):
-    rows, samples = torch.arange(70), num_samples or 1
-    undrawn = Undrawn(rows % 3 == 0, rows % 6 == 0)
-    logits = torch.randn(2, samples * 70, generator=torch.Generator().manual_seed(1))
-    logits[:, 3:5] = torch.nan  # one row is drawn, one is not
-    words = order_words(logits, 5)
-    drawn, skipped = (SampleOutput.empty(rows, num_samples) for _ in range(2))
-    room_of(backend).decoder()(words.clone(), rows, drawn)
-    drawn.fill_skipped(*undrawn)
-    room_of(backend).decoder()(words, rows, skipped, undrawn)
-    for name in ("token_ids", "status", "seeds"):
-        assert getattr(drawn, name).equal(getattr(skipped, name)), name
-    assert skipped.status[:8].tolist() == [4, 0, 0, 0, 1, 0, 4, 0]
-    assert (skipped.token_ids.view(70, -1)[:, 0] < 0).equal(undrawn.rows | (rows == 4))
 
 
 def test_a_step_reads_what_was_written_to_the_batch_after_the_selection():

@@ -54,6 +54,7 @@ from tpsample.backends.triton_.tile_table import Gpu, Tile, all_tiles, fitted, s
 from tpsample.core import word
 from tpsample.core.order import DIGIT_BITS, Search
 from tpsample.core.row_noise import RowNoise
+from tpsample.request.plan import FilteredWords
 
 EXACT = [part for part in GOLDEN_PARTS if part != "cancelling"]
 """Without the part whose products a GPU sums in fp32, in another order."""
@@ -270,20 +271,20 @@ def slots(gpu: EmulatedGpu, seeds: int) -> Compared:
     generator, outcome = torch.Generator().manual_seed(7), Compared()
     batch = SamplingBatch.of_slots(90, vocab_size=V)
     batch.put(range(0, 90, 2), [SamplingParams(seed=slot) for slot in range(45)])
-    row = SamplingBatch.from_params([SamplingParams(seed=1, top_p=0.5)], vocab_size=V)
-    stored = torch.zeros(1, V), row, RowNoise(row.temperature, row.seed, row.seed, 1)
     for rows in (3, 200):
         named = torch.randint(-2, 95, (rows,), generator=generator)
         plain, found = batch.select(named), batch.select(named)
         plain._read_slots()
         found._read_slots(read_slots)
         words = torch.randint(0, 2**50, (2, 3 * rows), generator=generator)
-        filtered, index = words[0].view(rows, 3), torch.arange(rows)
+        place = torch.randint(-1, rows + 3, (rows,), generator=generator, dtype=torch.int32)
+        filtered = FilteredWords(words[1].view(rows, 3).clone(), place) if rows > 3 else None
+        words[:, 1::7] = word.LOST
         made = [SampleOutput.empty(plain.seed, 3) for _ in range(2)]
         for backend, out in zip(("torch", "triton"), made, strict=True):
             room = room_of(backend)
-            room.decoder()(words.clone(), plain.seed, out, plain._undrawn_rows)
-            room.passes.of(*stored, first_id=0).write_tokens(filtered, index, out)
+            given = words.clone(), plain.seed, out, plain._undrawn_rows, filtered
+            room.decoder()(*given)
         numbers = [
             [its.slots, *its.undrawn, its.temperature, its.seed, out.token_ids, out.status]
             for its, out in zip((plain._slot_rows, found._slot_rows), made, strict=True)

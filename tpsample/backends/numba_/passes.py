@@ -13,7 +13,6 @@ from torch import Tensor
 from tpsample.backends.numba_.kernels import ends, passes
 from tpsample.backends.numba_.kernels.arrays import array_of, arrays_of
 from tpsample.backends.numba_.kernels.best_scores import edges_of, first_kept, words_of
-from tpsample.backends.numba_.kernels.decode import write_tokens
 from tpsample.backends.numba_.kernels.draw import draw_stored
 from tpsample.backends.numba_.kernels.head import NativeHead
 from tpsample.backends.numba_.kernels.inputs import weight_of
@@ -24,7 +23,7 @@ from tpsample.backends.torch_.logprobs import ListedWords, log_totals
 from tpsample.backends.torch_.passes import ShardLogits, Verdict, or_nan
 from tpsample.core import word
 from tpsample.core.order import ABOVE_ALL
-from tpsample.output import Logprobs, SampleOutput
+from tpsample.output import Logprobs
 from tpsample.request.filters import LogprobRows, Thresholds
 
 NONE = np.empty(0, np.int64)
@@ -107,10 +106,6 @@ class NativeShardLogits(ShardLogits):
         given = best, sums, count, self.temperature, limits, bounded
         first_kept(*arrays_of((*given, words, decided, top)))
         return Verdict(words, decided, top)
-
-    def write_tokens(self, words: Tensor, index: Tensor, out: SampleOutput) -> None:
-        token_ids = out.token_ids.view(len(out.status), -1)
-        write_tokens(*arrays_of((words, index, token_ids, out.status)))
 
     def best_of_first(self, first: Tensor, thresholds: Thresholds) -> Tensor:
         out = first.new_zeros(len(first), self.noise.num_samples)

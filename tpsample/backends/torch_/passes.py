@@ -30,7 +30,7 @@ from tpsample.core.order import (
 from tpsample.core.row_noise import RowNoise, has_all
 from tpsample.core.score import score_tile, score_tokens
 from tpsample.core.spread import spread_sums
-from tpsample.output import Logprobs, SampleOutput
+from tpsample.output import Logprobs
 from tpsample.request.filters import LogprobRows, Thresholds
 from tpsample.request.plan import BatchView
 from tpsample.request.step import Found, TileWords, halves
@@ -454,23 +454,6 @@ class ShardLogits:
         kept = within & (first >= thresholds.least.unsqueeze(1)) & ~top.isnan().unsqueeze(1)
         kept &= mass.cumsum(dim=1) - mass < mass_limit(total, thresholds.share.unsqueeze(1))
         return kept, mass
-
-    def write_tokens(self, words: Tensor, index: Tensor, out: SampleOutput) -> None:
-        """Write tokens and status of score words [F, num_samples].
-
-        A row that is lost, or is not drawn, stays so: it has no token, and a status that no words
-        give.
-
-        Args:
-            index: int64 [F], the rows' places in the batch.
-        """
-        token_ids, status = word.decode(words)
-        before, old = out.token_ids[index].view_as(words), out.status[index]
-        stays = before[:, 0] == word.NO_TOKEN
-        stays &= (old != word.Status.NAN) & (old != word.Status.EMPTY)
-        token_ids = before.where(stays.unsqueeze(1), token_ids)
-        out.token_ids[index] = token_ids.view(len(index), *out.token_ids.shape[1:])
-        out.status[index] = old.where(stays, status.amax(dim=1))
 
     def least_word(self, y: Tensor, temperature: Tensor) -> Tensor:
         """Return int64 [F], the least order word of a logit >= max x + temperature · y.

@@ -18,18 +18,24 @@ from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.backends.torch_.verification import Verification, coupled_output, drafted_rows
 from tpsample.core.row_noise import RowNoise
 from tpsample.output import SampleOutput, VerifyOutput
-from tpsample.request.plan import Undrawn
+from tpsample.request.plan import FilteredWords, Undrawn
 from tpsample.settings import Settings
 
 
 class Decode(Protocol):
     """Writes words int64 [sources, num_samples · B] and seeds int64 [B] into an output.
 
-    Rows that are not drawn get no token.
+    Rows that are not drawn get no token, and rows with filters that of their own words.
     """
 
     def __call__(
-        self, words: Tensor, seeds: Tensor, out: SampleOutput, undrawn: Undrawn | None = None, /
+        self,
+        words: Tensor,
+        seeds: Tensor,
+        out: SampleOutput,
+        undrawn: Undrawn | None = None,
+        filtered: FilteredWords | None = None,
+        /,
     ) -> None: ...
 
 

@@ -30,7 +30,6 @@ from tpsample.backends.triton_.kernels.best_scores import (
     merge_best_kernel,
 )
 from tpsample.backends.triton_.kernels.cuts import last_cut_kernel
-from tpsample.backends.triton_.kernels.decode import write_tokens_kernel
 from tpsample.backends.triton_.kernels.order import group_first_kernel, group_words_kernel
 from tpsample.backends.triton_.kernels.sums import (
     best_kept_kernel,
@@ -48,7 +47,7 @@ from tpsample.core.machine import interpreted
 from tpsample.core.masses import ABOUT_ERROR
 from tpsample.core.order import ABOVE_ALL, DIGIT_BITS
 from tpsample.core.row_noise import RowNoise, safe_temperature
-from tpsample.output import Logprobs, SampleOutput
+from tpsample.output import Logprobs
 from tpsample.request.filters import LogprobRows, Thresholds
 from tpsample.request.row_filter import FEW_LOGPROBS, MAX_TOP_WORDS, MAX_WEIGHED_WORDS
 
@@ -299,17 +298,6 @@ class TritonShardLogits(ShardLogits):
             drawn_ptr=drawn,
             count=count,
             BLOCK=MAX_TOP_WORDS if count <= MAX_TOP_WORDS else MAX_WEIGHED_WORDS,
-        )
-
-    def write_tokens(self, words: Tensor, index: Tensor, out: SampleOutput) -> None:
-        launch_kernel(
-            write_tokens_kernel,
-            (index.shape[0],),
-            words_ptr=words,
-            row_ptr=index,
-            token_ptr=out.token_ids,
-            status_ptr=out.status,
-            num_samples=words.shape[1],
         )
 
     def least_word(self, y: Tensor, temperature: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from tpsample.backends.numba_.kernels import cuts, drafts, ends, laws, passes
 from tpsample.backends.numba_.kernels.arrays import array_of
 from tpsample.backends.numba_.kernels.best_scores import edges_of, first_kept, words_of
 from tpsample.backends.numba_.kernels.compiling import is_ready, told
-from tpsample.backends.numba_.kernels.decode import decode, write_tokens
+from tpsample.backends.numba_.kernels.decode import decode
 from tpsample.backends.numba_.kernels.draw import draw, draw_given, draw_stored
 from tpsample.backends.numba_.kernels.first_logits import store_first
 from tpsample.backends.numba_.kernels.head import NativeHead
@@ -120,6 +120,7 @@ def entries(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]
     ]
     # Words are columns of messages to the other ranks, or of the memory of one rank.
     words = int64[:, :], INTS_2
+    filtered, tokens = (INTS_2, int32[::1]), (INTS_2, int32[::1], INTS)
     outputs = INTS_2, DOUBLES_2, INTS_2, DOUBLES
     return [
         *shared,
@@ -127,8 +128,7 @@ def entries(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]
         (edges_of, (INTS_2, INTS, int64, FLOATS, FLOATS_2)),
         (first_kept, (INTS_2, INTS_2, int64, FLOATS, ENDS, types.bool_, INTS_2, BOOLS, FLOATS)),
         (told_logprobs, (WORDS, ASKED, INTS, INTS_2, DOUBLES, int64, *outputs)),
-        (write_tokens, (INTS_2, INTS, INTS_2, int32[::1])),
-        *((decode, (array_type, INTS, INTS_2, int32[::1], INTS)) for array_type in words),
+        *((decode, (array_type, INTS, *filtered, *tokens)) for array_type in words),
     ]
 
 

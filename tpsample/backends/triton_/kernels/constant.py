@@ -17,7 +17,8 @@ class Constant(tl.constexpr):
 
 STEP_NUMBERS = [
     *("num_rows", "num_samples", "num_sources", "num_groups", "num_words", "num_slots"),
-    *("num_tokens", "num_pairs", "count", "counts", "blocks", "blocks_each", "groups", "number"),
+    *("num_tokens", "num_pairs", "num_filtered"),
+    *("count", "counts", "blocks", "blocks_each", "groups", "number"),
     # of logprobs and verifications
     *("num_ids", "num_own", "num_drawn", "num_top", "num_chosen", "stride_first", "vocab_size"),
     *("num_positions", "num_drafts", "num_places", "sample"),

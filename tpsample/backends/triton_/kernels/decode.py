@@ -1,6 +1,6 @@
 """Words to tokens and status, of every row and of the rows that a filter has drawn anew.
 
-Twins: `backends.torch_.decode`, and `ShardLogits.write_tokens` of `backends.torch_.passes`.
+Twin: `backends.torch_.decode`.
 """
 
 import triton
@@ -14,10 +14,13 @@ from tpsample.core import word
 NO_TOKEN = Constant(word.NO_TOKEN)
 KEY_MINUS_INF = Constant(word.KEY_MINUS_INF)
 STATUS_NAN = Constant(int(word.Status.NAN))
+WORD_LOST = Constant(word.LOST)
+STATUS_PEER_LOST = Constant(int(word.Status.PEER_LOST))
 STATUS_BAD_SLOT = Constant(int(word.Status.BAD_SLOT))
 STATUS_EMPTY = Constant(int(word.Status.EMPTY))
 OF_ANY_ADDRESS = [
-    *("seed_ptr", "undrawn_ptr", "bad_ptr", "token_ptr", "status_ptr", "out_seed_ptr"),
+    *("seed_ptr", "undrawn_ptr", "bad_ptr", "filtered_ptr", "place_ptr"),
+    *("token_ptr", "status_ptr", "out_seed_ptr"),
 ]
 """Arguments whose addresses make no other kernel."""
 
@@ -60,12 +63,15 @@ def decode_kernel(
     seed_ptr,  # [num_rows] int64
     undrawn_ptr,  # [num_rows] bool, rows that get no token, or None
     bad_ptr,  # [num_rows] bool, those of them whose slot is bad, or None
+    filtered_ptr,  # [F, num_samples] int64, words in place of those of some rows, or None
+    place_ptr,  # [num_rows] int32, the place of each row among them, -1 or F or more if it has none
     # outputs
     token_ptr,  # [num_rows, num_samples] int64
     status_ptr,  # [num_rows] int32
     out_seed_ptr,  # [num_rows] int64, a copy: the batch may change its own
     # sizes
     num_rows,
+    num_filtered,
     num_samples,
     num_sources,
     BLOCK: tl.constexpr,
@@ -86,45 +92,17 @@ def decode_kernel(
         for source in range(num_sources):
             words = words_ptr + source * stride_words_s + sample * num_rows + offs_b
             tl.store(words, tl.zeros((BLOCK,), tl.int64), mask=mask_b)
+        lost = best == WORD_LOST
+        if filtered_ptr is not None:
+            place = tl.load(place_ptr + offs_b, mask=mask_b, other=-1)
+            found = (place >= 0) & (place < num_filtered) & (lost == 0)
+            own = tl.load(filtered_ptr + place * num_samples + sample, mask=found, other=0)
+            best = tl.where(found, own, best)
         token_id, status = decode(best)
+        status = tl.where(lost, STATUS_PEER_LOST, status)
         token_id = tl.where(undrawn, NO_TOKEN, token_id)
         tl.store(token_ptr + offs_b * num_samples + sample, token_id, mask=mask_b)
         row_status = tl.maximum(row_status, status)
     row_status = status_of(row_status, undrawn, bad_ptr, offs_b)
     tl.store(status_ptr + offs_b, row_status, mask=mask_b)
     tl.store(out_seed_ptr + offs_b, tl.load(seed_ptr + offs_b, mask=mask_b), mask=mask_b)
-
-
-@triton.jit(
-    do_not_specialize=STEP_NUMBERS,
-    do_not_specialize_on_alignment=["row_ptr", "token_ptr", "status_ptr"],
-)
-def write_tokens_kernel(
-    # inputs
-    words_ptr,  # [F, num_samples] int64
-    row_ptr,  # [F] int64, their places in the batch
-    # outputs
-    token_ptr,  # [num_rows, num_samples] int64
-    status_ptr,  # [num_rows] int32
-    # sizes
-    num_samples,
-):
-    """Overwrite the tokens and status of some rows; a row that is lost, or not drawn, stays so.
-
-    Grid: (F,).
-    """
-    filtered = tl.program_id(0)
-    row = tl.load(row_ptr + filtered)
-    tokens, row_status = token_ptr + row * num_samples, tl.load(status_ptr + row)
-    # No words give the status of such a row.
-    failed = (row_status == STATUS_NAN) | (row_status == STATUS_EMPTY)
-    if (tl.load(tokens) == NO_TOKEN) & (failed == 0):
-        return
-    # Every thread has read what one of them replaces.
-    tl.debug_barrier()
-    row_status = tl.full((), 0, tl.int32)
-    for sample in range(num_samples):
-        token_id, status = decode(tl.load(words_ptr + filtered * num_samples + sample))
-        tl.store(tokens + sample, token_id)
-        row_status = tl.maximum(row_status, status)
-    tl.store(status_ptr + row, row_status)

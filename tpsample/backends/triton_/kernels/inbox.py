@@ -39,6 +39,8 @@ from tpsample.backends.triton_.kernels.constant import STEP_NUMBERS, Constant
 from tpsample.backends.triton_.kernels.decode import (
     NO_TOKEN,
     OF_ANY_ADDRESS,
+    STATUS_PEER_LOST,
+    WORD_LOST,
     decode,
     flags_at,
     status_of,
@@ -50,8 +52,6 @@ from tpsample.core import word
 EPOCH_SHIFT = Constant(word.EPOCH_SHIFT)
 EPOCH_MAX = Constant(word.EPOCH_MAX)
 EPOCH_ONE = Constant(1 << word.EPOCH_SHIFT)
-WORD_LOST = Constant(word.LOST)
-STATUS_PEER_LOST = Constant(int(word.Status.PEER_LOST))
 
 
 @triton.jit
