@@ -73,7 +73,7 @@ def candidates_of(rows: ShardLogits, step: Step, words: Tensor) -> list[Tensor]:
 
 
 class Filtered(NamedTuple):
-    """What is known of the filtered rows of a step before its tokens are written.
+    """The filtered rows of a step, as they are known before its tokens are written.
 
     Attributes:
         words: their score words; None if no row has filters.

@@ -35,7 +35,7 @@ class Undrawn(NamedTuple):
 
 
 class FilteredWords(NamedTuple):
-    """The score words that filters have found, in place of those of the local steps.
+    """The score words that filters have found, which take the place of a step's own.
 
     Attributes:
         words: int64 [F, num_samples], of the filtered rows over all ranks.

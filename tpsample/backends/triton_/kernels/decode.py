@@ -63,7 +63,7 @@ def decode_kernel(
     seed_ptr,  # [num_rows] int64
     undrawn_ptr,  # [num_rows] bool, rows that get no token, or None
     bad_ptr,  # [num_rows] bool, those of them whose slot is bad, or None
-    filtered_ptr,  # [F, num_samples] int64, words in place of those of some rows, or None
+    filtered_ptr,  # [F, num_samples] int64, the words that some rows have instead, or None
     place_ptr,  # [num_rows] int32, the place of each row among them, -1 or F or more if it has none
     # outputs
     token_ptr,  # [num_rows, num_samples] int64
