@@ -19,13 +19,18 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 from tests.support.interpreter import spare_repetitions  # noqa: E402
+from tests.support.tiers import heavy_first  # noqa: E402
 
 torch.set_num_threads(1)
 spare_repetitions()
 
 
+@pytest.hookimpl(trylast=True)  # once the tests that nobody asked for are left out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """pytest-timeout's limits grow like all others."""
+    """The longest tests begin first, and pytest-timeout's limits grow like all others."""
+    heavy = [item for item in items if item.get_closest_marker("heavy")]
+    workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    items[:] = heavy_first(items, heavy, workers)
     for item in items:
         own = item.get_closest_marker("timeout")
         seconds = float(own.args[0] if own else config.getini("timeout"))

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 import sys
 
+import pytest
+
 from tests.compiled.coverage import UNKNOWN, by_reason
 from tests.support.commands import run_command
 
 QUICK = ("few_goldens", "one_push", "slots", "appends", "scores", "few_planted")
 
 
+@pytest.mark.heavy
 def test_what_compiled_kernels_of_sm_90_do():
     words = ("--arch", 90, "--processes", 1, "--only", *QUICK, "no_such_part")
     done = run_command(sys.executable, "-m", "tests.compiled", *words)

@@ -122,6 +122,7 @@ def _new_launches(seed: int, steps: int, way: str) -> set[Launch]:
     return set(later) - set(warm)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("way", "seeds", "steps"),
     [
@@ -137,6 +138,7 @@ def test_a_warmed_sampler_launches_nothing_new_for_random_steps(way, seeds, step
     assert not any(new.values()), new
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("seeds", "steps"), [(range(1, 3), 12), *long((range(1, 21), 25))])
 @pytest.mark.parametrize("way", ["no arguments", "kinds"])
 def test_a_warmed_sampler_of_a_cpu_compiles_nothing_for_random_steps(way, seeds, steps):

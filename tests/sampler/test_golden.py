@@ -33,6 +33,7 @@ def assert_as_committed(found: dict[str, Any], parts: Sequence[str]) -> None:
         assert found[name] == values, name
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("backend", "screening", "parts"),
     [

@@ -1,13 +1,32 @@
-"""Tests that run by default, in minutes, and tests that `make soak` adds."""
+"""Tests that run by default, in minutes, tests that `make soak` adds, and the order of tests."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any, TypeVar
 
 import pytest
+
+_Item = TypeVar("_Item")
 
 
 def long(*cases: Any) -> list[Any]:
     """Cases of `parametrize` that the default run leaves out; a tuple is one case."""
     values = [case if isinstance(case, tuple) else (case,) for case in cases]
     return [pytest.param(*each, marks=pytest.mark.long) for each in values]
+
+
+def heavy_first(items: Sequence[_Item], heavy: Sequence[_Item], workers: int) -> list[_Item]:
+    """Return the items in an order in which every worker begins with its part of the heavy ones.
+
+    pytest-xdist gives each worker a run of neighbours, so a heavy test near the end of the list
+    would begin when the other workers have little left to take over.
+    """
+    others = iter([item for item in items if item not in heavy])
+    found: list[_Item] = []
+    for worker in range(workers):
+        own = heavy[worker::workers]
+        size = (len(items) - len(found)) // (workers - worker)  # as xdist's worksteal divides
+        found += [*own, *islice(others, max(0, size - len(own)))]
+    return found

@@ -165,6 +165,7 @@ def stories(first_seed: int, num_rows: int) -> Tally:
     return tally
 
 
+@pytest.mark.heavy
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize(("first_seed", "rows"), [(1, 250), *long((1000, 20_000))])
 def test_no_kernel_touches_what_is_beside_its_tensors(first_seed, rows):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+import pytest
 import torch
 
 from tests.support.commands import run_command
@@ -121,6 +122,7 @@ NOTHING_AHEAD = (
 """Cases without weights that can travel while noise is made."""
 
 
+@pytest.mark.heavy
 def test_every_step_compiles_as_it_is_launched():
     """In one process that does not interpret: most steps share kernels with others."""
     done = run_command(sys.executable, "-m", "tests.support.jit_launches")
