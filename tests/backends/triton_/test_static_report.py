@@ -9,7 +9,7 @@ import pytest
 import triton
 
 from benchmarks.questions import tune
-from benchmarks.static import report
+from benchmarks.static import builds, report
 from benchmarks.static.aot import GPUS, Binary, programs_per_sm
 from benchmarks.static.builds import lm_head, package_kernels
 from benchmarks.static.report import MAX_EPILOGUE, judge
@@ -40,16 +40,26 @@ def meets_the_requirements(folder, capsys, *options):
     assert [fault for row in rows for fault in row["faults"]] == []
     assert status == 0
     assert any(row["epilogue"] for row in rows)
-    assert {row["variant"] for row in rows} >= {"plain", "push", "everything"}
+    assert {row["variant"] for row in rows} >= {"plain", "push", "everything", "drafts, everything"}
     return rows
 
 
+@pytest.mark.heavy
 def test_one_tile_and_every_other_kernel_meet_the_requirements(tmp_path, capsys):
     rows = meets_the_requirements(tmp_path, capsys, "--few")
     assert {row["arch"] for row in rows if row["variant"] == "plain"} == set(GPUS)
     assert {row["arch"] for row in rows if row["variant"] == "screen"} == {86, 89, 90}
     kernels = {name.split(":")[1] for name in package_kernels()}
     assert {row["kernel"] for row in rows} >= kernels
+
+
+def test_a_head_with_everything_lacks_little():
+    """Nobody screens there, a plain step has no drafts, and a verification draws one sample."""
+    tile = rule(64, 0, BF16, Gpu("H200", 90, 132))
+    heads = [each.launch for each in builds._lm_heads(90, [(tile, BF16)], ("everything",))]
+    lacking = [{name for name, value in head.arguments if value is None} for head in heads]
+    assert lacking[0] == {"listed_ptr", "num_listed_ptr", "draft_ptr", "num_drafts_ptr"}
+    assert lacking[1:] == [{"listed_ptr", "num_listed_ptr", "num_samples"}]
 
 
 @pytest.mark.long
