@@ -114,7 +114,7 @@ def test_a_near_tie_is_confirmed_and_called_one_and_a_filtered_token_is_not(tmp_
     case = Case(torch.ones(1, 1), weight, [SamplingParams(temperature=0)], torch.zeros(1).long())
     out = case.oracle()
     assert out.token_ids.tolist() == [0]
-    for token_id, near in ((1, True), (2, False), (7, False), (-1, False)):
+    for token_id, near in ((1, True), (2, False), (7, False), (-2, False)):
         out.token_ids[0] = token_id
         write_record(tmp_path / "step", case.hidden_states, weight, case.params, 0, out)
         (verdict,) = verify_record(tmp_path / "step")
@@ -237,6 +237,13 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path):
         write_record(*step, 0, VerifyOutput(*torch.zeros(4, 2).long()))  # type: ignore
     with pytest.raises(TypeError, match=r"^bias: expected a tensor, got \[0\]"):
         write_record(*step, 0, case.oracle(), bias=[0])  # type: ignore[arg-type]
+    sampler = LMHeadSampler(case.weight, backend="torch")
+    batch = SamplingBatch.from_params(case.params, vocab_size=300)
+    for undrawn, samples in ((-1, None), (-1, 2), (9, None), (0, 2)):
+        rows = batch.select(torch.tensor([0, undrawn]))
+        out = sampler(case.hidden_states, rows, 0, num_samples=samples)
+        with pytest.raises(ValueError, match=r"^output: row 1 was not drawn, .* leave such rows"):
+            write_record(*step, 0, out)
     assert not (tmp_path / "step").exists()
     with pytest.raises(ValueError, match=r"^record: cannot be written: .* is a folder"):
         write_record(tmp_path, *step[1:], 0, case.oracle())

@@ -184,9 +184,13 @@ tpsample/record/verify.py
     > test_another_token_of_an_infinite_score_is_refuted
 tpsample/record/format.py
     a record has the token that stands for a failed row
-    - "token_ids": ids.masked_fill(failed.view(-1, *[1] * (ids.ndim - 1)), word.NO_TOKEN),
+    - "token_ids": ids.masked_fill(failed, word.NO_TOKEN),
     + "token_ids": ids,
     > test_a_row_that_failed_has_no_token_whatever_names_it
+    a record has rows that were not drawn
+    - if undrawn:
+    + if False:
+    > test_what_could_not_be_read_again_is_not_written
 tpsample/record/trace.py
     a trace mixes rows that have moved
     - if seeds != self._seeds:

@@ -131,7 +131,8 @@ def write_record(
         lm_head_weight: [V, D], the rows of all ranks; or a model, as `tpsample generate` takes it.
         params: one request per row.
         positions: int64 [B] or one int.
-        output: what the step returned; its `seeds` are the rows' seeds.
+        output: what the step returned; its `seeds` are the rows' seeds. Rows of a selection that
+            were not drawn are left out of all arguments.
         bias, logit_scale, logit_softcap: as `LMHeadSampler` has them. A model brings its own.
         prompt_token_ids, output_token_ids: tokens so far per row, as `SamplingBatch.from_params`
             took them.
@@ -143,13 +144,21 @@ def write_record(
         raise TypeError(f"output: expected the SampleOutput of a step, got {type(output).__name__}")
     rows = len(output.status)
     ids, failed = output.token_ids, output.status != word.Status.OK
+    failed = failed.view(-1, *[1] * (ids.ndim - 1))
+    undrawn = (output.status > word.Status.EMPTY).nonzero().flatten().tolist()
+    undrawn += ((ids == word.NO_TOKEN) & ~failed).nonzero()[:, 0].tolist()
+    if undrawn:
+        raise ValueError(
+            f"output: row {min(undrawn)} was not drawn, because it is padding, its slot is bad or "
+            "a rank was lost; leave such rows out of every argument"
+        )
     tensors = {
         "hidden_states": hidden_states,
         "positions": positions_tensor(positions, rows, output.status.device),
         "seeds": output.seeds,
         "status": output.status,
         # The token that `on_failed` names was not drawn.
-        "token_ids": ids.masked_fill(failed.view(-1, *[1] * (ids.ndim - 1)), word.NO_TOKEN),
+        "token_ids": ids.masked_fill(failed, word.NO_TOKEN),
     }
     model = None
     if isinstance(lm_head_weight, str):
