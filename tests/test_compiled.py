@@ -9,7 +9,7 @@ import torch
 from tests.support.cases import Case
 from tests.support.scaled_model import Model
 from tests.support.tiers import long
-from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, sample_draft, verify
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, sample, sample_draft, verify
 
 
 @pytest.mark.parametrize(
@@ -166,18 +166,23 @@ def test_what_needs_the_host_runs_outside_of_the_graph(name):
         )
 
 
-@pytest.mark.parametrize("name", ["sample_logits", "verify", "sample_draft"])
+@pytest.mark.parametrize(
+    "name", ["sample_logits", "verify", "sample_draft", "prompt_logprobs", "sample", "fork"]
+)
 def test_other_calls_run_outside_of_the_graph(name):
     torch._dynamo.reset()
     case = Case.make(300, 4)
     sampler, batch = LMHeadSampler(case.weight, backend="torch"), case.batch
     logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(1))
-    drafts = torch.arange(4).unsqueeze(1)
+    params, ids, drafts = case.params, torch.arange(4), torch.arange(4).unsqueeze(1)
     states = torch.stack([case.hidden_states] * 2, dim=1)
     call = {
         "sample_logits": lambda x: sampler.sample_logits(x * 2, batch, 5).token_ids + 1,
         "verify": lambda x: verify(sampler, states, drafts, batch, x.ndim).token_ids + 1,
         "sample_draft": lambda x: sample_draft(sampler, x * 2, batch, 5, 0).token_ids + 1,
+        "prompt_logprobs": lambda x: sampler.prompt_logprobs(states[:, 0], 2 * ids).values + x.ndim,
+        "sample": lambda x: sample(states[:, 0], case.weight, params, positions=x.ndim).token_ids,
+        "fork": lambda x: x + sum(p.fork(2)[1].seed % 5 for p in params),
     }[name]
     with torch.no_grad():
         assert torch.equal(torch.compile(call, backend="eager")(logits), call(logits))

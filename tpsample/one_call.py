@@ -12,6 +12,7 @@ from tpsample.agreement.construction import refuse_to_build
 from tpsample.agreement.misplaced import collective
 from tpsample.agreement.step import raise_error
 from tpsample.core.checks import is_integer
+from tpsample.core.tensors import outside_of_graphs
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.output import SampleOutput
 from tpsample.request.batch import SamplingBatch
@@ -20,6 +21,7 @@ from tpsample.request.step import Inputs
 from tpsample.sampler import LMHeadSampler
 
 
+@outside_of_graphs
 @collective(refuse_to_build)
 def sample(
     hidden_states: Tensor,

@@ -20,7 +20,7 @@ from tpsample.backends.triton_.tile_table import tile_ends
 from tpsample.core.checks import check_tensor
 from tpsample.core.handles import handle_of
 from tpsample.core.sealed import Sealed
-from tpsample.core.tensors import ordinary_tensors
+from tpsample.core.tensors import ordinary_tensors, outside_of_graphs
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.core.word import NO_TOKEN
 from tpsample.errors import PeerLost
@@ -287,6 +287,7 @@ class LMHeadSampler(Sealed):
             started = self.pipeline.start(inputs, batch, positions, num_samples, out)
             return self.pipeline.finish(started)
 
+    @outside_of_graphs
     @collective(refuse_on_sampler)
     def prompt_logprobs(
         self, hidden_states: Tensor, next_token_ids: Tensor, *, top: int = 0

@@ -22,6 +22,7 @@ from tpsample.core.checks import (
 from tpsample.core.row_noise import GREEDY_BELOW, forked_seeds
 from tpsample.core.rules import ENDING, RULES, TOP_K, TOP_P, FilterOrder
 from tpsample.core.sealed import ReadOnlyDict, refuses_unknown_fields
+from tpsample.core.tensors import outside_of_graphs
 
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 Ties = Literal["exact", "keep"]
@@ -183,6 +184,7 @@ class SamplingParams:
         named = ((field.name, getattr(self, field.name)) for field in fields(self))
         return ", ".join(f"{name}={value!r}" for name, value in named if name != "seed")
 
+    @outside_of_graphs
     def fork(self, count: int) -> list[SamplingParams]:
         """Return requests for so many texts that go on from one, as after ``num_samples=count``.
 
