@@ -163,15 +163,16 @@ class Pipeline:
         out, batch, cut = step.out, step.batch, None
         assert out is not None
         out.logprobs, out.kept = None, None
+        plain = batch.plan.stored_index is None
         exchange, written = self.exchange, (out, batch.seed, batch.undrawn)
         with range_of("exchange"):
             self.agreement.compare()
             if not out.token_ids.numel():
                 return None
             words = exchange.wait(*written)
-            if not batch._stores_logits:
+            if plain:
                 exchange.finish(words, *written)
-        if batch._stores_logits:
+        if not plain:
             with range_of("filters"):
                 rows, ranks = self.stored(step), self.ranks
                 filtered, cut, *known = draw_filtered(rows, step, ranks, exchange.payloads())

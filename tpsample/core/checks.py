@@ -52,7 +52,7 @@ def require_plain(name: str, value: object) -> None:
         ValueError: a sparse or a nested tensor.
         RuntimeError: a tensor of a call that torch records, such as make_fx, or maps, such as vmap.
     """
-    if is_dtensor(value):
+    if type(value) not in _PLAIN and is_dtensor(value):
         whole = name == "hidden_states"
         what = "the whole of it, the same on every rank" if whole else "its part on this rank"
         call = "full_tensor" if whole else "to_local"
