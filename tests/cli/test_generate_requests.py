@@ -120,7 +120,7 @@ def test_bad_words_may_be_texts_alone() -> None:
 
 
 def test_a_setting_is_a_field_with_json_or_a_text() -> None:
-    settings = ['logit_bias={"17": -5}', "stop=the end", "top_p=0.5"]
+    settings = ['logit_bias={"17": -5}', "stop=the end", "top_p=.5"]
     assert fields_of(settings) == ({"logit_bias": {17: -5.0}, "top_p": 0.5}, ["the end"])
     for settings, match in (
         (["top_k"], "^set: expected NAME=VALUE as in top_k=5, got 'top_k'"),

@@ -79,7 +79,7 @@ class Request:
 def fields_of(settings: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """Return ``({"top_k": 5}, ["end"])`` for ``["top_k=5", "stop=end"]``.
 
-    A value is JSON, or else a text. All are fields of SamplingParams but `stop`, which is a text or
+    A value is JSON, a number without its first 0, or else a text. All are fields of SamplingParams but `stop`, which is a text or
     a list of texts.
     """
     given: dict[str, Any] = {}
@@ -96,7 +96,7 @@ def fields_of(settings: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
                 f"set: {name}: generate shows none; launch/examples/topk_trace.py does"
             )
         try:
-            given[name] = json.loads(value)
+            given[name] = json.loads(f"0{value}" if value.startswith(".") else value)
         except (ValueError, RecursionError):
             given[name] = value
     stop = given.pop("stop", [])
