@@ -7,7 +7,8 @@ GPU; `--few` takes one tile per architecture and each other kernel once. `--json
 rows to a file. `--cache FOLDER` keeps what was compiled, and the next run compiles what has changed
 since. Exits with 1 if a requirement fails:
 
-- no spills, but for few registers where a GPU has shown the tile to be faster (`MAX_STACK`);
+- no spills, but for few registers where a GPU has shown the tile to be faster, or where a head has
+  every feature at once before sm_90 (`MAX_STACK`, `MAX_STACK_BEFORE_90`);
 - a program's shared memory fits the architecture's limit;
 - 16-bit weights use the architecture's own matrix instruction: HMMA up to sm_89 and on sm_120,
   HGMMA (wgmma) on sm_90, UTCHMMA (tcgen05) on sm_100 and sm_103; the 8-bit product takes IGMMA on
@@ -66,6 +67,8 @@ MAX_EPILOGUE = 31.0
 MAX_STACK = {STORED_ROWS: 240}
 """Bytes of 256 rows with 16 warps: without them 1118 µs, with 152 of them 826 (`tile_table`). Words
 of tiles made 232 of these, which no GPU has timed."""
+MAX_STACK_BEFORE_90 = {"everything": 48, "drafts, everything": 16}
+"""Bytes of 64 rows: few steps have filters, masks, biases, samples and peers at once."""
 MAX_FLOAT64 = 16
 """The numbers of a row take some, once per program: on many GPUs float64 is 64 times as slow."""
 MAX_FLOAT64_OF_ROWS = {
@@ -127,7 +130,8 @@ def judge(subject: Subject, binary: Binary, greedy: Binary | None) -> Row:
         **dict.fromkeys(PIPES, ""),
         "faults": faults,
     }
-    if row["stack"] > MAX_STACK.get(subject.variant, 0) or (row["spills"] and not row["stack"]):
+    limits = MAX_STACK | (MAX_STACK_BEFORE_90 if subject.arch < 90 else {})
+    if row["stack"] > limits.get(subject.variant, 0) or (row["spills"] and not row["stack"]):
         faults.append(f"spills: {row['spills']} instructions, {row['stack']} bytes of stack")
     if row["shared"] > gpu.program_bytes:
         faults.append(f"shared memory: {row['shared']} of {gpu.program_bytes} bytes")
