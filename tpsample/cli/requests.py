@@ -79,8 +79,8 @@ class Request:
 def fields_of(settings: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """Return ``({"top_k": 5}, ["end"])`` for ``["top_k=5", "stop=end"]``.
 
-    A value is JSON, a number without its first 0, or else a text. All are fields of SamplingParams but `stop`, which is a text or
-    a list of texts.
+    A value is JSON, a number without its first 0, or else a text. All are fields of SamplingParams
+    but `stop`, which is a text or a list of texts.
     """
     given: dict[str, Any] = {}
     for setting in settings:
