@@ -14,7 +14,7 @@ tpsample/request/kinds.py
     + if False:
     > test_steps_over_slots_are_warm
     filtered rows of slots are not warmed up
-    - for kind in ("plain", *drawn_anew):
+    - for kind in ("plain", *stored):
     + for kind in ("plain",):
     > test_steps_over_slots_are_warm[top_p]
     many logprobs of rows with controls are not warmed up

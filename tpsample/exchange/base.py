@@ -118,8 +118,8 @@ class Exchange:
     def wait(self, out: SampleOutput, seeds: Tensor, undrawn: Undrawn | None = None) -> Tensor:
         """Wait for the words of all sources, and return what `collect` does.
 
-        A kernel that waits writes the output, too, but for rows with filters. The arguments are
-        those of `finish`.
+        Where a kernel waits, it writes the output at once, and `finish` does so anew for rows with
+        filters. The arguments are those of `finish`.
         """
         return self.collect(out.token_ids.numel())
 

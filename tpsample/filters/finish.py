@@ -82,10 +82,10 @@ class Filtered(NamedTuple):
         first: first words of the rows that ask for logprobs, if they were looked for.
     """
 
-    words: FilteredWords | None = None
-    cut: Cut | None = None
-    of_logprobs: Tensor | None = None
-    first: Tensor | None = None
+    words: FilteredWords | None
+    cut: Cut | None
+    of_logprobs: Tensor | None
+    first: Tensor | None
 
 
 def draw_filtered(

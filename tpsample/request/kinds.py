@@ -110,7 +110,7 @@ def batches_of(
     because these decide how a token is found. Filtered ones are also in fixed rounds, which steps
     over slots are on a GPU. Rows of one filter alone may all be decided by their best scores, and
     others need a search. So a kind that is searched whatever its logits are comes with each filter.
-    Where kernels are compiled, rows that name slots come, too.
+    Where kernels are compiled, rows that name slots come, too, and one of them that stores logits.
 
     Args:
         num_rows: of each batch; more where the filters of a mix need more.
@@ -143,8 +143,8 @@ def batches_of(
             yield _batch_of(mix, num_rows, many_logprobs=True, **how)
     if not compiled:
         return
-    drawn_anew = [kind for kind in kinds if kind in (*_OF_ONE_ROW[1:], "kept sets")][:1]
-    for kind in ("plain", *drawn_anew):
+    stored = [kind for kind in kinds if kind in (*_OF_ONE_ROW[1:], "kept sets")][:1]
+    for kind in ("plain", *stored):
         cap = 2 if kind == "kept sets" else None
         slots = SamplingBatch.of_slots(num_rows, kept_cap=cap, **how)
         slots.put(0, SamplingParams(seed=0, **KINDS[kind]))
