@@ -4,9 +4,10 @@
                                             # exchange of integers; and how many torch operators
                                             # work on stored logits beside them
 
-A driver that only says "sm_90" lets Triton specialise the real arguments and compile them; nothing
-runs. It sees what compiling by a signature does not: a None where a branch still loads, an integer
-whose value makes another kernel.
+A driver that only says "sm_90" lets Triton specialise the real arguments and compile them, up to
+the layouts of tiles; nothing runs. It sees what compiling by a signature does not: a None where a
+branch still loads, an integer whose value makes another kernel. Machine code of these kernels is
+made by `benchmarks.static.report` and `tests.compiled`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import triton
 from torch import Tensor
 from triton.backends.nvidia import driver as nvidia
 from triton.runtime.jit import JITFunction
@@ -79,6 +81,21 @@ def only_compile() -> list[tuple[Any, str]]:
 
     JITFunction.run = compile_it
     return launches
+
+
+def stop_at_layouts() -> None:
+    """Make no machine code from now on: half of the processor time of compiling goes into it."""
+
+    def no_code(module: Any, metadata: dict[str, Any]) -> str:
+        metadata.update(name="", shared=0)  # which LLVM tells
+        return ""
+
+    def leave_out(backend: Any = None, stages: Any = None, *options: Any) -> tuple[str, str]:
+        if stages is not None:
+            stages |= dict.fromkeys(("llir", "ptx", "cubin"), no_code)
+        return "no code", "no code"  # so that Triton's cache has them beside whole kernels
+
+    triton.knobs.runtime.add_stages_inspection_hook = leave_out
 
 
 FREE = (
@@ -340,21 +357,22 @@ OVERLAPPING = (
 
 
 def overlap_of(kernel: Any) -> str:
-    """How a kernel overlaps its neighbours: instructions of its PTX, and the launch's attribute."""
+    """How a kernel overlaps its neighbours: PTX within it, and the launch's attribute."""
     instructions = ("prefetch.L2", "griddepcontrol.launch_dependents", "griddepcontrol.wait")
-    found = [each.rpartition(".")[2] for each in instructions if each in kernel.asm["ptx"]]
+    found = [each.rpartition(".")[2] for each in instructions if each in kernel.asm["ttgir"]]
     return "+".join([*found, *["early"] * kernel.metadata.launch_pdl])
 
 
 def main() -> None:
     launches = only_compile()
+    stop_at_layouts()
     # Memory that no kernel has written is then the same in each run: rows count as decided.
     torch.use_deterministic_algorithms(True)
     for name, launch in cases(launches).items():
         before = len(launches)
         operators = launch()
         for kernel, function in launches[before:]:
-            assert kernel is None or kernel.asm["cubin"]
+            assert kernel is None or kernel.asm["ttgir"]
             print(f"{name}: {function}")
             if function in OVERLAPPING:
                 print(f"overlap, {name}: {overlap_of(kernel)}")
