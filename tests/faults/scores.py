@@ -407,9 +407,17 @@ tpsample/backends/numba_/kernels/head.py
     + if False:
     > backends/screening/test_words.py::test_words_of_many_rows_are_those_of_the_definition
     native: ids in the second of two blocks of the state have no controls
-    - touched = head.touched[slot, first] | head.touched[slot, last]
-    + touched = head.touched[slot, first]
+    - return touched[column // TOUCHED_BLOCK] | touched[(column + count - 1) // TOUCHED_BLOCK]
+    + return touched[column // TOUCHED_BLOCK]
     > test_blocks_that_meet_two_of_the_state_have_the_controls_of_both
+    native: a bias of the head changes the ends of no block
+    - changes = changes or len(head.bias) > 0 or len(head.mask) > 0
+    + changes = changes or len(head.mask) > 0
+    > backends/screening/test_words.py::test_words_of_many_rows_are_those_of_the_definition
+    native: drafted tokens change the ends of no block that has no history
+    - touched |= I32(HAS_HISTORY)
+    + touched |= I32(0)
+    > test_drafted_tokens_have_penalties_in_blocks_that_have_none
     native: drafted tokens of a block without a history have no penalty
     - if wants & (touched | drafted) & I32(HAS_HISTORY):
     + if wants & touched & I32(HAS_HISTORY):

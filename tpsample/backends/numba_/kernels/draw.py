@@ -12,6 +12,7 @@ import numpy as np
 
 from tpsample.backends.numba_.kernels.compiling import F32, F64, U64, jit
 from tpsample.backends.numba_.kernels.head import (
+    changes_block,
     control,
     end_logits,
     exact_logits,
@@ -204,13 +205,13 @@ def draw_blocks(shared, memory, of_rows, best, computed):
         first_products(copy, quantised, weight, block, rows, products)
         for i in range(len(index)):
             first_ends(copy, quantised, block, products, i, ends[i])
-            if not plain[i]:
+            if changes_block(plain[i], head, index[i], block):
                 end_logits(ends[i], block, index[i], head, F32(1))
             slacks[i] = np.inf
             if len(memory.raw):
                 if weighed[i]:
                     lower_ends(products.values[i], products.errors[i], lower)
-                    if not plain[i]:
+                    if changes_block(plain[i], head, index[i], block):
                         end_logits(lower, block, index[i], head, F32(-1))
                     slacks[i] = slack_of(ends[i], lower, block)
                 heap = first[memory.stored_rows[i], : listed[i]]
@@ -225,7 +226,7 @@ def draw_blocks(shared, memory, of_rows, best, computed):
             logits, hidden = ends[i], rows.hidden[i, : 0 if whole else rows.hidden.shape[1]]
             if whole:
                 round_products(weight, block, rows, i, sums, logits)
-                if not plain[i]:
+                if changes_block(plain[i], head, index[i], block):
                     end_logits(logits, block, index[i], head, F32(0))
                 computed[1, i] += block.count
             if len(memory.raw):

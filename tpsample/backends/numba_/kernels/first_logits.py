@@ -10,6 +10,7 @@ import numpy as np
 
 from tpsample.backends.numba_.kernels.compiling import F32, F64, I32, I64, U32, U64, jit
 from tpsample.backends.numba_.kernels.head import (
+    changes_block,
     end_logits,
     exact_logits,
     lower_ends,
@@ -104,7 +105,7 @@ def store_first(start, stop, part, arguments):
         for i in range(len(index)):
             upper_ends(products.values[i], products.errors[i], upper)
             lower_ends(products.values[i], products.errors[i], lower)
-            if not plain[i]:
+            if changes_block(plain[i], head, index[i], block):
                 end_logits(upper, block, index[i], head, F32(1))
                 end_logits(lower, block, index[i], head, F32(-1))
             error_bound[i] = larger(error_bound[i], slack_of(upper, lower, block))

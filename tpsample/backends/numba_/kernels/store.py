@@ -6,6 +6,7 @@ import numpy as np
 
 from tpsample.backends.numba_.kernels.compiling import F32, F64, I64, U64, jit
 from tpsample.backends.numba_.kernels.head import (
+    changes_block,
     control,
     end_logits,
     exact_logits,
@@ -208,7 +209,7 @@ def list_blocks(shared, waiting, top_k, step, first, computed):
         pairs = 0
         for i in range(num_rows):
             upper_ends(products.values[i], products.errors[i], upper[i])
-            if not plain[i]:
+            if changes_block(plain[i], head, index[i], block):
                 end_logits(upper[i], block, index[i], head, F32(1))
             threshold = filter_threshold(bounds[i, 0], top_k[i], tops[i], step[i])
             lanes = lanes_reaching(upper[i], threshold, lanes_of(block))
