@@ -21,7 +21,7 @@ from tests.support.screening import (
     requests,
     words,
 )
-from tpsample import SamplingBatch, SamplingParams, VocabShard
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard
 from tpsample.backends.numba_.kernels import threads
 from tpsample.backends.numba_.kernels.compiling import jit
 from tpsample.backends.numba_.kernels.head import plain_rows
@@ -232,3 +232,20 @@ def test_drafted_tokens_have_penalties_in_blocks_that_have_none():
     step = case.hidden_states.expand(4, -1), batch._with_drafts(drafts), torch.arange(4)
     (found,), _ = words(native, *step)
     assert word.token_of(found)[1:].tolist() == drafts[0].tolist()
+
+
+@pytest.mark.parametrize("control", ["bad_words", "logit_bias"])
+def test_kept_sets_have_the_controls_of_any_part_of_a_block(control):
+    """Without controls, a row's first three tokens would wait for its others to be seen."""
+    case = problem("normal", 300, 2, 24)
+    samplers = [
+        LMHeadSampler(case.weight, backend=backend, group="alone") for backend in ("torch", "numba")
+    ]
+    logits = case.hidden_states @ case.weight.T
+    for tokens in logits.topk(40).indices.T.tolist():
+        values = [{"bad_words": [[token]], "logit_bias": {token: 0.1}}[control] for token in tokens]
+        params = [SamplingParams(seed=0, top_k=3, **{control: value}) for value in values]
+        batch = SamplingBatch.from_params(params, vocab_size=300, kept_cap=4)
+        expected, found = (sampler(case.hidden_states, batch, 0).kept for sampler in samplers)
+        assert found.token_ids.tolist() == expected.token_ids.tolist(), f"{control} of {tokens}"
+        assert found.log_masses.tolist() == expected.log_masses.tolist(), f"{control} of {tokens}"

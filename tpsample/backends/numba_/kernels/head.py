@@ -24,6 +24,8 @@ from tpsample.core.score import TANH_SMALL
 from tpsample.core.touched import HAS_BIAS, HAS_HISTORY, TOUCHED_BLOCK
 
 LOG2_E = math.log2(math.e)
+ALL_ALLOWED = I32(-1)
+"""A word of a mask that forbids none of its 32 ids."""
 
 
 class NativeHead(NamedTuple):
@@ -99,20 +101,22 @@ def plain_rows(head, index):
 def changes_block(plain, head, row, block):
     """Return whether logits of a row may differ from its products in a block.
 
-    Few blocks have an id with a penalty or a bias. To find it out by a call with a head would take
-    a sixth of a step of 64 rows.
+    Few blocks have an id with a mask, a penalty or a bias. To find it out by a call with a head
+    would take a sixth of a step of 64 rows.
 
     Args:
         plain: bool, what `is_plain` returns of the row.
     """
-    changes = head.logit_scale != F32(1) or head.logit_softcap != F32(0)
-    changes = changes or len(head.bias) > 0 or len(head.mask) > 0
+    changes = head.logit_scale != F32(1) or head.logit_softcap != F32(0) or len(head.bias) > 0
     if not (plain or changes):
         slot, column = head.slots[row], block.local + head.first_column
+        if len(head.mask):
+            for word in range(column >> 5, ((column + block.count - 1) >> 5) + 1):
+                changes = changes or head.mask[row, word] != ALL_ALLOWED
         touched = touched_by(head.touched[slot], column, block.count)
         if len(head.drafts) and head.num_drafts[row] > 0:
             touched |= I32(HAS_HISTORY)
-        changes = head.wants[slot] & touched != 0
+        changes = changes or head.wants[slot] & touched != 0
     return changes and not plain
 
 

@@ -154,7 +154,7 @@ def list_kept(start, stop, part, arguments):
     plain = plain_rows(head, index)
     for i in range(num_rows):
         stored_row = memory.stored_rows[i]
-        tops[i], numbers[i], may_wait[i] = -np.inf, 0, plain[i] and top_k[i] > 0
+        tops[i], numbers[i], may_wait[i] = -np.inf, 0, top_k[i] > 0
         memory.raw[stored_row, weight.start : weight.stop] = -np.inf
         if len(memory.processed):
             memory.processed[stored_row, weight.start : weight.stop] = -np.inf
@@ -209,12 +209,13 @@ def list_blocks(shared, waiting, top_k, step, first, computed):
         pairs = 0
         for i in range(num_rows):
             upper_ends(products.values[i], products.errors[i], upper[i])
-            if changes_block(plain[i], head, index[i], block):
+            changed = changes_block(plain[i], head, index[i], block)
+            if changed:
                 end_logits(upper[i], block, index[i], head, F32(1))
             threshold = filter_threshold(bounds[i, 0], top_k[i], tops[i], step[i])
             lanes = lanes_reaching(upper[i], threshold, lanes_of(block))
             reaching[i] = lanes if tops[i] == tops[i] else U64(0)  # a row with a NaN has no token
-            waits[i] = may_wait[i] and products.proved[i]
+            waits[i] = may_wait[i] and products.proved[i] and not changed
             pairs += 0 if waits[i] else number_of(reaching[i])
         whole = is_cheaper_whole(block, num_rows, pairs)
         if whole:
