@@ -271,13 +271,21 @@ def test_importing_tpsample_imports_no_extra() -> None:
     assert done.stdout.strip() == "set()", done.stderr
 
 
-def _gather_what_json_has_not() -> tuple[str, list[int]]:
+def _gather_what_json_has_not() -> tuple[list[str], list[int]]:
     job = Job(rank := dist.get_rank(), 2)
-    return outcome(lambda: job.gather({1} if rank else "x"))[1], job.gather(rank)
+    told = [
+        outcome(lambda: job.gather({1} if rank else "x"))[1],
+        outcome(lambda: job.gather(*[1, 2][: 1 + rank]))[1],  # type: ignore[arg-type]
+    ]
+    return told, job.gather(rank)
 
 
 def test_a_value_that_cannot_be_gathered_is_told_to_every_rank() -> None:
-    told = "rank 1: Object of type set is not JSON serializable"
+    told = [
+        "rank 1: Object of type set is not JSON serializable",
+        "rank 1: Job.gather() takes 2 positional arguments but 3 were given; call it as "
+        "Job.gather(value)",
+    ]
     assert run_ranks(2, _gather_what_json_has_not, group_timeout_s=10) == [(told, [0, 1])] * 2
     with pytest.raises(TypeError):
         Job().gather({1})

@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store, TCPStore
 
+from tpsample.agreement.misplaced import collective
 from tpsample.core.checks import describe, real_number
 from tpsample.ranks.addresses import address_towards, interface_of
 from tpsample.ranks.process import ranks_of
@@ -51,6 +52,14 @@ class LaunchError(RuntimeError):
     """The environment names a job that cannot be joined. The message names the variable."""
 
 
+def _gathered(value: Any, error: Exception | None) -> list[Any]:
+    """Return every rank's value, or raise the errors of some on every rank. Collective."""
+    ranks = ranks_of(None)
+    with ranks.during("gather"):
+        records = gather_or_raise(ranks, {"value": value}, error)
+    return [record["value"] for record in records]
+
+
 @dataclass(frozen=True)
 class Job:
     """Where this process stands in its job, and on its machine, and who says so.
@@ -66,6 +75,7 @@ class Job:
     source: str = "alone"  # or "mpi4py", or a name in _LAUNCHERS
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
+    @collective(lambda _, error: _gathered(None, error))
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's value, in rank order. JSON must be able to carry it. Collective.
 
@@ -73,14 +83,12 @@ class Job:
             TypeError, ValueError: it is not, on a rank alone.
             RankMismatch: it is not, on some of several ranks; all raise it.
         """
-        ranks, error = ranks_of(None), None
+        error = None
         try:
             json.dumps(value)
         except Exception as wrong:  # of whatever kind: the other ranks must hear of it
             error = wrong
-        with ranks.during("gather"):
-            records = gather_or_raise(ranks, {"value": value}, error)
-        return [record["value"] for record in records]
+        return _gathered(value, error)
 
 
 @contextmanager

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from tpsample import compiled
 from tpsample.agreement.arguments import BackendName, ExchangeName, ScreeningName
 from tpsample.agreement.construction import agree, refuse_to_build
-from tpsample.agreement.misplaced import collective, refuse_on_sampler, tells_itself
-from tpsample.agreement.step_checks import MISSING, check_batch
+from tpsample.agreement.misplaced import collective, refuse_on_sampler
+from tpsample.agreement.step_checks import check_batch
 from tpsample.backends.over_zeros import list_over_zeros, verify_over_zeros
 from tpsample.backends.triton_.tile_table import tile_ends
 from tpsample.core.checks import check_tensor
@@ -201,16 +201,15 @@ class LMHeadSampler(Sealed):
             f"max_rows={self.max_rows}{state})"
         )
 
-    @tells_itself
+    @collective(refuse_on_sampler)
     def __call__(
         self,
-        hidden_states: Tensor = MISSING,
-        batch: StepBatch | BatchView = MISSING,
-        positions: Tensor | int = MISSING,
-        *surplus: NoReturn,
+        hidden_states: Tensor,
+        batch: StepBatch | BatchView,
+        positions: Tensor | int,
+        *,
         num_samples: int | None = None,
         out: SampleOutput | None = None,
-        **unknown: NoReturn,
     ) -> SampleOutput:
         """Sample one token per row, or `num_samples` independent ones.
 
@@ -239,8 +238,6 @@ class LMHeadSampler(Sealed):
             PeerLost: on CPUs, a rank did not answer within the timeout of the process group. On
                 GPUs and with `peer` the status says so, and `check` names the rank.
         """
-        if surplus or unknown:
-            self.agreement.refuse_misplaced(LMHeadSampler.__call__, surplus, unknown)
         if torch.compiler.is_compiling():
             return compiled.call(self, hidden_states, batch, positions, num_samples, out)
         with self.agreement:  # both halves, for one thread
@@ -248,17 +245,16 @@ class LMHeadSampler(Sealed):
             started = self.pipeline.start(inputs, batch, positions, num_samples, out)
             return self.pipeline.finish(started)
 
-    @tells_itself
+    @collective(refuse_on_sampler)
     def sample_logits(
         self,
-        local_logits: Tensor = MISSING,
-        batch: StepBatch | BatchView = MISSING,
-        positions: Tensor | int = MISSING,
-        *surplus: NoReturn,
+        local_logits: Tensor,
+        batch: StepBatch | BatchView,
+        positions: Tensor | int,
+        *,
         num_samples: int | None = None,
         out: SampleOutput | None = None,
         head_applied: bool = False,
-        **unknown: NoReturn,
     ) -> SampleOutput:
         """Sample one token per row from this rank's logits, which nobody gathers.
 
@@ -277,8 +273,6 @@ class LMHeadSampler(Sealed):
 
         The result and the errors are those of a call with hidden states.
         """
-        if surplus or unknown:
-            self.agreement.refuse_misplaced(self.sample_logits, surplus, unknown)
         if torch.compiler.is_compiling():
             how = {"num_samples": num_samples, "out": out, "head_applied": head_applied}
             return compiled.outside(self.sample_logits, local_logits, batch, positions, **how)

@@ -62,13 +62,11 @@ def _wrong(name: str, mistake: str, given: tuple[Any, ...], named: dict[str, Any
 
 MISTAKES = ("unknown", "missing", "surplus", "twice")
 NO_MISTAKE = {(name, "missing") for name in ("compare", "reset", "warm_up")} | {("reset", "twice")}
-NOT_TOLD = {("step", "twice"), ("sample_logits", "twice")}
-"""Python refuses these alone, because no second call is around a step."""
 CASES = [
     (name, mistake)
     for name in (*MAKERS, *METHODS)
     for mistake in MISTAKES
-    if (name, mistake) not in NOT_TOLD | NO_MISTAKE
+    if (name, mistake) not in NO_MISTAKE
 ]
 
 
@@ -104,28 +102,60 @@ def test_arguments_without_a_place_on_one_rank_are_told_to_every_rank() -> None:
         assert said in text or (name in CALLS and mistake == "missing"), f"{name} {mistake}: {text}"
 
 
-def _not_told() -> tuple[str, str]:
-    """Return what this rank is told where Python refuses a step of rank 1; a reset recovers."""
-    sampler = calls.sampler_of()
-    expected, arguments = calls.step(sampler), (torch.ones(B, D), batch_of(), 0)
-    again = {"hidden_states": None} if dist.get_rank() else {}
-    found = outcome(lambda: sampler(*arguments, **again))
-    sampler.reset()
-    assert calls.step(sampler) == expected
-    return found
+def _without_a_sampler() -> list[tuple[str, str]]:
+    """Return what this rank is told where rank 1 has no sampler to verify or draft with."""
+    sampler, told = calls.sampler_of(), []
+    expected = calls.step(sampler)
+    for name in ("verify", "verify_logits", "sample_draft"):
+        given = None if dist.get_rank() else sampler
+        told.append(outcome(lambda n=name, g=given: calls.call(g, n)))  # type: ignore[misc]
+        assert calls.step(sampler) == expected
+    return told
 
 
-def test_a_step_that_only_python_refuses_ends_and_says_where_to_look() -> None:
-    (lost, where), (wrong, _) = run_ranks(2, _not_told, group_timeout_s=2)
-    assert (lost, wrong) == ("PeerLost", "TypeError")
-    assert "If all ranks live, look for an error on rank 1, then call reset() on each" in where
+def test_a_call_without_a_sampler_on_one_rank_is_told_to_every_rank() -> None:
+    told = ("RankMismatch", "rank 1: sampler: expected an LMHeadSampler, got None")
+    assert same_on_ranks(2, _without_a_sampler, group_timeout_s=20) == [told] * 3
+
+
+def _group_without_its_name() -> list[tuple[str, str]]:
+    """Return what two of three ranks are told where one of them gives the group no or another name.
+
+    The third rank takes part in nothing, so a rank that told the default group would wait for it.
+    """
+    group, rank = dist.new_group([0, 1]), dist.get_rank()
+    if rank == 2:
+        return []
+    drawn, sets = torch.zeros(B, dtype=torch.int64), KeptTokens.from_lists([[0, 1]] * B)
+    scored = (torch.ones(B, D), head_of(rank), drawn, sets, 1.0)
+    shard = VocabShard.even(V, rank, 2)
+    told = []
+    ways: list[Given] = [((), {"group": group}), ((), {"process_group": group}), ((group,), {})]
+    for way in ways:
+        given, named = way if rank else ways[0]
+        told += [
+            outcome(lambda g=given, n=named: LMHeadSampler(head_of(rank), *g, **n)),  # type: ignore[misc]
+            outcome(lambda g=given, n=named: kept_logprobs(*scored, *g, shard=shard, **n)),  # type: ignore[misc]
+        ]
+    return told
+
+
+def test_a_group_under_a_wrong_name_is_the_group_that_is_told() -> None:
+    first, second, _ = run_ranks(3, _group_without_its_name, group_timeout_s=20)
+    assert first == second
+    nothing = ("nothing raised", "")
+    assert first[:2] == [nothing] * 2
+    for kind, text in first[2:4]:
+        assert kind == "RankMismatch" and text.startswith("rank 1: process_group: not an argument")
+    for kind, text in first[4:]:
+        assert kind == "RankMismatch" and text.startswith("rank 1: ") and "were given" in text
 
 
 ALONE: Mapping[str, tuple[Callable[[LMHeadSampler], object], str]] = {
     "one too many": (
-        lambda sampler: sampler(torch.ones(B, D), batch_of(), 0, 2),  # type: ignore[arg-type]
-        "LMHeadSampler.__call__() was given 1 too many; call it as LMHeadSampler.__call__("
-        "hidden_states, batch, positions, *, num_samples=…, out=…)",
+        lambda sampler: sampler(torch.ones(B, D), batch_of(), 0, 2),  # type: ignore[misc]
+        "LMHeadSampler.__call__() takes 4 positional arguments but 5 were given; call it as "
+        "LMHeadSampler.__call__(hidden_states, batch, positions, *, num_samples=…, out=…)",
     ),
     "one that is missing": (
         lambda sampler: sampler.prompt_logprobs(torch.ones(B, D)),  # type: ignore[call-arg]

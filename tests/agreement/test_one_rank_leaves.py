@@ -61,6 +61,22 @@ def test_a_step_by_peers_that_is_wrong_on_one_rank_is_told_to_the_other():
         assert kind == "RankMismatch" and text.startswith(f"rank 1: {argument}")
 
 
+def _stays_away() -> tuple[str, str]:
+    """Return what this rank is told where rank 1 takes no part in a step; a reset recovers."""
+    sampler = sampler_of()
+    expected = step(sampler)
+    found = outcome(lambda: None if dist.get_rank() else step(sampler))
+    sampler.reset()
+    assert step(sampler) == expected
+    return found
+
+
+def test_a_rank_that_stays_away_is_named_with_where_to_look():
+    (kind, where), _ = run_ranks(2, _stays_away, group_timeout_s=2)
+    assert kind == "PeerLost"
+    assert "If all ranks live, look for an error on rank 1, then call reset() on each" in where
+
+
 def _other_calls() -> list[tuple[str, str]]:
     """Rank 1 makes another call than rank 0."""
     sampler, found = sampler_of(), []

@@ -325,9 +325,13 @@ tpsample/core/one_thread.py
     > test_a_call_that_was_interrupted_as_it_ended_is_not_in_the_way
 tpsample/agreement/misplaced.py
     arguments without a place are refused by Python alone
-    - refuse(dict(zip(names, given, strict=False)) | named, wrong)
+    - refuse(by_place | dict(zip(names, given, strict=False)) | named, wrong)
     + pass
     > test_arguments_without_a_place_on_one_rank_are_told_to_every_rank
+    a call without a sampler is refused on its rank alone
+    - if len(samplers) == 1 and not
+    + if len(samplers) == 0 and not
+    > test_a_call_without_a_sampler_on_one_rank_is_told_to_every_rank
     an error of a call is told as one of its arguments
     - if here is None or here.tb_next is not None:
     + if here is None:
@@ -344,8 +348,12 @@ tpsample/ranks/lost.py
     nobody is sent to the error of a rank that left no word
     - silent = [rank for rank in missing if rank not in said]
     + silent = [rank for rank in missing if rank in said]
-    > test_a_step_that_only_python_refuses_ends_and_says_where_to_look
+    > test_a_rank_that_stays_away_is_named_with_where_to_look
 tpsample/ranks/process.py
+    a group under a wrong name is not told
+    - for value in (given.get("group"), *given.values()):
+    + for value in (given.get("group"),):
+    > test_a_group_under_a_wrong_name_is_the_group_that_is_told
     ranks without connections number samplers as each has begun them
     - max(record["begun"] for record in records)
     + self.shared.begun + 0 * len(records)

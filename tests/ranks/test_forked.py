@@ -57,7 +57,7 @@ def _fork() -> tuple[dict[str, tuple[str, str]], dict[str, tuple[str, str]]]:
             "step": lambda: tokens(sampler),
             "sample_logits": lambda: sampler.sample_logits(zeros, batch_of(), 0),
             "sample_draft": lambda: sample_draft(sampler, zeros, batch_of(), 0, 0),
-            "unknown": lambda: sampler(HIDDEN, batch_of(), 0, top_p=0.9),  # type: ignore[arg-type]
+            "unknown": lambda: sampler(HIDDEN, batch_of(), 0, top_p=0.9),  # type: ignore[call-arg]
             **{
                 name: getattr(sampler, name)
                 for name in ("check", "compare", "refresh", "reset", "warm_up")

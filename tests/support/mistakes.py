@@ -832,7 +832,13 @@ STEPS: dict[str, tuple[Callable[[LMHeadSampler], object], str]] = {
         "hidden_states: has no numbers of its own inside FakeTensorMode" + READS_NUMBERS,
     ),
     "a step without a batch": (
-        lambda sampler: sampler(HIDDEN),
+        lambda sampler: sampler(HIDDEN),  # type: ignore[call-arg]
+        "LMHeadSampler.__call__() missing 2 required positional arguments: 'batch' and "
+        "'positions'; call it as LMHeadSampler.__call__(hidden_states, batch, positions, *, "
+        "num_samples=…, out=…)",
+    ),
+    "a step whose batch is None": (
+        lambda sampler: sampler(HIDDEN, None, 0),  # type: ignore[arg-type]
         "batch: expected a SamplingBatch, got NoneType; see SamplingBatch.from_params",
     ),
     "hidden states as a DTensor": (
@@ -865,7 +871,7 @@ STEPS: dict[str, tuple[Callable[[LMHeadSampler], object], str]] = {
         "hidden_states.unsqueeze(0)",
     ),
     "no positions": (
-        lambda sampler: sampler(HIDDEN, batch_of()),
+        lambda sampler: sampler(HIDDEN, batch_of(), None),  # type: ignore[arg-type]
         "positions: expected an int or an int64 tensor [2] on cpu, got None; a position is "
         "the index, in its sequence, of the token being generated: the number of tokens before it",
     ),

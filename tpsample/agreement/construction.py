@@ -27,7 +27,7 @@ from tpsample.core.vocab_shard import VocabShard
 from tpsample.errors import RankMismatch
 from tpsample.exchange.choice import choose_exchange, reach
 from tpsample.noise import LAYOUT
-from tpsample.ranks.process import launched, ranks_of
+from tpsample.ranks.process import group_among, launched, ranks_of
 from tpsample.ranks.ranks import Ranks, gather_or_raise, require_equal
 from tpsample.settings import ChosenBackend, Settings
 
@@ -88,7 +88,7 @@ def refuse_to_build(given: dict[str, Any], error: TypeError) -> NoReturn:
     Args:
         given: arguments of the call that builds it. The group is known from them, or the default.
     """
-    known = {"weight": given.get("lm_head_weight"), "group": given.get("group")}
+    known = {"weight": given.get("lm_head_weight"), "group": group_among(given)}
     others = dict.fromkeys(("bias", "shard", "vocab_size", "logit_scale", "logit_softcap"))
     with agree(**known, **others, error=error):
         raise error

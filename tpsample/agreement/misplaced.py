@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, TypeVar, cast
 
+from tpsample.core.handles import living
 from tpsample.core.sealed import way_out
 from tpsample.request.as_json import FIELDS
-from tpsample.settings import require_sampler
+from tpsample.settings import Settings, require_sampler
 
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 
@@ -23,7 +24,7 @@ def collective(refuse: Callable[[dict[str, Any], TypeError], object]) -> Callabl
 
     Args:
         refuse: raises the error on every rank. It is given the arguments by name, those of unknown
-            names too, and without those that are too many.
+            names too, and by their place.
     """
 
     def decorated(call: _Call) -> _Call:
@@ -40,7 +41,8 @@ def collective(refuse: Callable[[dict[str, Any], TypeError], object]) -> Callabl
                     raise
                 wrong = misplaced(call, named, str(error))
                 wrong.__suppress_context__ = True  # it says the same; a lost rank's error does not
-                refuse(dict(zip(names, given, strict=False)) | named, wrong)
+                by_place = {str(place): value for place, value in enumerate(given)}
+                refuse(by_place | dict(zip(names, given, strict=False)) | named, wrong)
                 raise wrong from None
 
         return cast(_Call, placed)
@@ -55,24 +57,23 @@ def refuse_on_sampler(given: Mapping[str, Any], error: TypeError) -> None:
         TypeError: there is no sampler, which would say who the other ranks are.
     """
     sampler = given.get("self", given.get("sampler"))
-    require_sampler(sampler)
+    require_sampler_on_all_ranks(sampler)
     sampler.agreement.refuse(error)
 
 
-def tells_itself(call: _Call) -> _Call:
-    """Hide from `inspect.signature` that a step takes misplaced arguments.
+def require_sampler_on_all_ranks(sampler: Any) -> None:
+    """Raise a TypeError for anything but a sampler, on every rank if this process has one sampler.
 
-    A step takes any argument, so that it can tell its peers of a misplaced one. The wrapper of
-    `collective` would do so, too, but costs every step a call.
+    The peers make the call with a sampler, and wait for this rank there. Among several samplers it
+    is not known in which, so this rank raises alone.
     """
-    signature = inspect.signature(call)
-    shown = [
-        each.replace(default=each.empty) if each.kind is each.POSITIONAL_OR_KEYWORD else each
-        for each in signature.parameters.values()
-        if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-    ]
-    call.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
-    return call
+    try:
+        require_sampler(sampler)
+    except TypeError as error:
+        samplers = [it for it in living() if isinstance(getattr(it, "settings", None), Settings)]
+        if len(samplers) == 1 and not samplers[0].checks.closed:
+            samplers[0].agreement.refuse(error)
+        raise
 
 
 def misplaced(call: Callable[..., object], named: Mapping[str, object], said: str) -> TypeError:

@@ -17,7 +17,7 @@ would be merged with its peers' old ones.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
@@ -25,7 +25,6 @@ from typing import Any, NamedTuple, NoReturn
 
 from torch import Tensor
 
-from tpsample.agreement.misplaced import misplaced
 from tpsample.core.digest import digest_bits, digest_text
 from tpsample.core.one_thread import OneCall, OneThread
 from tpsample.core.row_noise import SeedSource
@@ -235,14 +234,6 @@ class StepAgreement:
         with self:
             self.check_on_all_ranks(raise_error, error)
         raise error
-
-    def refuse_misplaced(
-        self, call: Callable[..., object], surplus: tuple[Any, ...], unknown: Mapping[str, Any]
-    ) -> NoReturn:
-        """Raise for arguments of a call that have no place in it, on every rank."""
-        self.refuse(
-            misplaced(call, unknown, f"{call.__qualname__}() was given {len(surplus)} too many")
-        )
 
     def refuse_reset(self, error: Exception) -> NoReturn:
         """Raise an error in a reset of every rank, which then has not recovered."""

@@ -37,10 +37,6 @@ from tpsample.request.step import Inputs
 from tpsample.request.step_batch import StepBatch
 from tpsample.settings import Settings
 
-MISSING: Any = None
-"""The default of an argument that is required. Without a default Python refuses the call before
-this rank's peers can learn of it."""
-
 
 class StepChecks:
     """Makes the `Call` of a sampler's arguments, or raises before anything is sent.

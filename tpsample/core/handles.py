@@ -22,6 +22,11 @@ def handle_of(it: object, before: int = 0) -> int:
     return handle
 
 
+def living() -> list[Any]:
+    """Return the objects that a number stands for."""
+    return list(_objects.values())
+
+
 def object_of(handle: int, name: str) -> Any:
     """Return the object that a number stands for.
 

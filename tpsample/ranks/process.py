@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -356,6 +356,15 @@ def ranks_of(group: object) -> Ranks:
         return group
     processes = process_group_of(group)
     return Ranks() if processes is None else ProcessRanks(processes)
+
+
+def group_among(given: Mapping[str, object]) -> object:
+    """Return the group among the arguments of a call, even under a wrong name; else None."""
+    kinds = (Ranks, dist.ProcessGroup) if dist.is_available() else (Ranks,)
+    for value in (given.get("group"), *given.values()):
+        if isinstance(value, kinds) or (isinstance(value, str) and value == ALONE):
+            return value
+    return None
 
 
 def process_group_of(group: object) -> dist.ProcessGroup | None:

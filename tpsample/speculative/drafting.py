@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Literal, NoReturn, get_args
 import torch
 from torch import Tensor
 
-from tpsample.agreement.misplaced import collective, refuse_on_sampler
+from tpsample.agreement.misplaced import (
+    collective,
+    refuse_on_sampler,
+    require_sampler_on_all_ranks,
+)
 from tpsample.agreement.step import Call
 from tpsample.backends import room_of
 from tpsample.compiled import outside
@@ -28,7 +32,6 @@ from tpsample.noise import DOMAIN_TOKEN
 from tpsample.output import SampleOutput
 from tpsample.request.step_batch import StepBatch
 from tpsample.sampler import LMHeadSampler
-from tpsample.settings import require_sampler
 
 Method = Literal["coupled", "rejection", "block"]
 """How drafts are accepted; see `tpsample.speculative.verify`."""
@@ -124,7 +127,7 @@ def sample_draft(
         TypeError, ValueError: a wrong or unknown argument, before anything is sent. With several
             ranks every rank raises a RankMismatch (a ValueError) instead of the first.
     """
-    require_sampler(sampler)
+    require_sampler_on_all_ranks(sampler)
     if torch.compiler.is_compiling():
         return outside(sample_draft, sampler, draft_logits, batch, positions, index, method=method)
 

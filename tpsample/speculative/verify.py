@@ -7,7 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tpsample.agreement.misplaced import collective, refuse_on_sampler
+from tpsample.agreement.misplaced import (
+    collective,
+    refuse_on_sampler,
+    require_sampler_on_all_ranks,
+)
 from tpsample.agreement.step import Call
 from tpsample.backends import room_of
 from tpsample.compiled import outside
@@ -20,7 +24,6 @@ from tpsample.request.plan import BatchView
 from tpsample.request.step import Inputs
 from tpsample.request.step_batch import StepBatch
 from tpsample.sampler import LMHeadSampler
-from tpsample.settings import require_sampler
 from tpsample.speculative.acceptance import verify_by_ratio
 from tpsample.speculative.drafting import (
     Draft,
@@ -83,7 +86,7 @@ def verify(
         UnsupportedParameter: (a ValueError) "rejection" or "block", filters or logprobs between
             ranks without a process group.
     """
-    require_sampler(sampler)
+    require_sampler_on_all_ranks(sampler)
     inputs = Inputs(hidden_states)
     how = method, draft_logits, lengths
     return _verify(sampler, inputs, draft_token_ids, batch, positions, *how)
@@ -114,7 +117,7 @@ def verify_logits(
 
     The other arguments, what is returned and what is raised are those of `verify`.
     """
-    require_sampler(sampler)
+    require_sampler_on_all_ranks(sampler)
     inputs = Inputs(local_logits, are_logits=True, head_applied=head_applied)
     how = method, draft_logits, lengths
     return _verify(sampler, inputs, draft_token_ids, batch, positions, *how)

@@ -29,7 +29,7 @@ from tpsample.core.digest import digest_bits
 from tpsample.core.row_noise import GREEDY_BELOW, HOTTEST
 from tpsample.core.score import Head
 from tpsample.core.vocab_shard import VocabShard
-from tpsample.ranks.process import process_group_of, require_own_connections
+from tpsample.ranks.process import group_among, process_group_of, require_own_connections
 from tpsample.settings import ChosenBackend
 from tpsample.training.kept_tokens import KeptTokens
 from tpsample.training.logprobs import KeptLogprobs, KeptLogprobsFunction, Scored
@@ -39,7 +39,7 @@ from tpsample.training.shards import HeadRanks, agreed
 def _refuse(given: dict[str, Any], error: TypeError) -> None:
     """Raise an error on every rank that scores. The group is known from arguments, or default."""
     weight = given.get("lm_head_weight")
-    agreed(_group_of(given.get("group"), weight)[0], None, None, {}, error, _device_of(weight))
+    agreed(_group_of(group_among(given), weight)[0], None, None, {}, error, _device_of(weight))
 
 
 def _group_of(
