@@ -61,6 +61,26 @@ def test_a_step_by_peers_that_is_wrong_on_one_rank_is_told_to_the_other():
         assert kind == "RankMismatch" and text.startswith(f"rank 1: {argument}")
 
 
+def _raises_without_a_text(exchange: str) -> str:
+    """Return what this rank is told of an error without a text on rank 1."""
+    sampler = sampler_of(exchange)
+
+    def call_and_check() -> None:
+        if dist.get_rank():
+            sampler.agreement.refuse(MemoryError())
+        step(sampler)
+        sampler.check()
+
+    if exchange == "peer":
+        peer_of(sampler).timeout_s = 1.0 * slowness()
+    return outcome(call_and_check)[1]
+
+
+@pytest.mark.parametrize("exchange", ["collective", "peer"])
+def test_an_error_without_a_text_is_told_by_its_type(exchange):
+    assert same_on_ranks(2, _raises_without_a_text, exchange) == "rank 1: MemoryError"
+
+
 def _stays_away() -> tuple[str, str]:
     """Return what this rank is told where rank 1 takes no part in a step; a reset recovers."""
     sampler = sampler_of()

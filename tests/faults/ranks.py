@@ -344,6 +344,11 @@ tpsample/agreement/construction.py
     +     try:
     +         weight = given["weight"]
     > test_ranks_are_told_the_same_and_go_on
+tpsample/core/checks.py
+    an error without a text is told as nothing
+    - return str(error).strip() or type(error).__name__
+    + return str(error).strip()
+    > agreement/test_one_rank_leaves.py::test_an_error_without_a_text_is_told_by_its_type[peer]
 tpsample/ranks/lost.py
     nobody is sent to the error of a rank that left no word
     - silent = [rank for rank in missing if rank not in said]
@@ -491,7 +496,7 @@ tpsample/ranks/process.py
     + if True:
     > test_a_thread_that_builds_and_one_that_steps_take_turns
     a build left half done stops no other sampler
-    - self.shared.left = f"{type(error).__name__}: {error}"
+    - self.shared.left = kind_and_text(error)
     + self.shared.left = ""
     > test_a_rank_interrupted_while_it_builds_sends_nothing_before_reset[build]
     samplers are numbered by the name of their group

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from torch import Tensor
 
+from tpsample.core.checks import kind_and_text, text_of
 from tpsample.core.digest import digest_bits, digest_text
 from tpsample.core.one_thread import OneCall, OneThread
 from tpsample.core.row_noise import SeedSource
@@ -168,7 +169,7 @@ class StepAgreement:
         if isinstance(error, PeerLost):
             self._ranks.counters.lost_ranks.update(error.ranks)
         elif self._left is None and not isinstance(error, (Desync, RankMismatch)):
-            self.leave(f"{type(error).__name__}: {error}", refused=False)
+            self.leave(kind_and_text(error), refused=False)
 
     def reset(self) -> None:
         """Forget that a step was left, and count steps from 0 again; all ranks do so together."""
@@ -220,7 +221,7 @@ class StepAgreement:
                 self.compare()
         elif error is not None:
             if ranks.world_size > 1 and ranks.roll is not None:
-                text = f"rank {ranks.rank}: {error}"
+                text = f"rank {ranks.rank}: {text_of(error)}"
                 self.leave(text, refused=True)
                 raise RankMismatch(text) from error
             raise error

@@ -36,6 +36,16 @@ def check_current(device: torch.device) -> None:
         )
 
 
+def text_of(error: BaseException) -> str:
+    """Return what an exception says, or its type where it says nothing."""
+    return str(error).strip() or type(error).__name__
+
+
+def kind_and_text(error: BaseException) -> str:
+    """Return the type of an exception, and what it says."""
+    return f"{type(error).__name__}: {error}".strip().removesuffix(":")
+
+
 def is_dtensor(value: object) -> bool:
     """Return whether a value is a DTensor, without an import that only its users need."""
     module = sys.modules.get("torch.distributed.tensor")

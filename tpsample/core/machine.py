@@ -18,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 import torch
 
+from tpsample.core.checks import kind_and_text
 from tpsample.core.version import __version__
 
 _ROOT = Path(__file__).parents[2]
@@ -146,5 +147,5 @@ _NEEDED = ("core.config", "core.caching", "core.compiler_lock", "core.serialize"
 
 
 def _broken(error: Exception) -> str:
-    said = " ".join(str(error).split())
-    return f"Numba is broken ({type(error).__name__}: {said}); {how_to_install('cpu')}"
+    said = " ".join(kind_and_text(error).split())
+    return f"Numba is broken ({said}); {how_to_install('cpu')}"

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tpsample import reference
+from tpsample.core.checks import kind_and_text
 from tpsample.integrations.heads import HeadTap
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
@@ -66,8 +67,7 @@ def compare_first_step(
             token_ids = step(names)
         expected = _definition(head, requests, local_logits(len(names)))
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise RuntimeError(f"{wrong} failed: {reason}; {WAY_OUT}") from error
+        raise RuntimeError(f"{wrong} failed: {kind_and_text(error)}; {WAY_OUT}") from error
     if token_ids != expected:
         raise RuntimeError(
             f"{wrong} returned the tokens {token_ids}, the definition has {expected}; {WAY_OUT}"

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from tpsample.core.checks import describe
+from tpsample.core.checks import describe, kind_and_text
 from tpsample.core.digest import digest_text
 from tpsample.errors import PeerLost, RankMismatch
 from tpsample.ranks.channel import PLACE_BYTES, Arrival, Awaited, Channel, Meeting
@@ -161,7 +161,7 @@ class ProcessRanks(Ranks):
                 raise
             except BaseException as error:
                 if self.world_size > 1:
-                    self.shared.left = f"{type(error).__name__}: {error}"
+                    self.shared.left = kind_and_text(error)
                     self.roll.say(self.shared.left, refused=False)
                 raise
             finally:
@@ -270,7 +270,7 @@ class ProcessRanks(Ranks):
         try:
             meeting = Meeting(self.rank, self.world_size, channel.limit_s)
         except OSError as error:  # too many open files, for one
-            self.roll.say(f"{type(error).__name__}: {error}", refused=False)
+            self.roll.say(kind_and_text(error), refused=False)
             raise self.roll.lost() from error
         with closing(meeting):
             places = torch.empty(self.world_size, PLACE_BYTES, dtype=torch.uint8, device="cpu")

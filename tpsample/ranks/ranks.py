@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpsample.core.checks import describe, shorten
+from tpsample.core.checks import describe, shorten, text_of
 from tpsample.errors import RankMismatch, UnsupportedParameter
 from tpsample.ranks.roll_call import RollCall
 
@@ -241,7 +241,7 @@ def gather_or_raise(
         if error is not None:
             raise error
         return [record]
-    failure = {} if error is None else {"error": (str(error) or type(error).__name__)[:1000]}
+    failure = {} if error is None else {"error": text_of(error)[:1000]}
     records = (gather or ranks.gather)(failure or record)
     wrong = [f"rank {r}: {rec['error']}" for r, rec in enumerate(records) if "error" in rec]
     if wrong:

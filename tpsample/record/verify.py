@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tpsample import reference
+from tpsample.core.checks import kind_and_text, text_of
 from tpsample.record.format import LoadHead, Record, read
 
 LOGITS = 2**24
@@ -64,8 +65,8 @@ def verify_record(path: str | Path, *, load_head: LoadHead | None = None) -> lis
     except ImportError:
         raise
     except Exception as error:  # whatever a file brings about, it is the file that is wrong
-        kind = "" if isinstance(error, (TypeError, ValueError)) else f"{type(error).__name__}: "
-        raise ValueError(f"record: {kind}{error}") from error
+        said = text_of if isinstance(error, (TypeError, ValueError)) else kind_and_text
+        raise ValueError(f"record: {said(error)}") from error
 
 
 def logits_of(

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpsample.agreement.held_rows import HeldRows, check_sliced, resolve_shards
+from tpsample.core.checks import text_of
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.errors import PeerLost, RankMismatch
 from tpsample.ranks.ranks import require_equal
@@ -79,7 +80,7 @@ def agreed(
         vocab_size, (own,) = resolve_shards(None, [shard], [len(weight)])
         return HeadRanks(None, own, vocab_size)
     record = {
-        "error": None if error is None else str(error) or type(error).__name__,
+        "error": None if error is None else text_of(error),
         "same": same,
         "shard": None if error or shard is None else (shard.start, shard.stop),
         "held": None if error or weight is None else vars(HeldRows.of(weight)),

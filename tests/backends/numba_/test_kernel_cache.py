@@ -143,6 +143,16 @@ def test_a_flipped_bit_is_seen_before_anything_is_loaded(place, folder, caplog):
     assert len(warnings_of(caplog)) == 1
 
 
+def test_an_error_without_a_text_is_told_by_its_type(folder, caplog, monkeypatch):
+    def read(_: str) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(kernel_cache, "_read", read)
+    assert call() == 0
+    (said,) = warnings_of(caplog)
+    assert "failed (MemoryError)" in said
+
+
 def test_the_code_of_another_kernel_is_not_taken(folder, caplog):
     path = code_in(folder)
     content = path.read_bytes()

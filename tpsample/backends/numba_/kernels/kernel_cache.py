@@ -34,6 +34,7 @@ from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps, loads
 
 from tpsample.backends.numba_.kernels import compile_lock
+from tpsample.core.checks import text_of
 
 log = logging.getLogger(__name__)
 
@@ -215,7 +216,7 @@ def _reported() -> Iterator[None]:
                 "the kernel cache %s failed (%s). What it does not give is compiled, which takes "
                 "up to a minute in each process. If this comes again, remove the folder, let its "
                 "owner alone write it, or name another one in NUMBA_CACHE_DIR",
-                *(_named(), error),
+                *(_named(), text_of(error)),
             )
 
 
