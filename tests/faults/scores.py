@@ -237,6 +237,10 @@ tpsample/backends/numba_/kernels/kernel_cache.py
     -     for part in parts:
     +     for part in parts[-1:]:
     > test_the_code_of_another_kernel_is_not_taken
+    cache: what the handler of a signal raises is lost
+    - if _from_a_signal(error):
+    + if False:
+    > test_what_the_handler_of_a_signal_raises_reaches_the_caller
     cache: a file that others can write is loaded
     -     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
     +     if False:

@@ -11,6 +11,7 @@ import errno
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -151,6 +152,27 @@ def test_an_error_without_a_text_is_told_by_its_type(folder, caplog, monkeypatch
     assert call() == 0
     (said,) = warnings_of(caplog)
     assert "failed (MemoryError)" in said
+
+
+def _time_is_up(*_: object) -> None:
+    raise TimeoutError("time is up")
+
+
+@pytest.mark.parametrize("part", ["_read", "_source", "_replaced"])
+def test_what_the_handler_of_a_signal_raises_reaches_the_caller(part, folder, caplog, monkeypatch):
+    if part == "_replaced":  # a file is written
+        code_in(folder).unlink()
+    monkeypatch.setattr(kernel_cache, part, lambda *_: signal.raise_signal(signal.SIGALRM))
+    before = signal.signal(signal.SIGALRM, _time_is_up)
+    try:
+        with pytest.raises(TimeoutError, match="time is up"):
+            call()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    monkeypatch.undo()
+    use(folder, monkeypatch)
+    assert fresh()(1, 2) == 2001
+    assert not warnings_of(caplog)
 
 
 def test_the_code_of_another_kernel_is_not_taken(folder, caplog):

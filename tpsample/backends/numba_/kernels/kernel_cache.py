@@ -15,9 +15,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import signal
 import stat
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
@@ -205,11 +207,16 @@ def _digest(*parts: bytes) -> bytes:
 
 @contextmanager
 def _reported() -> Iterator[None]:
-    """Go on behind a body that fails, and log the first failure of the process."""
+    """Go on behind a body that fails, and log the first failure of the process.
+
+    An exception that the handler of a signal raised in the body is the caller's.
+    """
     global _failed
     try:
         yield
     except Exception as error:
+        if _from_a_signal(error):
+            raise
         if not _failed:
             _failed = True
             log.warning(
@@ -218,6 +225,13 @@ def _reported() -> Iterator[None]:
                 "owner alone write it, or name another one in NUMBA_CACHE_DIR",
                 *(_named(), text_of(error)),
             )
+
+
+def _from_a_signal(error: Exception) -> bool:
+    """Return whether the handler of a signal raised an exception, in the middle of what ran."""
+    handlers = map(signal.getsignal, signal.valid_signals())
+    codes = {getattr(handler, "__code__", None) for handler in handlers}
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def _named() -> str:
