@@ -54,6 +54,14 @@ tpsample/integrations/transformers.py
     + elif logits_processor:
     > test_rows_have_requests_of_their_own_with_any_version
 tpsample/integrations/transformers_params.py
+    an error names a field of a request where the user gave an argument of generate
+    - if not given:
+    + if True:
+    > test_an_error_names_the_argument_of_generate
+    ids of the end are told to have no effect where a prompt is long enough
+    - if not fields.get("min_tokens"):
+    + if False:
+    > test_prompts_that_are_long_enough_need_no_least_length
     positions of generate count padding
     - positions = (attention_mask != 0).sum(dim=1).tolist()
     + positions = [attention_mask.shape[1]] * len(input_ids)

@@ -312,6 +312,32 @@ def test_a_row_without_a_token_ends_the_call(model):
         generate(model, do_sample=True, suppress_tokens=[*others, 5])
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"suppress_tokens": [VOCAB_SIZE]}, "suppress_tokens: expected ids in"),
+        ({"suppress_tokens": [-1]}, "suppress_tokens: expected token ids >= 0, got -1"),
+        ({"bad_words_ids": [[VOCAB_SIZE, 1]]}, "bad_words_ids: expected ids in"),
+        (
+            {"bad_words_ids": [[VOCAB_SIZE, 1]], "suppress_tokens": [1]},
+            "bad_words_ids or suppress_tokens: expected ids in",
+        ),
+        ({"sequence_bias": [[[VOCAB_SIZE], 1.0]]}, "sequence_bias: expected ids in"),
+        ({"min_new_tokens": 2, "eos_token_id": VOCAB_SIZE}, "eos_token_id: expected ids in"),
+    ],
+    ids=str,
+)
+def test_an_error_names_the_argument_of_generate(given, told, model):
+    with pytest.raises(ValueError) as raised:
+        generate(model, do_sample=True, **given)
+    assert str(raised.value).startswith(told)
+
+
+def test_prompts_that_are_long_enough_need_no_least_length(model, recwarn):
+    assert generate(model, min_length=1) == generate(model)
+    assert not [each for each in recwarn if "stop_token_ids" in str(each.message)]
+
+
 def test_a_loop_that_does_more_with_scores_is_named_with_the_way_out():
     drawn: Any = adapter()._Drawn(torch.tensor([3]))
     assert torch.argmax(drawn, dim=-1).tolist() == [3]

@@ -29,7 +29,7 @@ from tpsample.core.word import Status
 from tpsample.errors import NoToken, UnsupportedParameter
 from tpsample.integrations import TRIED, check_version
 from tpsample.integrations.transformers_head import TransformersHead
-from tpsample.integrations.transformers_params import Prompts, requests_of
+from tpsample.integrations.transformers_params import Prompts, named_as_given, requests_of
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
@@ -117,17 +117,18 @@ def generate(
         raise ValueError(f"seeds: expected one per row, {rows}, got {len(seeds)}")
     requests: dict[str, Any] = {"params": params, "prompt_token_ids": prompts.rows}
     if params is None:
-        requests = requests_of(
-            logits_processor, do_sample=generation_config.do_sample, prompts=prompts, seeds=seeds
-        )
+        how = {"do_sample": generation_config.do_sample, "prompts": prompts, "seeds": seeds}
+        with named_as_given(logits_processor):
+            requests = requests_of(logits_processor, **how)
     head = TransformersHead(model)
     own = head.sampler(max_rows=rows) if sampler is None else head.rebind_sampler(sampler)
     config = copy.copy(generation_config)
     config.do_sample, config.disable_compile = False, True  # the argmax of `_Drawn` is a draw
     try:
-        batch = SamplingBatch.from_params(
-            **requests, vocab_size=own.vocab_size, device=own.weight.device
-        )
+        with named_as_given(logits_processor if params is None else ()):
+            batch = SamplingBatch.from_params(
+                **requests, vocab_size=own.vocab_size, device=own.weight.device
+            )
         if any(request.asks_logprobs for request in batch.requests):
             raise UnsupportedParameter(
                 "params: logprobs and logprob_token_ids are not supported, because generate "

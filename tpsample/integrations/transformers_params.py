@@ -11,7 +11,8 @@ the last one kept are kept if there is a `top_k`, else those with lower ids.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -139,6 +140,32 @@ HONOURED: dict[str, tuple[int, Callable[[Any, Fields, Prompts], None]]] = {
 """Processors by the name of their class: which step of tpsample's order each is, or 0 for masks,
 which may stand anywhere before the filters; and what it adds to the fields of a request."""
 
+_GIVEN_AS = {
+    "MinLengthLogitsProcessor": {"stop_token_ids": "eos_token_id", "min_tokens": "min_length"},
+    "MinNewTokensLengthLogitsProcessor": {
+        "stop_token_ids": "eos_token_id",
+        "min_tokens": "min_new_tokens",
+    },
+    "NoBadWordsLogitsProcessor": {"bad_words": "bad_words_ids"},
+    "SuppressTokensLogitsProcessor": {"bad_words": "suppress_tokens"},
+    "SequenceBiasLogitsProcessor": {"logit_bias": "sequence_bias"},
+}
+"""By processor, fields of a request with the arguments of `generate` that they are made of."""
+
+
+@contextmanager
+def named_as_given(processors: Sequence[Any]) -> Iterator[None]:
+    """Let errors of the body name the arguments of `generate` in place of a request's fields."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        field, _, text = str(error).partition(": ")
+        fields = [_GIVEN_AS.get(type(processor).__name__, {}) for processor in processors]
+        given = dict.fromkeys(of[field] for of in fields if field in of)
+        if not given:
+            raise
+        raise type(error)(f"{' or '.join(given)}: {text}") from error
+
 
 @dataclasses.dataclass(frozen=True)
 class Prompts:
@@ -218,6 +245,8 @@ def requests_of(
         )
     if do_sample and fields["temperature"] == 0:
         raise UnsupportedParameter("temperature: expected more than 0; do_sample=False is greedy")
+    if not fields.get("min_tokens"):  # the prompts are long enough
+        fields.pop("stop_token_ids", None)
     fields["filter_order"] = "min_p_last"  # as transformers applies them
 
     # transformers makes no difference between prompt and output: a bad word may begin in a prompt.
