@@ -344,6 +344,11 @@ tpsample/agreement/construction.py
     +     try:
     +         weight = given["weight"]
     > test_ranks_are_told_the_same_and_go_on
+tpsample/agreement/step.py
+    a rank inside torch.compile beside one outside is told as a request that is missing
+    - return source | _named
+    + return _named
+    > test_ranks_are_told_the_same_and_go_on
 tpsample/core/checks.py
     an error without a text is told as nothing
     - return str(error).strip() or type(error).__name__

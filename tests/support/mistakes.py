@@ -103,9 +103,9 @@ def tokens(
     return found
 
 
-def tokens_and_all(sampler: LMHeadSampler) -> SampleOutput:
-    """Return what a sampler draws of two plain rows."""
-    return sampler(HIDDEN, batch_of(), 0)
+def tokens_and_all(sampler: LMHeadSampler, batch: Any = None) -> SampleOutput:
+    """Return what a sampler draws of a batch, or of two plain rows."""
+    return sampler(HIDDEN, batch or batch_of(), 0)
 
 
 # -- requests and batches --------------------------------------------------------------------
@@ -1091,6 +1091,19 @@ TOGETHER: dict[str, tuple[Callable[[LMHeadSampler, int], object], str]] = {
     "a weight without a shape on one rank": (
         lambda sampler, rank: half_or(rank, torch.nn.UninitializedParameter),
         "rank 1: Can't access the shape of an uninitialized ",
+    ),
+    "a step inside torch.compile on one rank": (
+        lambda sampler, rank: (
+            torch.compile(tokens_and_all, backend="eager") if rank else tokens_and_all
+        )(sampler, batch_of()),
+        f"batch: read from: {SAME}; step inside torch.compile on every rank, or on none, got rank "
+        "0: its requests, rank 1: a graph of torch.compile",
+    ),
+    "a selection on one rank": (
+        lambda sampler, rank: sampler(
+            HIDDEN, batch_of().select(torch.tensor([0, 1])) if rank else batch_of(), 0
+        ),
+        f"slots: {SAME}, got rank 0: no selection, rank 1: {{'row 0': 0, 'row 1': 1}}",
     ),
     "requests with other temperatures": (
         lambda sampler, rank: sampler(HIDDEN, batch_of(temperature=0.5 + 0.25 * rank), 0),

@@ -90,7 +90,7 @@ class Call(NamedTuple):
             parts["batch"] = batch.plan
         if isinstance(batch, StepBatch):
             parts["rows without a seed"] = f"{batch.unseeded} after {seeds_drawn} drawn seeds"
-            parts["slots"] = None  # of a selection, told before what follows from them
+            parts["slots"] = "no selection"  # which is told before what follows from them
         if batch is not None:
             parts |= {"seeds": batch.seed, "temperatures": batch.temperature}
         parts |= {"positions": self.positions, "token_ids": self.token_ids}
@@ -349,6 +349,7 @@ _EXPECTED = {
     "call": SAME_CALL,
     "sampler": SAME_SAMPLER,
     "refreshes": f"{SAME}; call refresh() and reset() on all ranks alike",
+    "batch: read from": f"{SAME}; step inside torch.compile on every rank, or on none",
     "hidden_states": f"{SAME}, by digest; look for a missing all-reduce or broadcast before the LM "
     "head",
     "rows without a seed": f"{SAME}, and so must be how many seeds were drawn before",
@@ -368,8 +369,11 @@ def _text(part: Any) -> Any:
         texts = [
             {name: repr(getattr(request, name)) for name in names} for request in part.requests
         ]
+        known = part.requests or not part.num_rows
+        source = {"read from": "its requests" if known else "a graph of torch.compile"}
         options = {"kept_cap": part.kept_cap, "fixed_rounds": part.fixed_rounds}
-        return _named("row", texts) | options | {"stored rows": str(part.stored_list)}
+        stored = {"stored rows": str(part.stored_list)}
+        return source | _named("row", texts) | options | stored
     if not isinstance(part, Tensor):
         return part if isinstance(part, int) else str(part)
     if part.is_floating_point():  # nine digits tell any two numbers of fp32 apart

@@ -261,7 +261,8 @@ def require_equal(
         temperatures: row 1: must be the same on every rank, got rank 0: 0.5, rank 1: 0.25
 
     Args:
-        expected: what a message says of a value that need not only be the same, by its name.
+        expected: what a message says of a value that need not only be the same, by its name or by
+            the names that lead to it.
     """
     path: list[str] = []
     values: Sequence[Any] = records
@@ -272,7 +273,8 @@ def require_equal(
             return
         path.append(differ[0])
         values = [value.get(differ[0]) for value in values]
-    requirement = (expected or {}).get(path[0], SAME)
+    of_parts = expected or {}
+    requirement = of_parts.get(": ".join(path), of_parts.get(path[0], SAME))
     shown = [
         describe(value) if isinstance(value, Mapping) else shorten(str(value)) for value in values
     ]
