@@ -52,6 +52,36 @@ def test_what_was_sampled_is_confirmed(tmp_path, num_samples):
     assert verdicts[2].recorded[1] == 1
 
 
+def test_a_record_of_a_batch_has_the_temperatures_that_were_written(tmp_path):
+    case = Case.make(300, 6)
+    params = [SamplingParams(seed=row, top_k=50) for row in range(6)]
+    batch = SamplingBatch.from_params(params, vocab_size=300)
+    nothing = torch.nan
+    batch.temperature[:] = torch.tensor([0.3, 0.0, -1.0, nothing, 1e-7, torch.inf])
+    out = LMHeadSampler(case.weight, backend="torch")(case.hidden_states, batch, 7)
+    step = case.hidden_states, case.weight
+    write_record(tmp_path / "requests", *step, params, 7, out)
+    assert not all(v.confirmed for v in verify_record(tmp_path / "requests"))
+    write_record(tmp_path / "batch", *step, batch, 7, out)
+    assert all(v.confirmed for v in verify_record(tmp_path / "batch"))
+
+
+def test_a_batch_that_no_record_can_repeat_is_refused(tmp_path):
+    case = Case.make(300, 2)
+    greedy = [SamplingParams(seed=row, top_k=5, temperature=0) for row in range(2)]
+    batch = SamplingBatch.from_params(greedy, vocab_size=300)
+    sampler, step = LMHeadSampler(case.weight, backend="torch"), (case.hidden_states, case.weight)
+    batch.temperature[1] = 1.0
+    out = sampler(case.hidden_states, batch, 7)
+    with pytest.raises(ValueError, match="params: row 1 is random by what was written"):
+        write_record(tmp_path / "step", *step, batch, 7, out)
+    batch.temperature[1] = 0.0
+    batch.forced_token_ids = torch.tensor([3, -1])
+    out = sampler(case.hidden_states, batch, 8)
+    with pytest.raises(ValueError, match="forced_token_ids: a record has no masks"):
+        write_record(tmp_path / "step", *step, batch, 8, out)
+
+
 def test_another_default_device_changes_no_record(tmp_path):
     case = Case.make(300, 3)
     batch = SamplingBatch.from_params(case.params, vocab_size=300)

@@ -463,6 +463,14 @@ tpsample/core/checks.py
     > test_no_message_of_a_request_is_long[temperature]
     > test_no_message_of_a_record_is_long
 tpsample/record/format.py
+    a record of a batch has the temperatures of its requests
+    - replace(request, temperature=temperature)
+    + replace(request, temperature=request.temperature)
+    > test_a_record_of_a_batch_has_the_temperatures_that_were_written
+    a batch with a mask is recorded
+    - if getattr(batch, name) is not None:
+    + if False:
+    > test_a_batch_that_no_record_can_repeat_is_refused
     a file that is not there is no safetensors file
     - why = "it is a folder" if Path(path).is_dir() else error
     + why = f"not a safetensors file: {error}"

@@ -18,7 +18,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -34,6 +34,7 @@ from tpsample.core.checks import (
     require_memory,
     shorten,
 )
+from tpsample.core.row_noise import GREEDY_BELOW, HOTTEST
 from tpsample.core.score import Head
 from tpsample.core.weight_format import FORMATS
 from tpsample.noise import LAYOUT
@@ -114,7 +115,7 @@ def write_record(
     path: str | Path,
     hidden_states: Tensor,
     lm_head_weight: Tensor | str,
-    params: Sequence[SamplingParams],
+    params: Sequence[SamplingParams] | SamplingBatch,
     positions: Tensor | int,
     output: SampleOutput,
     *,
@@ -129,7 +130,8 @@ def write_record(
     Args:
         hidden_states: [B, D].
         lm_head_weight: [V, D], the rows of all ranks; or a model, as `tpsample generate` takes it.
-        params: one request per row.
+        params: one request per row; or the batch, whose temperatures are taken as they are now, so
+            written ones, too. Of requests alone nobody knows what was written to their batch.
         positions: int64 [B] or one int.
         output: what the step returned; its `seeds` are the rows' seeds. Rows of a selection that
             were not drawn are left out of all arguments.
@@ -138,7 +140,8 @@ def write_record(
             took them.
 
     Raises:
-        TypeError, ValueError: what could not be read again, such as a position below 0.
+        TypeError, ValueError: what could not be read again, such as a position below 0, or sampled
+            again, such as a batch with a mask.
     """
     if not isinstance(output, SampleOutput):
         raise TypeError(f"output: expected the SampleOutput of a step, got {type(output).__name__}")
@@ -177,7 +180,33 @@ def write_record(
         if lists is not None
     }
     head = asdict(checked_head(Head(logit_scale, logit_softcap)))
-    Record(tensors, request_list(params), tokens_so_far, head, model).save(path)
+    requests = _as_drawn(params) if isinstance(params, SamplingBatch) else request_list(params)
+    Record(tensors, requests, tokens_so_far, head, model).save(path)
+
+
+def _as_drawn(batch: SamplingBatch) -> list[SamplingParams]:
+    """Return the requests of a batch with the temperatures that it has now.
+
+    Raises:
+        ValueError: its rows are drawn by more than requests can say.
+    """
+    for name in ("grammar_bitmask", "forced_token_ids"):
+        if getattr(batch, name) is not None:
+            raise ValueError(
+                f"{name}: a record has no masks, so the tokens of this batch could not be sampled "
+                "again; record a step without them"
+            )
+    now = batch.temperature.nan_to_num(nan=0.0).clamp(0, HOTTEST).tolist()
+    for row, (request, temperature) in enumerate(zip(batch.requests, now, strict=True)):
+        if request.greedy and request.filtered and temperature >= GREEDY_BELOW:
+            raise ValueError(
+                f"params: row {row} is random by what was written, and its request has temperature "
+                "0, with which filters are off; call batch.update with the request that is meant"
+            )
+    return [
+        replace(request, temperature=temperature)
+        for request, temperature in zip(batch.requests, now, strict=True)
+    ]
 
 
 def read(path: str | Path) -> Record:
