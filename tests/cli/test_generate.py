@@ -14,8 +14,8 @@ import pytest
 from tests.support.commands import GENERATE, TORCHRUN, invoke, run_command, texts
 from tests.support.tiny_model import VOCAB_SIZE
 from tpsample import LMHeadSampler, SampleOutput
+from tpsample.cli import CLOSED_PIPE, report
 from tpsample.cli import check as checking
-from tpsample.cli import report
 from tpsample.core.machine import how_to_install
 from tpsample.integrations.transformers_head import TransformersHead
 
@@ -131,6 +131,17 @@ def test_without_the_extra_the_command_says_which(missing: str) -> None:
     assert done.returncode == 1
     assert missing in done.stderr
     assert done.stderr.strip().endswith(how_to_install())
+
+
+@pytest.mark.parametrize("words", ["doctor --seconds 0", "--version", "--help"])
+def test_a_reader_that_closes_the_pipe_ends_a_command_without_a_word(
+    words: str, tmp_path: Path
+) -> None:
+    status = tmp_path / "status"
+    command = f"('{sys.executable}' -m tpsample {words}; echo $? > '{status}') | true"
+    done = run_command("sh", "-c", command)
+    assert (done.stdout, done.stderr) == ("", "")
+    assert status.read_text().strip() == str(CLOSED_PIPE)
 
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs /dev/full, of Linux")

@@ -20,6 +20,20 @@ def main() -> None:
     try:
         app()
     except OSError as error:
-        # The rest of the output is thrown away, because it would fail once more at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _drop_output()
         raise SystemExit(f"tpsample: {error}") from None
+    except SystemExit as end:
+        # Both typer and rich end with 1 then, which means something else.
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        _drop_output()
+        raise SystemExit(CLOSED_PIPE) from None
+
+
+CLOSED_PIPE = 128 + 13
+"""The exit status after the reader of the output closed it, as of a program that SIGPIPE ends."""
+
+
+def _drop_output() -> None:
+    """Throw the rest of the output away, because it would fail once more at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
