@@ -212,6 +212,10 @@ tpsample/agreement/ready_made.py
     + True or not
     > test_a_drafters_probabilities_are_refused
     > test_probabilities_are_refused_where_logits_belong
+    two logits, of which one is 1, pass as probabilities
+    - logits.shape[-1] < FEW_COLUMNS or
+    + logits.shape[-1] < 2 or
+    > test_few_logits_may_look_like_probabilities
     logits pass as probabilities
     - sums = sums[sums != 0]
     + sums = sums[:0] + 1 if len(sums) == 0 else sums * 0 + 1

@@ -22,6 +22,7 @@ from tpsample import (
     verify,
     verify_logits,
 )
+from tpsample.agreement.ready_made import FEW_COLUMNS
 from tpsample.core.machine import numba_missing
 
 NATIVE = numba_missing() is None
@@ -138,6 +139,15 @@ def test_probabilities_are_refused_where_logits_belong():
         sampler = LMHeadSampler(torch.empty(65, 0), backend="torch")
         out = sampler.sample_logits(taken, batch, 0)
         assert torch.equal(out.token_ids, taken.argmax(dim=1))
+
+
+@pytest.mark.parametrize("vocab_size", [2, FEW_COLUMNS - 1])
+def test_few_logits_may_look_like_probabilities(vocab_size):
+    logits = torch.eye(vocab_size)
+    params = [SamplingParams(temperature=0)] * vocab_size
+    batch = SamplingBatch.from_params(params, vocab_size=vocab_size)
+    sampler = LMHeadSampler(torch.empty(vocab_size, 0), backend="torch")
+    assert sampler.sample_logits(logits, batch, 0).token_ids.tolist() == [*range(vocab_size)]
 
 
 def test_an_output_is_written_again_and_logits_may_require_a_gradient():

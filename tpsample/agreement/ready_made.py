@@ -14,7 +14,8 @@ LOOKS = 3
 ROUNDED = 1e-2
 """How far from 1 a sum of probabilities in bf16 may be."""
 FEW_COLUMNS = 16
-"""A smaller part of the vocabulary says nothing about the sum."""
+"""Fewer numbers than these say nothing by their sum: 0 and 1 are two logits as well as two
+probabilities."""
 
 
 class ReadyMadeLogits:
@@ -49,8 +50,8 @@ class ReadyMadeLogits:
     def refuse_probabilities(self, name: str, logits: Tensor) -> None:
         """Raise a ValueError if one of the first tensors of an argument has probabilities.
 
-        Only a CPU is asked, because there nobody waits. Rows of logits are never all in [0, 1] with
-        the sum 1, or on a part of the vocabulary with a smaller sum.
+        Only a CPU is asked, because there nobody waits. Rows of logits are hardly ever in [0, 1]
+        with the sum 1, or on a part of the vocabulary with a smaller sum.
 
         Args:
             logits: [..., V_local].
@@ -59,14 +60,15 @@ class ReadyMadeLogits:
         if looked == LOOKS or not readable(logits.device) or not logits.numel():
             return
         self._looked[name] = looked + 1
-        whole = len(self._settings.shard) == self._settings.vocab_size
-        if logits.shape[-1] < (2 if whole else FEW_COLUMNS) or bool(logits.min() < 0):
+        if logits.shape[-1] < FEW_COLUMNS or bool(logits.min() < 0):
             return
         sums = logits.detach().double().sum(dim=-1)
         sums = sums[sums != 0]  # rows of zeros may stand behind the drafts of a row
+        whole = len(self._settings.shard) == self._settings.vocab_size
         least = 1 - ROUNDED if whole else 0.0
         if len(sums) and bool(((sums > least) & (sums < 1 + ROUNDED)).all()):
             raise ValueError(
                 f"{name}: expected logits, got numbers in [0, 1] whose rows sum to "
-                f"{float(sums.max()):.3g}, as probabilities do; pass their logarithm, .log()"
+                f"{float(sums.max()):.3g}, as probabilities do; pass their logarithm, .log(); if "
+                "they are logits, subtract 1 from all, which changes no probability"
             )
