@@ -233,6 +233,16 @@ tpsample/speculative/verify.py
     - if largest + num_drafts >= 2**63:
     + if False:
     > test_positions_after_the_last_one_of_all_are_refused[block]
+    positions of drafts in a selection leave the range of 64 bits
+    - if not call.now:
+    + if not call.now or call.batch._undrawn_rows is not None:
+    > test_positions_of_a_selection_are_those_of_its_drawn_rows[block]
+tpsample/core/checks.py
+    a row of a selection is drawn at a position below 0
+    - positions if undrawn is None else positions.masked_fill(undrawn.rows, 0)
+    + positions if undrawn is None else positions.clamp(min=0)
+    > test_positions_of_a_selection_are_those_of_its_drawn_rows[block]
+tpsample/speculative/verify.py
     a draft that was not emitted has a kept set
     - kept_sets_of(cut, batch, sampler.ranks, has_token)
     + kept_sets_of(cut, batch, sampler.ranks, has_token | True)

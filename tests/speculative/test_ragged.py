@@ -162,6 +162,20 @@ def test_every_method_emits_nothing_for_padding(method, backend):
 
 
 @pytest.mark.parametrize("method", METHODS)
+def test_positions_of_a_selection_are_those_of_its_drawn_rows(method):
+    """Padding may have any position, and drawn rows one that each of their drafts can have."""
+    batch = SamplingBatch.of_slots(3, vocab_size=V)
+    batch.put(1, SamplingParams(seed=4))
+    rows, last = batch.select(torch.tensor([-1, 1])), 2**63 - 1 - K
+    sampler, given = sampler_of(), (HIDDEN[:2], drafts()[:2])
+    for position in (last + 1, -1):
+        with pytest.raises(ValueError, match=rf"^positions: expected 0 <= .* got {position}"):
+            verify(sampler, *given, rows, torch.tensor([0, position]), method=method)
+    verify(sampler, *given, rows, torch.tensor([-7, last]), method=method)
+    verify(sampler, *given, rows, torch.tensor([2**63 - 1, last]), method=method)
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_positions_after_the_last_one_of_all_are_refused(method):
     """Plain steps at them are refused, too, so that no draft is ever one of theirs."""
     sampler, last = sampler_of(), 2**63 - 1 - K

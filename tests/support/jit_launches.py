@@ -38,6 +38,7 @@ from tpsample.output import SampleOutput
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.kinds import KINDS
 from tpsample.request.plan import BatchView
+from tpsample.request.selection import Selection
 from tpsample.request.step import Inputs
 from tpsample.request.step_batch import StepBatch
 from tpsample.settings import Settings
@@ -169,7 +170,7 @@ def step(
     weight = weight.zero_() if screened else weight
     backend = TritonBackend(settings_of(weight, shard, bias=bias, head=head, **options))
     backend.tile = tile
-    if batch._names_slots:
+    if isinstance(batch, Selection):
         backend.read_slots(batch)
     positions, view = torch.zeros(batch.rows, dtype=torch.int64), batch._view_of(batch.rows)
     hidden_states = torch.empty(view.rows, D, dtype=dtype)

@@ -195,7 +195,7 @@ class StepChecks:
                 controls.state(shard)
         else:
             batch = batch._view_of(rows)
-        now = read_positions(positions, padded=batch._names_slots)
+        now = read_positions(positions, batch)
         if self._settings.ranks.world_size > 1 and batch._stores_logits:
             self._settings.ranks.require_group()
         return Call(name, rows, batch, positions, num_samples, token_ids, hidden_states, now)

@@ -248,23 +248,26 @@ def check_num_samples(num_samples: int | None) -> int:
     return check_int("num_samples", num_samples, 1, 2**20)
 
 
-def read_positions(positions: Tensor, *, padded: bool = False) -> bytes:
+def read_positions(positions: Tensor, batch: Any) -> bytes:
     """Return the positions of a CPU as bytes; none of a GPU, which is not waited for.
 
     Args:
-        padded: whether some rows are not drawn, whose positions may be anything.
+        batch: of these rows. Positions of rows that are not drawn may be anything.
 
     Raises:
-        ValueError: a position is below 0.
+        ValueError: the position of a row that is drawn is below 0.
     """
     if not readable(positions.device):
         return b""
     position_bytes = bytes_of(positions)
-    if not padded and not position_bytes[7::8].isascii():  # a sign is a high bit
-        raise ValueError(
-            f"positions: expected 0 <= position < 2^63, got {int(positions.min())}; pass the index "
-            "of the token being generated, the number of tokens before it"
-        )
+    if not position_bytes[7::8].isascii():  # a sign is a high bit
+        undrawn = batch._undrawn_rows
+        drawn = positions if undrawn is None else positions.masked_fill(undrawn.rows, 0)
+        if (lowest := int(drawn.min())) < 0:
+            raise ValueError(
+                f"positions: expected 0 <= position < 2^63, got {lowest}; pass the index of the "
+                "token being generated, the number of tokens before it"
+            )
     return position_bytes
 
 

@@ -321,11 +321,6 @@ class BatchView(NamedTuple):
         return self.undrawn
 
     @property
-    def _names_slots(self) -> bool:
-        """Whether some rows may not be drawn."""
-        return self.undrawn is not None
-
-    @property
     def _stores_logits(self) -> bool:
         """Whether a step keeps logits of some of these rows on their ranks."""
         return self.plan.stored_index is not None

@@ -140,7 +140,7 @@ def sample_draft(
         num_rows = draft_logits.shape[0]
         rows = batch._for_rows(num_rows)
         at = positions_tensor(positions, num_rows, draft_logits.device)
-        read_positions(at, padded=rows._names_slots)
+        read_positions(at, rows)
         return Call(f"sample_draft {method}", num_rows, rows, at, index)
 
     with sampler.agreement:

@@ -217,9 +217,10 @@ def _verify(
 def _check_last_position(call: Call, num_drafts: int) -> None:
     """Raise a ValueError if a draft stands at a position that no step has, where the host reads."""
     assert call.batch is not None and call.positions is not None
-    if not call.now or call.batch._undrawn_rows is not None:
+    if not call.now:
         return
-    largest = int(call.positions.max())
+    undrawn, at = call.batch._undrawn_rows, call.positions
+    largest = int((at if undrawn is None else at.masked_fill(undrawn.rows, 0)).max())
     if largest + num_drafts >= 2**63:
         raise ValueError(
             f"positions: expected 0 <= position <= 2^63 - {num_drafts + 1}, so that each of the "
