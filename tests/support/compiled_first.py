@@ -23,13 +23,12 @@ from benchmarks.gpu.precompile import compiled
 from benchmarks.lab import baselines
 from benchmarks.lab.launches import Launch
 from tests.support.jit_launches import CPU, only_compile
-from tpsample.agreement import construction
 
 
 def main(action: str, parts: list[str]) -> None:
     launches, rehearsals = only_compile(), sections.rehearsals(True)
-    for module in (construction, baselines):  # kernels on a CPU, though nothing interprets them
-        patch.object(module, "interpreted", lambda: True).start()
+    # Kernels on a CPU, though nothing interprets them.
+    patch.object(baselines, "interpreted", lambda: True).start()
     if action == "launch":
         # Triton's own way from real arguments to the cache; nothing is listed.
         with patch.object(precompile, "listed", _unlisted):

@@ -1,8 +1,7 @@
 """Launches every kernel as a step does, through Triton's own launch path, for a GPU that is absent.
 
-    python -m tests.support.jit_launches    # prints one line per launch: case, kernel; one per
-                                            # exchange of integers; and how many torch operators
-                                            # work on stored logits beside them
+    python -m tests.support.jit_launches    # prints one line per launch: case, kernel; and one per
+                                            # exchange of integers
 
 A driver that only says "sm_90" lets Triton specialise the real arguments and compile them, up to
 the layouts of tiles; nothing runs. It sees what compiling by a signature does not: a None where a
@@ -22,28 +21,21 @@ from torch import Tensor
 from triton.backends.nvidia import driver as nvidia
 from triton.runtime.jit import JITFunction
 
+import tpsample.backends.triton_.launch  # it keeps Triton's way to launch, which is replaced here
+import tpsample.exchange
 from benchmarks.lab.absent import AbsentGpu
-from benchmarks.lab.allocations import Operators
-from benchmarks.lab.virtual_ranks import VirtualWorld
-from tests.support.settings import settings_of
-from tpsample import SamplingBatch, SamplingParams, VocabShard
-from tpsample.backends import room_of
-from tpsample.backends.triton_.launch import TritonBackend
+from benchmarks.lab.problem import override_tile
+from benchmarks.lab.ranks import even_shards
+from benchmarks.lab.virtual_ranks import VirtualRanks, VirtualWorld
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, verify
+from tpsample.agreement import construction
 from tpsample.backends.triton_.tile_table import Gpu, Tile
-from tpsample.core.score import Head
-from tpsample.exchange.base import Exchange
-from tpsample.exchange.peer import PeerExchange
-from tpsample.filters.finish import draw_filtered, logprobs_of, shard_logits
-from tpsample.output import SampleOutput
+from tpsample.core import tensors
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.kinds import KINDS
-from tpsample.request.plan import BatchView
-from tpsample.request.selection import Selection
-from tpsample.request.step import Inputs
 from tpsample.request.step_batch import StepBatch
-from tpsample.settings import Settings
 from tpsample.speculative import drawn_drafts
-from tpsample.speculative.acceptance import verify_by_ratio
+from tpsample.speculative.drafting import Method
 
 V, D, ROWS, MAX_ROWS = 8000, 64, 3, 16
 CPU = torch.device("cpu")
@@ -65,7 +57,13 @@ def be_absent_h200(launcher: Callable[[Any, Any], Any] = _launcher) -> None:
     AbsentGpu().take()
     # Memory that nothing fills is filled alike: each row is decided, and each list too long.
     torch.use_deterministic_algorithms(True, warn_only=True)
-    Gpu.of = staticmethod(lambda _: Gpu("NVIDIA H200", 90, 132))  # type: ignore[assignment]
+    patch.object(Gpu, "of", lambda _: Gpu("NVIDIA H200", 90, 132)).start()
+    patch.object(construction, "interpreted", lambda: True).start()
+    patch.object(construction, "kernels_overlap", lambda _: True).start()
+    # The host reads nothing of a GPU, and swaps nothing with other hosts.
+    patch.object(tensors, "READ_ON", ()).start()
+    patch.object(drawn_drafts, "LOOKS", 0).start()
+    patch.object(tpsample.exchange, "SWAPS_ON", ()).start()
 
 
 def only_compile() -> list[tuple[Any, str]]:
@@ -99,20 +97,13 @@ def stop_at_layouts() -> None:
     triton.knobs.runtime.add_stages_inspection_hook = leave_out
 
 
-FREE = (
-    *("unsqueeze", "squeeze", "expand", "transpose", "split_with_sizes", "unbind"),
-    *("empty", "new_empty", "empty_like"),
-)
-"""More operators that launch nothing on a GPU, beside the views that `Operators` leaves out."""
+class Echoes(VirtualRanks):
+    """Rank 1 of several that answer what it sends; exchanges are listed among the launches."""
 
-
-class Echoes(Ranks):
-    """Ranks that all answer what this one sends; the exchanges are listed among the launches."""
-
-    can_exchange_tensors = True
+    can_exchange_tensors = True  # type: ignore[assignment]
 
     def __init__(self, world_size: int, launches: list[tuple[Any, str]]) -> None:
-        self.world_size = world_size
+        super().__init__(VirtualWorld(even_shards(V, world_size)), 1)
         self._launches = launches
 
     def gather_tensor(self, own: Tensor) -> Tensor:
@@ -124,128 +115,63 @@ class Echoes(Ranks):
         return own * self.world_size
 
 
-def _settings(ranks: Ranks, chunks: int) -> Settings:
-    weight = torch.empty(V, 0, device=CPU)
-    shape = {"max_rows": MAX_ROWS, "chunks": chunks}
-    return Settings(ranks, weight, V, VocabShard(0, V), "triton", overlap=True, **shape)
-
-
-def exchange(world_size: int) -> Exchange:
-    if world_size == 1:
-        return Exchange(_settings(Ranks(), 1))
-    shards = [VocabShard.even(V, rank, world_size) for rank in range(world_size)]
-    return [PeerExchange(_settings(ranks, 2)) for ranks in VirtualWorld(shards).ranks][1]
+def sampler_of(
+    ranks: Ranks | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    tile: Tile = TILE,
+    odd_address: bool = False,
+    **options: Any,
+) -> LMHeadSampler:
+    """Return the sampler of a rank, by default of the only one."""
+    shard = ranks.world.shards[ranks.rank] if isinstance(ranks, Echoes) else range(V)
+    weight = torch.zeros(len(shard), D + 1, dtype=dtype)[:, odd_address : D + odd_address]
+    if not odd_address:
+        weight = weight.contiguous()
+    of_several = {"group": ranks, "exchange": "peer", "chunks": 2} if ranks else {"group": "alone"}
+    options = of_several | {"backend": "triton", "max_rows": MAX_ROWS, "on_failed": 0} | options
+    sampler = LMHeadSampler(weight, **options)
+    override_tile(sampler, tile)
+    return sampler
 
 
 def step(
     batch: StepBatch,
-    *,
-    world_size: int = 1,
-    num_samples: int = 1,
-    head: Head | None = None,
-    dtype: torch.dtype = torch.bfloat16,
-    tile: Tile = TILE,
-    odd_address: bool = False,
-    exchanged_by: Ranks | None = None,
-    screened: bool = False,
+    ranks: Ranks | None = None,
+    num_samples: int | None = None,
     given: torch.dtype | None = None,
-) -> int:
-    """The launches of one step of rank 1, or of the only one.
+    **options: Any,
+) -> None:
+    """Launch the kernels of a step.
 
     Args:
-        exchanged_by: what the integers of filtered rows go to; None for the ranks of the words.
         given: of logits that the caller computed; None: the step makes them of hidden states.
-
-    Returns:
-        How many torch operators launch something beside them, after the logits were stored.
+        options: of `sampler_of`.
     """
-    words = exchange(world_size)
-    shard = VocabShard.even(V, words.ranks.rank, world_size)
-    weight = torch.empty(len(shard), D + 1, dtype=dtype)[:, odd_address : D + odd_address]
-    if not odd_address:
-        weight = weight.contiguous()
-    bias = None if head is None else weight[:, 0].clone()
-    head = head or Head(1.0, None)
-    options = {"max_rows": MAX_ROWS, "screening": "int8" if screened else None}
-    weight = weight.zero_() if screened else weight
-    backend = TritonBackend(settings_of(weight, shard, bias=bias, head=head, **options))
-    backend.tile = tile
-    if isinstance(batch, Selection):
-        backend.read_slots(batch)
-    positions, view = torch.zeros(batch.rows, dtype=torch.int64), batch._view_of(batch.rows)
-    hidden_states = torch.empty(view.rows, D, dtype=dtype)
-    out = SampleOutput.empty(view.seed, None if num_samples == 1 else num_samples)
-    logits = None if given is None else torch.empty(view.rows, len(shard), dtype=given)
-    begun = backend.prepare(hidden_states, view, positions, num_samples, out, logits)
-    for part, own in enumerate(words.begin(begun.num_words)):
-        backend.best_words(begun, own, part, words.parts, words.push)
-    written = out, view.seed, view.undrawn
-    arrived = words.wait(*written)
-    if view.plan.stored_index is None:
-        words.finish(arrived, *written)
-        return 0
-    with Operators() as operators:
-        ranks, rows = exchanged_by or words.ranks, shard_logits(begun, shard, "triton")
-        filtered = draw_filtered(rows, begun, ranks)
-        words.finish(arrived, *written, filtered.words)
-        if view.plan.logprobs is not None:
-            logprobs_of(rows, view, ranks, out.token_ids, *filtered[1:])
-    names = (name.split(".")[1] for name in operators.called)
-    return sum(name not in FREE for name in names)
-
-
-class Stepping:
-    """The parts of a sampler, and of its pipeline, that a verification uses on one rank."""
-
-    backend = "triton"
-
-    def __init__(self, ranks: Ranks, shard: VocabShard) -> None:
-        self.ranks, self.shard = ranks, shard
-        weight = torch.empty(len(shard), D, dtype=torch.bfloat16)
-        self.local = TritonBackend(settings_of(weight, shard, max_rows=MAX_ROWS))
-        self.local.tile = TILE
-        self.exchange = exchange(1)
-        self.pipeline = self.agreement = self
-
-    def compare(self) -> None:
-        """There are no other calls to compare with."""
-
-    def begin(self, inputs: Inputs, batch: BatchView, *its: Any, **_: object) -> Any:
-        positions, out = its
-        hidden_states = inputs.given.flatten(0, 1)
-        begun = self.local.prepare(hidden_states, batch, positions, 1, out, None)
-        for part, own in enumerate(self.exchange.begin(begun.num_words)):
-            self.local.best_words(begun, own, part)
-        return begun
+    sampler, positions = sampler_of(ranks, **options), torch.zeros(batch.rows, dtype=torch.int64)
+    if given is not None:
+        logits = torch.zeros(batch.rows, len(sampler.shard), dtype=given)
+        sampler.sample_logits(logits, batch, positions, num_samples=num_samples)
+    else:
+        hidden_states = sampler.weight.new_zeros(batch.rows, D)
+        sampler(hidden_states, batch, positions, num_samples=num_samples)
 
 
 def verification(
-    batch: SamplingBatch, method: str, draft: torch.dtype | None, ranks: Ranks | None = None
-) -> int:
-    """The launches of a verification of two drafts; returns how many operators launch something.
+    batch: SamplingBatch,
+    method: Method,
+    draft: torch.dtype | None = None,
+    ranks: Ranks | None = None,
+) -> None:
+    """Launch the kernels of a verification of two drafts.
 
     Args:
         draft: of the drafter's logits; None if the drafts are certain.
     """
-    ranks = ranks or Ranks()
-    sampler: Any = Stepping(ranks, VocabShard.even(V, 0, ranks.world_size))
-    room, at = room_of("triton"), torch.zeros(batch.rows).long()
-    drafts = torch.tensor([[3, 5, -1]] * batch.rows)
-    law = None if draft is None else torch.empty(batch.rows, 2, len(sampler.shard), dtype=draft)
-    inputs = Inputs(torch.empty(batch.rows, 3, D, dtype=torch.bfloat16))
-    view = batch._with_drafts(drafts[:, :-1])
-    with patch.object(drawn_drafts, "LOOKS", 0), Operators() as operators:
-        _, at_rows = room.drafted_rows(drafts[:, :-1], None, at, V)
-        given = inputs, drafts, view, at, at_rows
-        if method == "coupled":
-            out = SampleOutput.empty(view.seed, None)
-            sampler.begin(inputs, view, at_rows, out)
-            written = out, view.seed, view.undrawn
-            sampler.exchange.finish(sampler.exchange.wait(*written), *written)
-            room.coupled_output(drafts, out)
-        else:
-            verify_by_ratio(sampler, *given, block=method == "block", draft=law)
-    return sum(name.split(".")[1] not in FREE for name in operators.called)
+    sampler, at = sampler_of(ranks), torch.zeros(batch.rows, dtype=torch.int64)
+    law = None if draft is None else torch.zeros(batch.rows, 2, len(sampler.shard), dtype=draft)
+    hidden_states = sampler.weight.new_zeros(batch.rows, 3, D)
+    drafts = torch.tensor([[3, 5]] * batch.rows)
+    verify(sampler, hidden_states, drafts, batch, at, method=method, draft_logits=law)
 
 
 def batch_of(*, fixed_rounds: bool = False, **params: Any) -> SamplingBatch:
@@ -301,49 +227,47 @@ def cases(launches: list[tuple[Any, str]]) -> dict[str, Any]:
         name: lambda params=params: step(batch_of(**params)) for name, params in EXAMPLES.items()
     }
     everything = {name: value for params in EXAMPLES.values() for name, value in params.items()}
-    drafts = torch.zeros(ROWS, 2, dtype=torch.int64)
     slots = SamplingBatch.of_slots(ROWS, vocab_size=V)
+    two, eight = Echoes(2, launches), Echoes(8, launches)
+    bias = torch.zeros(V, dtype=torch.bfloat16)
+    head = {"bias": bias, "logit_scale": 0.5, "logit_softcap": 30.0}
     grammar = torch.full((ROWS, -(-V // 32)), -1, dtype=torch.int32)
     forced = torch.full((ROWS,), -1, dtype=torch.int64)
     for name, requests in FIXED.items():
         for world_size in (1, 8):
             words = "peer, " if world_size > 1 else ""
-            ranks = Ranks() if world_size == 1 else Echoes(world_size, launches)
+            ranks = Echoes(world_size, launches) if world_size > 1 else None
             found[f"{words}fixed rounds, {name}"] = lambda requests=requests, ranks=ranks: step(
-                batch_of_rows(requests, fixed_rounds=True),
-                world_size=ranks.world_size,
-                exchanged_by=ranks,
+                batch_of_rows(requests, fixed_rounds=True), ranks
             )
     return found | {
         "filters, samples": lambda: step(batch_of(top_p=0.9), num_samples=2),
         "grammar": lambda: step(masked(grammar_bitmask=grammar)),
         "forced ids": lambda: step(masked(forced_token_ids=forced)),
         "all together": lambda: step(batch_of(**everything)),
-        "drafts": lambda: step(batch_of(**everything)._with_drafts(drafts)),
-        "samples, head": lambda: step(batch_of(), num_samples=2, head=Head(0.5, 30.0)),
+        "samples, head": lambda: step(batch_of(), num_samples=2, **head),
         "slots": lambda: step(slots.select(torch.arange(ROWS))),
         "fp32": lambda: step(batch_of(), dtype=torch.float32, tile=Tile(64, 16, 32, 4, 2)),
         "weight at an odd address": lambda: step(batch_of(), odd_address=True),
-        "screened": lambda: step(batch_of(), screened=True),
+        "screened": lambda: step(batch_of(), screening="int8"),
         "peer, screened": lambda: step(
             batch_of(repetition_penalty=1.2, logit_bias={5: 1.0}),
-            world_size=2,
+            two,
             num_samples=2,
-            head=Head(0.5, 30.0),
-            screened=True,
+            screening="int8",
+            **head | {"bias": bias[: V // 2]},
         ),
         "given logits": lambda: step(batch_of(), given=torch.float32),
         "given logits, all together": lambda: step(batch_of(**everything), given=torch.bfloat16),
-        "peer, given logits": lambda: step(batch_of(), world_size=2, given=torch.float16),
-        "coupled": lambda: verification(batch_of(), "coupled", None),
-        "rejection, certain": lambda: verification(batch_of(), "rejection", None),
+        "peer, given logits": lambda: step(batch_of(), two, given=torch.float16),
+        "coupled": lambda: verification(batch_of(), "coupled"),
+        "coupled, all together": lambda: verification(batch_of(**everything), "coupled"),
+        "rejection, certain": lambda: verification(batch_of(), "rejection"),
         "rejection": lambda: verification(batch_of(), "rejection", torch.bfloat16),
         "block": lambda: verification(batch_of(), "block", torch.float32),
-        "block, 8 ranks": lambda: verification(
-            batch_of(), "block", torch.float16, Echoes(8, launches)
-        ),
-        "peer, 2 ranks": lambda: step(batch_of(), world_size=2),
-        "peer, 8 ranks": lambda: step(batch_of(), world_size=8, num_samples=2),
+        "block, 8 ranks": lambda: verification(batch_of(), "block", torch.float16, eight),
+        "peer, 2 ranks": lambda: step(batch_of(), two),
+        "peer, 8 ranks": lambda: step(batch_of(), eight, num_samples=2),
     }
 
 
@@ -367,17 +291,14 @@ def overlap_of(kernel: Any) -> str:
 def main() -> None:
     launches = only_compile()
     stop_at_layouts()
-    # Memory that no kernel has written is then the same in each run: rows count as decided.
-    torch.use_deterministic_algorithms(True)
     for name, launch in cases(launches).items():
         before = len(launches)
-        operators = launch()
+        launch()
         for kernel, function in launches[before:]:
             assert kernel is None or kernel.asm["ttgir"]
             print(f"{name}: {function}")
             if function in OVERLAPPING:
                 print(f"overlap, {name}: {overlap_of(kernel)}")
-        print(f"{name}: {operators} torch operators")
 
 
 if __name__ == "__main__":
