@@ -13,16 +13,13 @@ from benchmarks.lab.allocations import Operators
 from benchmarks.lab.launches import listed
 from tpsample.ranks.ranks import Ranks
 
-FREE = ("unsqueeze", "expand", "empty", "empty_like", "new_empty", "split_with_sizes", "unbind")
-"""More operators that launch nothing, beside the views that `Operators` leaves out."""
-
 
 class Calls(NamedTuple):
     """The work of one call.
 
     Attributes:
         kernels: names of the kernels that it launched.
-        operators: names of torch's operators that it called outside of kernels.
+        operators: names of torch's operators that it called outside of kernels, views aside.
         exchanges: kinds, "gather" or "sum", of its exchanges of integers, and the bytes of a rank.
     """
 
@@ -66,5 +63,4 @@ def counted(call: Callable[[], object]) -> Calls:
         for launch, count in launches.items()
         for _ in range(count)
     ]
-    called = [name for name in operators.called if name.split(".")[1] not in FREE]
-    return Calls(kernels, called, found)
+    return Calls(kernels, operators.called, found)

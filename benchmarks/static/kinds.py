@@ -34,6 +34,8 @@ from tpsample.speculative import drawn_drafts
 
 V, D, ROWS, K = 4096, 16, 2, 2
 
+FREE = ("unsqueeze", "expand", "empty", "empty_like", "new_empty", "split_with_sizes", "unbind")
+"""Operators that launch nothing on a GPU, beside views."""
 COUNTED: dict[str, dict[str, Any]] = {
     **REQUESTS,
     "top_k 300": {"top_k": 300},
@@ -53,7 +55,8 @@ class Counts(NamedTuple):
 
     @staticmethod
     def of(calls: Calls) -> Counts:
-        return Counts(len(calls.kernels), len(calls.operators), len(calls.exchanges), calls.sent)
+        operators = sum(name.split(".")[1] not in FREE for name in calls.operators)
+        return Counts(len(calls.kernels), operators, len(calls.exchanges), calls.sent)
 
 
 def calls() -> Iterator[tuple[str, Callable[[], object]]]:

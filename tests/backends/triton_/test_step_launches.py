@@ -2,15 +2,13 @@
 
 import json
 import sys
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from benchmarks.lab.allocations import Operators
-from benchmarks.lab.launches import listed
+from benchmarks.lab.calls import Calls, counted
 from tests.support import host_reads
 from tests.support.agreement import tile
 from tests.support.cases import Case, own_sampler
@@ -21,29 +19,13 @@ from tpsample import LMHeadSampler, compiled
 from tpsample.request.step import Inputs, Step
 
 
-class Launched(NamedTuple):
-    """Kernels that a call launched, and torch operators that it called outside of them."""
-
-    kernels: list[str]
-    operators: list[str]
-
-
-def _launched(call: Callable[[], object]) -> Launched:
-    with listed(run_them=True) as launches, Operators() as operators:
-        call()
-    kernels = [
-        launch.kernel.split(":")[1] for launch, count in launches.items() for _ in range(count)
-    ]
-    return Launched(kernels, operators.called)
-
-
-def _second_step(sampler: LMHeadSampler, case: Case, num_samples: int | None = None) -> Launched:
+def _second_step(sampler: LMHeadSampler, case: Case, num_samples: int | None = None) -> Calls:
     """Return what a step into an output of an earlier one launches; its tokens are checked."""
     batch, expected = case.batch, case.oracle(num_samples)
     out = sampler(case.hidden_states, batch, case.positions, num_samples=num_samples)
     out.token_ids.fill_(-2)
     given = (case.hidden_states, batch, case.positions)
-    launches = _launched(lambda: sampler(*given, num_samples=num_samples, out=out))
+    launches = counted(lambda: sampler(*given, num_samples=num_samples, out=out))
     assert torch.equal(out.token_ids, expected.token_ids)
     return launches
 
@@ -53,7 +35,7 @@ def test_one_rank_launches_two_kernels_and_nothing_else(num_samples):
     """No other operator: nothing is allocated, filled, copied or read by the host."""
     case = Case.make(301, 5)
     launches = _second_step(LMHeadSampler(case.weight), case, num_samples)
-    assert launches.kernels == ["lm_head_kernel", "decode_kernel"]
+    assert launches.kernels == ["lm_head", "decode"]
     assert launches.operators == []
 
 
@@ -71,13 +53,13 @@ def test_the_compiled_operator_adds_its_outputs_alone():
         nonlocal token_ids
         token_ids, _ = inside(*given)
 
-    launches = _launched(call)
+    launches = counted(call)
     assert torch.equal(token_ids, case.oracle().token_ids)
-    assert launches.kernels == ["lm_head_kernel", "decode_kernel"]
+    assert launches.kernels == ["lm_head", "decode"]
     assert launches.operators == ["aten.empty.memory_format"] * 3  # tokens, status, seeds
 
 
-def _on_a_rank(case: Case, exchange: str, chunks: int) -> Launched:
+def _on_a_rank(case: Case, exchange: str, chunks: int) -> Calls:
     host_reads.meet_on_devices()
     sampler = own_sampler(case.weight, exchange=exchange, chunks=chunks, backend="triton")
     local: Any = sampler.local
@@ -99,7 +81,7 @@ def _on_a_rank(case: Case, exchange: str, chunks: int) -> Launched:
     ],
 )
 def test_ranks_launch_two_kernels_and_their_exchange(exchange, chunks, kernels, operators):
-    expected = [f"{name}_kernel" for name in kernels], operators
+    expected = Calls(kernels, operators, [])
     assert run_ranks(2, _on_a_rank, Case.make(99, 5), exchange, chunks) == [expected] * 2
 
 
@@ -107,7 +89,7 @@ def test_the_count_sees_what_it_forbids():
     """An int for the positions fills a tensor, a missing output allocates one."""
     case = Case.make(37, 2)
     sampler = LMHeadSampler(case.weight)
-    launches = _launched(lambda: sampler(case.hidden_states, case.batch, 7))
+    launches = counted(lambda: sampler(case.hidden_states, case.batch, 7))
     assert "aten.fill_.Scalar" in launches.operators
     assert "aten.empty.memory_format" in launches.operators
 
