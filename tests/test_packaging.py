@@ -39,7 +39,7 @@ NEXT = (CLAIMED[-1][0], CLAIMED[-1][1] + 1)
 OTHERS = [version for version in CLAIMED if version != sys.version_info[:2]]
 """Versions that this environment is not of."""
 OWN_TESTS = (
-    "tests/test_noise_vectors.py",
+    "tests/test_vectors.py",
     "tests/test_interface.py",
     "tests/sampler/test_golden.py",
 )

@@ -1,14 +1,9 @@
-"""Masses and moments: the page and its vectors, errors, and the same bits in every backend."""
+"""Masses and moments: errors, and the same bits in every backend."""
 
 from __future__ import annotations
 
-import copy
-import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tests.support import masses_checker, masses_vectors
-from tests.support.modules import imported_modules
+from tests.support import masses_checker
 from tpsample.backends.numba_.kernels import passes
 from tpsample.backends.numba_.kernels.threads import in_ranges
 from tpsample.backends.triton_.kernels import masses as triton_masses
@@ -27,51 +21,9 @@ from tpsample.backends.triton_.kernels import order as triton_order
 from tpsample.core import masses
 from tpsample.core.order import below_top, least_logit
 
-VECTORS = json.loads(masses_vectors.FILE.read_text())
-CHECKER = Path(masses_checker.__file__)
 LARGEST = float(np.finfo(np.float32).max)
 N, PARTS = 256, 8
 """Logits of a row."""
-
-# -- the page ----------------------------------------------------------------------------------
-
-
-def test_the_vectors_hold_in_a_program_that_knows_numpy_and_nothing_of_tpsample() -> None:
-    imported = imported_modules(CHECKER)
-    names = ("__future__.annotations", "json", "sys", "pathlib.Path", "typing.Any", "numpy")
-    assert imported == set(names)
-    command = [sys.executable, "-I", str(CHECKER), str(masses_vectors.FILE)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stdout == "33 test vectors hold\n", done.stderr
-
-
-def test_the_vectors_are_what_the_package_computes() -> None:
-    assert masses_vectors.FILE.read_text() == masses_vectors.as_text()
-
-
-@pytest.mark.parametrize(
-    ("kind", "field"), [("rows", "masses"), ("rows", "moments"), ("floors", "floor")]
-)
-def test_a_wrong_vector_is_noticed(kind: str, field: str) -> None:
-    changed = copy.deepcopy(VECTORS)
-    its = changed[kind][1]
-    if kind == "rows":
-        its[field][5] = str(int(its[field][5]) + 1)
-    else:
-        its[field] = f"{int(its[field], 16) + 1:08x}"
-    with pytest.raises(AssertionError):
-        masses_checker.check(changed)
-
-
-def test_the_page_names_the_constants_of_the_code() -> None:
-    page = (masses_vectors.FILE.parent / "MASSES.md").read_text()
-    for number in masses.POLYNOMIAL:
-        assert repr(number) in page
-    for number in (masses.LN2_LOW, masses.ROUNDER, masses.NEAR, masses.FLOOR):
-        assert f"{number:g}" in page or repr(number) in page or str(int(number)) in page
-    for number in (masses.LN2_HIGH, masses.LOG2_E):
-        assert f"{number:.23f}".rstrip("0") in page
-
 
 # -- errors ------------------------------------------------------------------------------------
 

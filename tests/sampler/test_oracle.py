@@ -22,7 +22,7 @@ def token(logits, request=None, context=None, **how) -> int:
 
 
 def test_the_oracle_imports_nothing_of_the_library():
-    # Both checkers import NumPy alone (test_noise_vectors, test_masses).
+    # Both checkers import NumPy alone (test_vectors).
     checkers = "tests.support.noise_checker", "tests.support.masses_checker"
     imported = imported_modules(Path(oracle.__file__))
     ours = {name for name in imported if name.split(".")[0] in ("torch", "tpsample", "tests")}

@@ -1,6 +1,6 @@
-"""Writes anew the results in the test vectors of NOISE.md, whose inputs are in the file alone.
+"""Writes anew the results of the test vectors of NOISE.md and MASSES.md, beside their inputs.
 
-    python -m tests.support.noise_vectors
+    python -m tests.support.vectors
 
 Words and floats are hexadecimal there, 64-bit integers decimal texts.
 """
@@ -8,6 +8,9 @@ Words and floats are hexadecimal there, 64-bit integers decimal texts.
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,9 +18,11 @@ from torch import Tensor
 
 from tests.support.commands import ROOT
 from tpsample import SamplingBatch, SamplingParams, noise, reference
+from tpsample.core.masses import masses_and_moments
+from tpsample.core.order import least_logit
 from tpsample.core.word import pack
 
-FILE = ROOT / "tpsample" / "noise_vectors.json"
+Vector = dict[str, Any]
 
 
 def _hex(words: Any) -> list[str]:
@@ -28,17 +33,21 @@ def _numbers(words: list[str]) -> tuple[int, ...]:
     return tuple(int(word, 16) for word in words)
 
 
+def _floats(words: list[str]) -> Tensor:
+    return torch.tensor(_numbers(words)).to(torch.int32).view(torch.float32)
+
+
 def _bits(numbers: Tensor) -> list[str]:
     return _hex(numbers.float().contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF)
 
 
-def _philox(row: dict[str, Any]) -> dict[str, Any]:
+def _philox(row: Vector) -> Vector:
     counter, key = (_numbers(row[name]) for name in ("counter", "key"))
     words = noise.philox4x32(counter, key)  # type: ignore[type-var, arg-type]
     return {"words": _hex(words)}
 
 
-def _row(row: dict[str, Any]) -> dict[str, Any]:
+def _row(row: Vector) -> Vector:
     ids, sample = torch.tensor(row["token_ids"]), row["sample"]
     seed, position = int(row["seed"]), int(row["position"])
     stream = noise.row_stream(
@@ -51,18 +60,17 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _noise(row: dict[str, Any]) -> dict[str, Any]:
+def _noise(row: Vector) -> Vector:
     given = (torch.tensor(_numbers([row[name]])) for name in ("word", "xor"))
     return {"noise": _bits(noise.log2_exponential(*given))[0]}
 
 
-def _packed(row: dict[str, Any]) -> dict[str, Any]:
-    score = torch.tensor(_numbers([row["score"]])).to(torch.int32).view(torch.float32)
-    packed = int(pack(score, torch.tensor([row["token_id"]])))
+def _packed(row: Vector) -> Vector:
+    packed = int(pack(_floats([row["score"]]), torch.tensor([row["token_id"]])))
     return {"word": str(packed | row["epoch"] << 52)}
 
 
-def _token(row: dict[str, Any]) -> dict[str, Any]:
+def _token(row: Vector) -> Vector:
     params = SamplingParams(temperature=row["temperature"], seed=int(row["seed"]))
     batch = SamplingBatch.from_params([params], vocab_size=len(row["logits"]))
     given = torch.tensor([row["logits"]]), batch, int(row["position"])
@@ -70,18 +78,36 @@ def _token(row: dict[str, Any]) -> dict[str, Any]:
     return {"token": int(drawn.token_ids[0, row["sample"]])}
 
 
-RESULTS = {"philox": _philox, "rows": _row, "noise": _noise, "packed": _packed, "tokens": _token}
+def _masses(row: Vector) -> Vector:
+    given = (_floats(each) for each in (row["logits"], [row["top"]], [row["temperature"]]))
+    mass, moment = masses_and_moments(*given)
+    return {"masses": [*map(str, mass.tolist())], "moments": [*map(str, moment.tolist())]}
 
 
-def as_text() -> str:
-    """Return the file with the results of this package: JSON with one vector per line."""
-    lines = [f'"layout": {json.dumps(noise.LAYOUT)}']
-    vectors = json.loads(FILE.read_text())
-    for kind, result in RESULTS.items():
+def _floor(row: Vector) -> Vector:
+    log_min_p = math.log(row["min_p"]) if row["min_p"] else -math.inf
+    top, temperature = _floats([row["top"]]), _floats([row["temperature"]])
+    floor = least_logit(top, temperature, torch.tensor([log_min_p], dtype=torch.float64))
+    return {"floor": _bits(floor)[0]}
+
+
+NOISE, MASSES = (ROOT / "tpsample" / f"{name}_vectors.json" for name in ("noise", "masses"))
+RESULTS: dict[Path, dict[str, Callable[[Vector], Vector]]] = {
+    NOISE: {"philox": _philox, "rows": _row, "noise": _noise, "packed": _packed, "tokens": _token},
+    MASSES: {"rows": _masses, "floors": _floor},
+}
+
+
+def as_text(file: Path) -> str:
+    """Return a file with the results of this package: JSON with one vector per line."""
+    lines = [f'"layout": {json.dumps(noise.LAYOUT)}'] if file == NOISE else []
+    vectors = json.loads(file.read_text())
+    for kind, result in RESULTS[file].items():
         rows = ",\n".join(f"  {json.dumps(row | result(row))}" for row in vectors[kind])
         lines.append(f'"{kind}": [\n{rows}\n]')
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 if __name__ == "__main__":
-    FILE.write_text(as_text())
+    for each in RESULTS:
+        each.write_text(as_text(each))
