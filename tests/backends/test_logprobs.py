@@ -56,8 +56,9 @@ def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("top", "chosen"), [(0, 0), (5, 0), (1, 3), (20, 40), (40, 3)])
-def test_kernels_tell_the_logprobs_of_the_definition(top, chosen):
-    its, plain, asked = rows_of("triton"), rows_of("torch"), asked_of(top, chosen)
+@pytest.mark.parametrize("backend", ["numba", "triton"])
+def test_kernels_tell_the_logprobs_of_the_definition(backend, top, chosen):
+    its, plain, asked = rows_of(backend), rows_of("torch"), asked_of(top, chosen)
     sampled = torch.arange(ROWS * 2).view(ROWS, 2) * 50
     sampled[6, 1], sampled[7, 0] = -1, FIRST + WIDTH + 3
     ids = torch.cat([sampled, asked.chosen], dim=1)

@@ -343,44 +343,6 @@ def test_rows_that_are_done_are_left_out():
     assert some.done.tolist() == [True, True, False]
 
 
-@pytest.mark.parametrize("top", [0, 5])
-def test_logprobs_are_told_as_by_the_definition(twins, top):
-    plain, rows = twins.plain, len(twins.plain.logits)
-    if not plain.logits.shape[1]:
-        return
-    requests = [
-        SamplingParams(
-            seed=row,
-            logprobs=min(row, top),
-            logprob_token_ids=[2, plain.first_id + row][: row % 3],
-            logprobs_mode=("raw_logprobs", "processed_logprobs", "raw_logits")[row % 3],
-        )
-        for row in range(rows)
-    ]
-    asked = SamplingBatch.from_params(requests, vocab_size=plain.vocab_size).plan.logprobs
-    sampled = plain.first_id + torch.arange(2 * rows).view(rows, 2) * 11 % plain.logits.shape[1]
-    sampled[2, 1] = -1
-    ids = torch.cat([sampled, asked.chosen], dim=1)
-    own = plain.own_words(max(1, asked.top), ids)
-    words = plain.listed_words(asked, own.unsqueeze(0))
-    is_cut = torch.arange(rows) % 2 == 0
-    cut = torch.where(is_cut, words.first[:, -1], 0)
-    sums = replace(plain, top=words.top, temperature=words.temperature).weigh(cut, words.marks)
-    # The same with ties among the first words: a set ends between two of them.
-    count = words.first.shape[1]
-    keys = word.key_of(words.first[:, :1]) - torch.tensor([0, 1, 1, 1, 2])[:count]
-    tied = keys << word.TOKEN_BITS | word.TOKEN_MASK - torch.arange(count)
-    in_ties = cut.where(~is_cut, tied[:, count // 2])
-    for listed, ends in ((words, cut), (words._replace(first=tied), in_ties)):
-        expected = plain.logprobs_of_words(asked, sampled, listed, ends, sums)
-        for kernels in twins.kernels:
-            assert equal(kernels.words_of(ids), plain.words_of(ids))
-            found = kernels.logprobs_of_words(asked, sampled, listed, ends, sums)
-            for name in ("token_ids", "values", "ranks", "entropies"):
-                its = getattr(found, name), getattr(expected, name)
-                torch.testing.assert_close(*its, rtol=0, atol=0, equal_nan=True)
-
-
 @pytest.mark.parametrize("first", [640, 641])
 def test_an_empty_shard_has_no_group_that_nobody_writes(first):
     """A group was counted for the ids before 641, and its words were those of the memory."""

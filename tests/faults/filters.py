@@ -495,15 +495,15 @@ tpsample/backends/triton_/kernels/logprobs.py
     kernel: a few first words are of one group
     - groups = tl.where(groups == best, 0, groups)
     + pass
-    > test_kernels_tell_the_logprobs_of_the_definition[5-0]
+    > test_kernels_tell_the_logprobs_of_the_definition[triton-5-0]
     kernel: the first of a few words is each of them
     - words = tl.where(words == best, 0, words)
     + pass
-    > test_kernels_tell_the_logprobs_of_the_definition[5-0]
+    > test_kernels_tell_the_logprobs_of_the_definition[triton-5-0]
     kernel: given ids behind the first block have no words
     - for start in range(0, num_ids, MOST):
     + for start in range(0, tl.minimum(num_ids, MOST), MOST):
-    > test_kernels_tell_the_logprobs_of_the_definition[20-40]
+    > test_kernels_tell_the_logprobs_of_the_definition[triton-20-40]
     kernel: ranks of logprobs count words outside of the kept set
     - reached = kept & (words >= (mark & ~TOKEN_MASK))
     + reached = words >= (mark & ~TOKEN_MASK)
@@ -619,7 +619,7 @@ tpsample/backends/triton_/kernels/logprobs.py
     a kernel tells the value of a logit over another temperature
     - temperature = tl.where(tl.load(processed_ptr + row), temperature, 1.0)
     + temperature = tl.load(temperature_ptr + row)
-    > test_kernels_tell_the_logprobs_of_the_definition[5-0]
+    > test_kernels_tell_the_logprobs_of_the_definition[triton-5-0]
 tpsample/backends/torch_/cuts.py
     a search keeps no ties
     - return torch.where(keep_ties > 0, cut & ~word.TOKEN_MASK, cut)
@@ -770,20 +770,20 @@ tpsample/backends/numba_/kernels/best_scores.py
     native: an id before the shard has a word
     - is_own = 0 <= v < logits.shape[1]
     + is_own = v < logits.shape[1]
-    > test_logprobs_are_told_as_by_the_definition
+    > test_kernels_tell_the_logprobs_of_the_definition
 tpsample/backends/numba_/kernels/logprobs.py
     native: a rank exceeds its kept set
     - else smaller(rank, num_kept)
     + else rank
-    > test_logprobs_are_told_as_by_the_definition
+    > test_kernels_tell_the_logprobs_of_the_definition
     native: equal logits have ranks of their own
     - if of_top + 1 == count or key_of(word) != key_of(first[i, of_top + 1]):
     + if True:
-    > test_logprobs_are_told_as_by_the_definition
+    > test_kernels_tell_the_logprobs_of_the_definition
     native: a token outside of its set has a logprob
     - value = value if kept else -np.inf
     + value = value
-    > test_logprobs_are_told_as_by_the_definition
+    > test_kernels_tell_the_logprobs_of_the_definition
 tpsample/backends/numba_/kernels/decode.py
     native: a filtered row that is lost has a token
     - if not lost and 0 <= its_place < len(filtered):
