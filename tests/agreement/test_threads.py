@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -33,35 +36,48 @@ from tpsample import (
     sample_draft,
 )
 from tpsample.core import one_thread
+from tpsample.request.step_batch import StepBatch
 
 BUSY = "sampler: a call is running in another thread"
 INSIDE = "sampler: this call began in the middle of another one of this thread"
 BUSY_BATCH = "batch: a call is running in another thread; give each thread a batch of its own"
 
 
-def _while_in_a_step(
-    sampler: LMHeadSampler, case: Case, call: Callable[[], object], *, threads: int
-) -> str:
+@contextmanager
+def _in_the_middle(sampler: LMHeadSampler, call: Callable[[], object]) -> Iterator[None]:
+    """Let every step of a sampler make a call before it computes its words."""
+    inside = sampler.local.best_words
+
+    def pause(*args: object, **named: object) -> None:
+        call()
+        inside(*args, **named)  # type: ignore[arg-type]
+
+    with patch.object(sampler.local, "best_words", pause):
+        yield
+
+
+def _told_in_a_step(
+    sampler: LMHeadSampler, case: Case, batch: StepBatch, call: Callable[[], object], threads: int
+) -> tuple[str, str]:
     """Return what a call in the middle of a step is told, which stays right.
 
     Args:
         threads: 2 for a call of another thread, 1 for one of the same.
     """
-    inside, told = sampler.local.best_words, []
+    found = []
 
-    def pause(*args: object, **named: object) -> None:
+    def tell() -> None:
         if threads == 1:
-            told.append(": ".join(outcome(call)))
-        else:
-            with ThreadPoolExecutor(1) as pool:
-                told.append(": ".join(pool.submit(outcome, call).result()))
-        inside(*args, **named)  # type: ignore[arg-type]
+            found.append(outcome(call))
+            return
+        with ThreadPoolExecutor(1) as pool:
+            found.append(pool.submit(outcome, call).result())
 
-    sampler.local.best_words = pause  # type: ignore[method-assign]
-    out = sampler(case.hidden_states, case.batch, case.positions)
-    sampler.local.best_words = inside  # type: ignore[method-assign]
+    with _in_the_middle(sampler, tell):
+        out = sampler(case.hidden_states, batch, case.positions)
     assert torch.equal(out.token_ids, case.oracle().token_ids)
-    return told[0]
+    (told,) = found
+    return told
 
 
 @pytest.mark.parametrize(
@@ -79,8 +95,8 @@ def test_a_call_in_the_middle_of_another_is_told(threads, message):
         sampler.warm_up,
     ]
     for call in calls:
-        told = _while_in_a_step(sampler, case, call, threads=threads)
-        assert told.startswith(f"RuntimeError: {message}"), told
+        kind, told = _told_in_a_step(sampler, case, case.batch, call, threads)
+        assert kind == "RuntimeError" and told.startswith(message), told
     out = sampler(case.hidden_states, case.batch, case.positions)
     assert torch.equal(out.token_ids, case.oracle().token_ids)
 
@@ -100,18 +116,12 @@ CHANGES: dict[str, Callable[[SamplingBatch], object]] = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_batch_does_not_change_in_the_middle_of_a_step_of_its_thread(name):
     """As in the handler of a signal, which would leave the step with rows of both."""
-    sampler, states = LMHeadSampler(torch.randn(40, 8), backend="torch"), torch.randn(3, 8)
-    params = [SamplingParams(seed=row, presence_penalty=0.5) for row in range(3)]
+    case = Case.make(40, 3)
+    sampler = LMHeadSampler(case.weight, backend="torch")
+    params = [replace(each, presence_penalty=0.5) for each in case.params]
+    case = replace(case, params=params, tokens=[[], [], []])
     batch = SamplingBatch.from_params(params, vocab_size=40, max_rows=4)
-    expected, inside, told = sampler(states, batch, 0).token_ids, sampler.local.best_words, []
-
-    def pause(*args: object, **named: object) -> None:
-        told.append(outcome(lambda: CHANGES[name](batch)))
-        inside(*args, **named)  # type: ignore[arg-type]
-
-    sampler.local.best_words = pause  # type: ignore[method-assign]
-    assert torch.equal(sampler(states, batch, 0).token_ids, expected)
-    ((kind, text),) = told
+    kind, text = _told_in_a_step(sampler, case, batch, lambda: CHANGES[name](batch), 1)
     assert kind == "RuntimeError"
     assert text.startswith("batch: this call came in the middle of another one of this thread")
     CHANGES[name](batch)
@@ -148,19 +158,9 @@ def test_a_second_thread_in_a_batch_is_told():
         "put": lambda: slots.put(3, SamplingParams()),
         "free": lambda: slots.free(2),
     }
-    inside = sampler.local.best_words
     for name, call in calls.items():
-        told: list[str] = []
-
-        def pause(*args: object, call=call, told=told, **named: object) -> None:
-            with ThreadPoolExecutor(1) as pool:
-                told.append(str(pool.submit(call).exception()))
-            inside(*args, **named)  # type: ignore[arg-type]
-
-        sampler.local.best_words = pause  # type: ignore[method-assign]
-        out = sampler(case.hidden_states, rows, case.positions)
-        assert torch.equal(out.token_ids, case.oracle().token_ids)
-        assert told == [BUSY_BATCH], name
+        _, told = _told_in_a_step(sampler, case, rows, call, 2)
+        assert told == BUSY_BATCH, name
     for call in calls.values():  # and afterwards, none is in the way
         call()
 
@@ -169,15 +169,13 @@ def test_a_second_thread_in_a_batch_is_told():
 def _busy(batch: SamplingBatch) -> Iterator[None]:
     """Let another thread of this rank be in a step of the batch, by a sampler of its own."""
     sampler = LMHeadSampler(torch.zeros(V, 1), backend="torch", group="alone")
-    inside, began, end = sampler.local.best_words, threading.Event(), threading.Event()
+    began, end = threading.Event(), threading.Event()
 
-    def pause(*args: object, **named: object) -> None:
+    def pause() -> None:
         began.set()
         end.wait()
-        inside(*args, **named)  # type: ignore[arg-type]
 
-    sampler.local.best_words = pause  # type: ignore[method-assign]
-    with ThreadPoolExecutor(1) as pool:
+    with _in_the_middle(sampler, pause), ThreadPoolExecutor(1) as pool:
         step = pool.submit(sampler, torch.zeros(batch.rows, 1), batch, 0)
         began.wait()
         try:
@@ -208,6 +206,35 @@ def test_a_batch_that_is_busy_on_one_rank_is_told_to_every_rank():
     assert run_ranks(2, _calls_while_rank_0_is_busy, group_timeout_s=10) == [expected, expected]
 
 
+def _race(calls: list[Callable[[], object]], times: int, told: str) -> tuple[int, int]:
+    """Make each call so often in a thread of its own.
+
+    Args:
+        told: a pattern of the errors that may come.
+
+    Returns:
+        How many calls were made, and how many raised such an error.
+    """
+    begin = threading.Barrier(len(calls))
+
+    def serve(call: Callable[[], object]) -> tuple[int, int]:
+        made = 0
+        begin.wait()
+        for _ in range(times):
+            try:
+                call()
+            except (RuntimeError, RankMismatch) as error:
+                assert re.match(told, str(error)), error
+            else:
+                made += 1
+        return made, times - made
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        made, refused = map(sum, zip(*pool.map(serve, calls), strict=True))
+    print(f"{made} calls were made, {refused} were refused")
+    return made, refused
+
+
 @pytest.mark.parametrize("steps", [60, *long(2000)])
 @pytest.mark.parametrize("backend", ["torch", "numba"])
 def test_threads_draw_their_own_tokens_or_are_told(backend, steps):
@@ -215,109 +242,59 @@ def test_threads_draw_their_own_tokens_or_are_told(backend, steps):
     if backend == "numba":
         pytest.importorskip("numba", reason="needs the extra cpu")
     case = Case.make(1000, 8)
-    sampler, begin = LMHeadSampler(case.weight, backend=backend), threading.Barrier(4)
+    sampler = LMHeadSampler(case.weight, backend=backend)
 
-    def serve(number: int) -> tuple[int, int]:
+    def step_of(number: int) -> Callable[[], None]:
         params = [SamplingParams(top_p=0.9, seed=100 * number + row) for row in range(8)]
         batch = SamplingBatch.from_params(params, vocab_size=1000)
-        mine = Case(case.hidden_states, case.weight, params, case.positions)
-        right, refused, expected = 0, 0, mine.oracle().token_ids
-        begin.wait()
-        for _ in range(steps):
-            try:
-                out = sampler(mine.hidden_states, batch, mine.positions)
-            except RuntimeError as error:
-                assert str(error).startswith(BUSY)
-                refused += 1
-            else:
-                assert torch.equal(out.token_ids, expected)
-                right += 1
-        return right, refused
+        expected = replace(case, params=params).oracle().token_ids
 
-    with ThreadPoolExecutor(4) as pool:
-        found = [each.result() for each in [pool.submit(serve, number) for number in range(4)]]
-    print(f"{backend}, right and refused steps by thread: {found}")
-    assert sum(right + refused for right, refused in found) == 4 * steps
-    assert any(right for right, _ in found)
+        def step() -> None:
+            out = sampler(case.hidden_states, batch, case.positions)
+            assert torch.equal(out.token_ids, expected)
+
+        return step
+
+    made, _ = _race([step_of(number) for number in range(4)], steps, BUSY)
+    assert made
 
 
-def _two_threads(steps: int) -> tuple[int, int]:
-    """Return how many steps of a sampler per thread were right, and how many were told to differ.
+RACES = {
+    "steps of another sampler": "sampler: every rank must call the same one",
+    "builds": "sampler: |call: every rank must make the same call",
+    "steps of the same sampler": f".*{BUSY}",
+}
+"""Calls of a second thread, and what both are told whose calls meet others on another rank."""
 
-    The ranks' threads take turns in any order.
-    """
+
+def _two_threads(second: str, times: int) -> tuple[int, int]:
+    """Let one thread step and another one make other calls, in any order on each rank."""
     case = Case.make(40, 3)
-    samplers = [own_sampler(case.weight) for _ in range(2)]
-    expected, begin = case.oracle().token_ids, threading.Barrier(2)
+    sampler, expected = own_sampler(case.weight), case.oracle().token_ids
 
-    def serve(sampler: LMHeadSampler) -> tuple[int, int]:
-        right = told = 0
-        begin.wait()
-        for _ in range(steps):
-            try:
-                out: SampleOutput = sampler(case.hidden_states, case.batch, case.positions)
-            except RankMismatch as error:
-                assert str(error).startswith("sampler: every rank must call the same one")
-                told += 1
-            else:
-                assert torch.equal(out.token_ids, expected)
-                right += 1
-        return right, told
-
-    with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(serve, samplers))
-    return sum(right for right, _ in found), sum(told for _, told in found)
-
-
-@pytest.mark.parametrize("steps", [40, *long(1000)])
-def test_samplers_of_two_threads_over_one_group_take_turns(steps):
-    """A call that meets another sampler's on the other rank is told so, on both ranks alike."""
-    first, second = run_ranks(2, _two_threads, steps)
-    print(f"2 ranks, right steps and those that were told to differ: {first}, {second}")
-    assert first == second and sum(first) == 2 * steps
-
-
-def _build_beside_steps(times: int) -> tuple[int, int, int]:
-    """Return how many steps were right and how many builds were done, and how many were told.
-
-    One thread steps and another one builds; on each rank they take turns in any order.
-    """
-    case = Case.make(40, 3)
-    sampler, expected, begin = (
-        own_sampler(case.weight),
-        case.oracle().token_ids,
-        threading.Barrier(2),
-    )
-
-    def serve(call: Callable[[], object]) -> tuple[int, int]:
-        done = told = 0
-        begin.wait()
-        for _ in range(times):
-            try:
-                call()
-            except RankMismatch as error:
-                assert str(error).startswith(
-                    ("call: every rank must make the same call", "sampler: ")
-                )
-                told += 1
-            else:
-                done += 1
-        return done, told
-
-    def step() -> None:
-        out = sampler(case.hidden_states, case.batch, case.positions)
+    def step(sampler: LMHeadSampler = sampler) -> None:
+        out: SampleOutput = sampler(case.hidden_states, case.batch, case.positions)
         assert torch.equal(out.token_ids, expected)
 
-    with ThreadPoolExecutor(2) as pool:
-        (steps, told), (builds, others) = pool.map(serve, [step, lambda: own_sampler(case.weight)])
-    return steps, builds, told + others
+    other: Callable[[], object] = step
+    if second == "builds":
+        other = partial(own_sampler, case.weight)
+    elif second == "steps of another sampler":
+        other = partial(step, own_sampler(case.weight))
+    return _race([step, other], times, RACES[second])
 
 
-def test_a_thread_that_builds_and_one_that_steps_take_turns():
-    """A step that meets a build on the other rank is told so, on both ranks alike."""
-    first, second = run_ranks(2, _build_beside_steps, 20, group_timeout_s=10)
-    print(f"2 ranks, right steps, builds, and calls that were told to differ: {first}, {second}")
-    assert first == second and sum(first) == 40
+@pytest.mark.parametrize(
+    ("second", "times"),
+    [
+        *(("steps of another sampler", 40), ("builds", 20), ("steps of the same sampler", 40)),
+        *long(("steps of another sampler", 1000), ("steps of the same sampler", 1000)),
+    ],
+)
+def test_two_threads_of_each_rank_take_turns_or_are_told_on_both_ranks(second, times):
+    """Each call is one exchange, whichever thread of a rank comes first, so none is waited for."""
+    one, other = run_ranks(2, _two_threads, second, times, group_timeout_s=10)
+    assert one == other and one[0]
 
 
 ALSO = {"compare": LMHeadSampler.compare, "reset": LMHeadSampler.reset}
@@ -326,7 +303,7 @@ ALSO = {"compare": LMHeadSampler.compare, "reset": LMHeadSampler.reset}
 def _calls_while_a_thread_of_rank_1_steps() -> list[str]:
     """Return what calls are told that come, on rank 1 alone, in the middle of another thread's."""
     sampler, told = sampler_of(), []
-    expected, inside, refuse = collective.step(sampler), sampler.local.best_words, threading.Event()
+    expected, refuse = collective.step(sampler), threading.Event()
     real = sampler.agreement._refuse_thread
 
     def refusing(how: Callable[[Exception], object]) -> None:
@@ -344,15 +321,12 @@ def _calls_while_a_thread_of_rank_1_steps() -> list[str]:
         with ThreadPoolExecutor(1) as pool:
             second: list[Any] = []
 
-            def pause(*args: object, call=call, second=second, **named: object) -> None:
+            def pause(call=call, second=second, pool=pool) -> None:
                 second.append(pool.submit(outcome, call))
                 refuse.wait()
-                inside(*args, **named)  # type: ignore[arg-type]
 
-            if dist.get_rank() == 1:
-                sampler.local.best_words = pause  # type: ignore[method-assign]
-            assert collective.step(sampler) == expected
-            sampler.local.best_words = inside  # type: ignore[method-assign]
+            with _in_the_middle(sampler, pause) if dist.get_rank() == 1 else nullcontext():
+                assert collective.step(sampler) == expected
             found = second[0].result() if second else outcome(call)
             told.append(f"{name}: {found}")
         assert collective.step(sampler) == expected
@@ -365,37 +339,3 @@ def test_a_sampler_that_is_busy_on_one_rank_is_told_to_every_rank():
     expected = [f"{name}: {error}" for name in (*CALLS, *ALSO)]
     found = run_ranks(2, _calls_while_a_thread_of_rank_1_steps, group_timeout_s=10)
     assert found == [expected, expected]
-
-
-def _two_threads_of_one_sampler(steps: int) -> tuple[int, int]:
-    """Return how many steps of two threads were right, and how many were refused on both ranks."""
-    case = Case.make(40, 3)
-    sampler, begin = own_sampler(case.weight), threading.Barrier(2)
-    expected = case.oracle().token_ids
-
-    def serve(_: int) -> tuple[int, int]:
-        batch = SamplingBatch.from_params(case.params, vocab_size=40)
-        right = refused = 0
-        begin.wait()
-        for _ in range(steps):
-            try:
-                out = sampler(case.hidden_states, batch, case.positions)
-            except RankMismatch as error:
-                assert BUSY in str(error)
-                refused += 1
-            else:
-                assert torch.equal(out.token_ids, expected)
-                right += 1
-        return right, refused
-
-    with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(serve, range(2))
-    return first[0] + second[0], first[1] + second[1]
-
-
-@pytest.mark.parametrize("steps", [40, *long(1000)])
-def test_two_threads_of_a_sampler_step_or_are_refused_on_both_ranks(steps):
-    """Each call is one exchange, whichever thread of a rank comes first, so none is waited for."""
-    first, second = run_ranks(2, _two_threads_of_one_sampler, steps, group_timeout_s=10)
-    print(f"2 ranks, right steps and refused ones: {first}, {second}")
-    assert first == second and sum(first) == 2 * steps and first[0]
