@@ -291,7 +291,7 @@ def _two_threads(second: str, times: int) -> tuple[int, int]:
         *long(("steps of another sampler", 1000), ("steps of the same sampler", 1000)),
     ],
 )
-def test_two_threads_of_each_rank_take_turns_or_are_told_on_both_ranks(second, times):
+def test_two_threads_of_each_rank_take_turns_or_both_ranks_are_told(second, times):
     """Each call is one exchange, whichever thread of a rank comes first, so none is waited for."""
     one, other = run_ranks(2, _two_threads, second, times, group_timeout_s=10)
     assert one == other and one[0]

@@ -441,7 +441,7 @@ tpsample/agreement/step.py
     samplers of two threads send at once
     - self._turn.acquire()
     + pass
-    > test_two_threads_of_each_rank_take_turns_or_are_told_on_both_ranks[steps of another sampler-40]
+    > test_two_threads_of_each_rank_take_turns_or_both_ranks_are_told[steps of another sampler-40]
     ranks do not compare which sampler it is
     - "sampler": sampler,
     + "sampler": 0,
@@ -499,7 +499,7 @@ tpsample/ranks/process.py
     a thread steps while another one builds
     - with self.shared.turn:
     + if True:
-    > test_two_threads_of_each_rank_take_turns_or_are_told_on_both_ranks[builds-20]
+    > test_two_threads_of_each_rank_take_turns_or_both_ranks_are_told[builds-20]
     a build left half done stops no other sampler
     - self.shared.left = kind_and_text(error)
     + self.shared.left = ""
