@@ -3,7 +3,7 @@
 from benchmarks.gpu.goals import GOALS, SMALL, TARGET_SHAPES, goals_read
 from benchmarks.gpu.sections import ON_REQUEST, POINTS, SECTIONS
 
-SHARE, BY, ALL = "over_limit", 300, 480
+BY, ALL = 300, 480
 
 
 def _row(candidate, shape, batch, us, world_size=1, **more):

@@ -22,13 +22,8 @@ from benchmarks.lab.problem import (
 from benchmarks.lab.results import RESULT, View, row
 from benchmarks.lab.shapes import TINY
 from benchmarks.lab.timing import Timing
-from tpsample.distributed import Job
 
 CPU = torch.device("cpu")
-
-
-def _small(job: Job | None = None) -> Run:
-    return Run.small(job, batches=(2,), repeats=1)
 
 
 class TestGate:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.lab import calls
 from benchmarks.lab.virtual_ranks import VirtualWorld
 from tests.support import host_reads
 from tests.support.cases import uneven_shards
@@ -163,17 +164,13 @@ MIXTURE = [{"top_p": 0.9}, {"top_k": 9}, {"min_p": 0.1}]
     ],
     ids=str,
 )
-def test_a_search_that_no_request_needs_is_left_out(monkeypatch, requests, exchanges, world_size):
+def test_a_search_that_no_request_needs_is_left_out(requests, exchanges, world_size):
     """The words of the ranks beside them. Plain PyTorch searches one rank in rounds too."""
-    taken = []
-    for name in ("gather_integers", "sum_integers"):
-        function = getattr(Ranks, name)
-        monkeypatch.setattr(
-            Ranks, name, lambda *a, function=function: taken.append(a) or function(*a)
-        )
     params = [SamplingParams(seed=i, **r) for i, r in enumerate(requests)]
     rows = Rows([KINDS["normal"]], params, **FIXED)
-    for out in on_virtual_ranks(rows.logits, rows.batch, "torch", world_size):
+    with calls.exchanges() as taken:
+        outputs = on_virtual_ranks(rows.logits, rows.batch, "torch", world_size)
+    for out in outputs:
         assert torch.equal(out.token_ids, rows.oracle().token_ids)
     assert len(taken) == exchanges * world_size
 
@@ -188,19 +185,11 @@ def test_a_limit_within_the_error_of_masses_is_searched(below, searched, fixed, 
     ids, logits = [3, 140, 700, 1190], torch.full((V,), -math.inf)
     logits[ids] = 1.0
     params = [SamplingParams(top_p=n / 4 - below, seed=s) for n in (1, 2, 3) for s in range(8)]
-    rows, left = Rows([logits], params, fixed_rounds=fixed), []
-    first_kept = TritonShardLogits.first_kept
-
-    def noted(*arguments):
-        verdict = first_kept(*arguments)
-        left.append(~verdict.decided)
-        return verdict
-
-    monkeypatch.setattr(TritonShardLogits, "first_kept", noted)
+    rows, decided = Rows([logits], params, fixed_rounds=fixed), _noted_decisions(monkeypatch)
     for out in on_virtual_ranks(rows.logits, rows.batch, "triton", 2):
         drawn = [set(part.tolist()) for part in out.token_ids.split(8)]
         assert drawn == [set(ids[:1]), set(ids[:2]), set(ids[:3])]
-    assert len(left) == 2 and torch.equal(*left) and left[0].any() == searched
+    assert len(decided) == 2 and torch.equal(*decided) and decided[0].all() != searched
 
 
 @pytest.mark.parametrize("fixed", [False, True])

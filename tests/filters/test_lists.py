@@ -8,12 +8,12 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from benchmarks.lab import calls
 from tests.support.fields import OTHER_FILTERS, VALUES
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference
 from tpsample.filters import kept_sets
-from tpsample.ranks.ranks import Ranks
 
 V = 3000
 PROCESSED = {"logprobs_mode": "processed_logprobs"}
@@ -74,31 +74,21 @@ def _step(kind: str, kept_cap: int | None) -> tuple[Any, ...]:
     own = logits[:, shard.start : shard.stop].contiguous()
     weight = torch.empty(len(shard), 0)
     sampler = LMHeadSampler(weight, vocab_size=V, shard=shard, backend="numba")
-    found, lists, exchanges = [], [], []
-    cut_of_list, gather, add = kept_sets._cut_of_list, Ranks.gather_integers, Ranks.sum_integers
+    found, lists, cut_of_list = [], [], kept_sets._cut_of_list
 
     def listed(*given: Any) -> Any:
         lists.append(cut_of_list(*given))
         return lists[-1]
-
-    def counted(function: Any) -> Any:
-        def called(*given: Any) -> Any:
-            exchanges.append(1)
-            return function(*given)
-
-        return called
 
     for may in (kept_sets._may_list, lambda _: False):
         batch = SamplingBatch.from_params(params, **how)
         with (
             patch.object(kept_sets, "_cut_of_list", listed),
             patch.object(kept_sets, "_may_list", may),
-            patch.object(Ranks, "gather_integers", counted(gather)),
-            patch.object(Ranks, "sum_integers", counted(add)),
+            calls.exchanges() as taken,
         ):
             out = sampler.sample_logits(own, batch, 3, num_samples=samples)
-        found.append((_told(out), len(exchanges)))
-        exchanges.clear()
+        found.append((_told(out), len(taken)))
     batch = SamplingBatch.from_params(params, **how)
     right = reference.sample(logits, batch, 3, num_samples=samples).token_ids.tolist()
     return (*found, right, [each is not None for each in lists])

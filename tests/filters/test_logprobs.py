@@ -2,14 +2,14 @@
 
 import math
 from typing import Any, get_args
-from unittest.mock import patch
 
 import pytest
 import torch
 
+from benchmarks.lab import calls
 from tests.support.filtered import Rows, assert_same, kinds_of_logits
+from tests.support.slots import GPU
 from tpsample import SamplingBatch, SamplingParams, Status
-from tpsample.core import tensors
 from tpsample.request.params import LogprobsMode
 
 INF, NAN = math.inf, math.nan
@@ -77,12 +77,11 @@ def test_words_that_decided_the_rows_serve_their_logprobs(fields, gathers, backe
     params = [SamplingParams(top_k=5, seed=seed, **fields) for seed in range(2)]
     rows = Rows(kinds, params, prompt_token_ids=[[1]] * 8, output_token_ids=[[2, 40]] * 8)
     sampler = rows.sampler(backend=backend)
-    calls, gather = [], sampler.ranks.gather_integers
-    with patch.object(sampler.ranks, "gather_integers", lambda own: calls.append(1) or gather(own)):
-        given = rows.logits, rows.batch, rows.positions
+    given = rows.logits, rows.batch, rows.positions
+    with calls.exchanges() as taken:
         found = sampler.sample_logits(*given, num_samples=num_samples, head_applied=True)
     assert_same(found, rows.oracle(num_samples))
-    assert len(calls) == gathers
+    assert [kind for kind, _ in taken].count("gather") == gathers
 
 
 @pytest.mark.parametrize("backend", ["torch", "numba"])
@@ -106,7 +105,7 @@ def test_a_slot_that_does_not_ask_reports_nothing_where_the_host_knows_no_slot()
     sampler, chosen = rows.sampler(backend="triton"), torch.arange(2)
     given = rows.logits, rows.positions
     known = sampler.sample_logits(given[0], slots.select(chosen, host=[0, 1]), given[1])
-    with patch.object(tensors, "READ_ON", ()):  # as on a GPU
+    with GPU:
         found = sampler.sample_logits(given[0], slots.select(chosen), given[1])
     assert torch.equal(found.token_ids, known.token_ids) and found.logprobs.values[1].isnan().all()
     for name in ("token_ids", "ranks", "values"):

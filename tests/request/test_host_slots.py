@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.lab import calls
 from tests.request.test_slots import graph_rows
 from tests.support.cases import own_sampler
 from tests.support.ranks import run_ranks
@@ -28,33 +29,22 @@ def _sent(known: bool) -> tuple[list[str], int, list[int]]:
     """Return what a step over eight slots, one with top_p, exchanges beside its words."""
     sampler = own_sampler(torch.randn(V, D, generator=torch.Generator().manual_seed(2)))
     batch, slots, ranks = _eight_slots(top_p=0.9), torch.arange(8), sampler.ranks
-    hidden, made = torch.randn(8, D, generator=torch.Generator().manual_seed(3)), []
+    hidden = torch.randn(8, D, generator=torch.Generator().manual_seed(3))
     expected = sampler(hidden, batch.select(slots), 0).token_ids
-
-    def counted(name: str) -> Any:
-        own = getattr(ranks, name)
-
-        def call(*given: Any) -> Any:
-            made.append(name)
-            return own(*given)
-
-        return call
-
-    with GPU, pytest.MonkeyPatch.context() as monkeypatch:
-        for name in ("gather_integers", "sum_integers"):
-            monkeypatch.setattr(ranks, name, counted(name))
-        before = ranks.bytes_sent
+    before = ranks.bytes_sent
+    with GPU, calls.exchanges() as taken:
         rows = batch.select(slots, host=range(8) if known else None)
         assert sampler(hidden, rows, 0).token_ids.tolist() == expected.tolist()
-        return made, ranks.bytes_sent - before, rows._view_of(8).plan.stored_list
+        sent, stored = ranks.bytes_sent - before, rows._view_of(8).plan.stored_list
+    return [kind for kind, _ in taken], sent, stored
 
 
 def test_one_filtered_slot_of_eight_costs_what_one_filtered_row_costs():
     """Its best words travel with the step's, and one sum decides it."""
     few, other = run_ranks(2, _sent, True)
-    assert few == other == (["sum_integers"], 272, [3])
+    assert few == other == (["sum"], 272, [3])
     all_made, all_sent, all_stored = run_ranks(2, _sent, False)[0]
-    assert (all_made.count("sum_integers"), all_sent) == (4, 67_840)
+    assert (all_made.count("sum"), all_sent) == (4, 67_840)
     assert all_stored == list(range(8))
 
 
