@@ -25,7 +25,7 @@ from tpsample.integrations.sglang import (
 
 README = Path(sglang.__file__).with_name("README.md")
 HIDDEN = torch.randn(2, D, generator=torch.Generator().manual_seed(4))
-
+CAP = 8
 
 ASKS_FOR_NOTHING = {
     **dict.fromkeys((*SAMPLED, *LEFT_TO_SGLANG)),
@@ -243,15 +243,20 @@ def batch_of(*requests):
     return SimpleNamespace(reqs=list(requests))
 
 
-def test_rows_follow_their_requests_through_steps(monkeypatch):
-    """Requests that sit a step out, join, leave and move draw what they draw alone."""
-    place, rows = sglang.Hooks(), {name: asked(name, top_p=0.7) for name in "abcd"}
-    rows["b"].sampling_params.min_p = 0.1
+def serving(rows):
+    """Hooks in a server of a plain head, and its sampler for so many rows."""
+    place = sglang.Hooks()
     place.armed = place.looked = True
     place.head.lm_head = fakes.runner().model.lm_head
     place.head.lm_head.org_vocab_size = V
     place.processor = SimpleNamespace(logit_scale=None, final_logit_softcapping=None)
-    sampler = place.build("alone", 4, 8)
+    return place, place.build("alone", rows, CAP)
+
+
+def test_rows_follow_their_requests_through_steps(monkeypatch):
+    """Requests that sit a step out, join, leave and move draw what they draw alone."""
+    (place, sampler), rows = serving(4), {name: asked(name, top_p=0.7) for name in "abcd"}
+    rows["b"].sampling_params.min_p = 0.1
     loaded = []
     monkeypatch.setattr(
         sglang, "params_of", lambda its, seed: loaded.append(its.rid) or params_of(its)
@@ -269,12 +274,7 @@ def test_rows_follow_their_requests_through_steps(monkeypatch):
 
 
 def test_a_request_may_have_the_name_of_one_that_is_done():
-    place = sglang.Hooks()
-    place.armed = place.looked = True
-    place.head.lm_head = fakes.runner().model.lm_head
-    place.head.lm_head.org_vocab_size = V
-    place.processor = SimpleNamespace(logit_scale=None, final_logit_softcapping=None)
-    place.build("alone", 4, 8)
+    place, _ = serving(4)
     for seed, fields in ((1, {"top_k": 5}), (2, {"top_p": 0.5})):
         place.keep_requests("made", batch_of(asked("a", sampling_seed=seed, **fields)))
         batch = place.rows(with_sets=False).batch
@@ -283,12 +283,7 @@ def test_a_request_may_have_the_name_of_one_that_is_done():
 
 
 def test_a_request_without_a_seed_has_sglangs_where_it_gives_one():
-    place, named = sglang.Hooks(), asked("b", sampling_seed=7)
-    place.armed = place.looked = True
-    place.head.lm_head = fakes.runner().model.lm_head
-    place.head.lm_head.org_vocab_size = V
-    place.processor = SimpleNamespace(logit_scale=None, final_logit_softcapping=None)
-    place.build("alone", 4, 8)
+    (place, _), named = serving(4), asked("b", sampling_seed=7)
     place.keep_requests("made", batch_of(asked("a"), named))
     given = place.rows(with_sets=False, seeds=torch.tensor([42, 7])).batch
     assert given.seed.tolist() == [42, 7]
@@ -299,12 +294,7 @@ def test_a_request_without_a_seed_has_sglangs_where_it_gives_one():
 
 
 def test_masks_are_the_kept_sets_of_the_rows_that_ask():
-    place, cap = sglang.Hooks(), 8
-    place.armed = place.looked = True
-    place.head.lm_head = fakes.runner().model.lm_head
-    place.head.lm_head.org_vocab_size = V
-    place.processor = SimpleNamespace(logit_scale=None, final_logit_softcapping=None)
-    sampler = place.build("alone", 5, cap)
+    place, sampler = serving(5)
     filters = ({"top_k": 5}, {"top_k": 1}, {"top_p": 0.99}, {"top_k": 8, "top_p": 0.6}, {})
     rows = [asked(name, **its) for name, its in zip("abcde", filters, strict=True)]
     place.keep_requests("made", batch_of(*rows))
@@ -312,7 +302,7 @@ def test_masks_are_the_kept_sets_of_the_rows_that_ask():
     hidden[4] = torch.nan
     out = sampler(hidden, place.rows(with_sets=True).batch, 3)
     wanted, support = torch.tensor([0, 1, 2, 3, 4]), torch.tensor([0, 3])
-    found = sglang.masks_of(out.kept, out.token_ids, wanted, support, cap)
+    found = sglang.masks_of(out.kept, out.token_ids, wanted, support, CAP)
     ids, lengths, selected, of_all, statuses = found
     batch = SamplingBatch.from_params([params_of(each) for each in rows], vocab_size=V)
     logits = reference.logits(hidden, fakes.whole_weight())
@@ -324,9 +314,9 @@ def test_masks_are_the_kept_sets_of_the_rows_that_ask():
         assert sorted(ids[row, : lengths[row]].tolist()) == its
         expected = logits[row, its].double().log_softmax(0)[its.index(int(out.token_ids[row]))]
         assert selected[row].item() == pytest.approx(float(expected), abs=1e-6)
-    assert of_all.shape == (2, cap)
+    assert of_all.shape == (2, CAP)
     assert torch.allclose(of_all.exp().sum(dim=1), torch.ones(2))
-    some = sglang.masks_of(out.kept, out.token_ids, wanted[[3, 0]], None, cap)
+    some = sglang.masks_of(out.kept, out.token_ids, wanted[[3, 0]], None, CAP)
     assert torch.equal(some[0], ids[[3, 0]]) and some[3] is None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ import torch
 
 from tests.integrations.test_sglang import asks_for_nothing
 from tests.support import vllm_fakes as fakes
+from tests.support.stand_ins import stand_in
 from tests.support.vllm_fakes import EOS, D, V
 from tpsample.integrations import sglang
 
@@ -101,18 +102,11 @@ def start(monkeypatch: Any, late: int = 0) -> tuple[sglang.Hooks, Scheduler]:
     scheduler = Scheduler(hooks, late)
     fake: dict[str, dict[str, Any]] = {
         "sglang": {"__version__": "9.9"},
-        "sglang.srt": {},
-        "sglang.srt.managers": {},
         "sglang.srt.managers.schedule_batch": {"Req": Req, "ScheduleBatch": Batch},
-        "sglang.srt.mem_cache": {},
         "sglang.srt.mem_cache.common": {"release_kv_cache": scheduler.release},
-        "sglang.srt.sampling": {},
         "sglang.srt.sampling.sampling_params": {"SamplingParams": Params},
     }
-    for name, attributes in fake.items():
-        module = ModuleType(name)
-        vars(module).update(attributes)
-        monkeypatch.setitem(sys.modules, name, module)
+    stand_in(monkeypatch, fake)
     monkeypatch.delitem(sys.modules, "tpsample.integrations.sglang_self_test", raising=False)
     return hooks, scheduler
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import EntryPoint
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.support import vllm_fakes as fakes
 from tests.support.commands import ROOT
+from tests.support.stand_ins import stand_in
 from tpsample import UnsupportedParameter
 from tpsample.integrations import vllm_plugin
 from tpsample.integrations.vllm_head import VllmHead
@@ -33,12 +34,8 @@ def vllm(monkeypatch):
     """Stand in for the modules of vLLM that the plug-in asks for; return those of the worker."""
     attached: list[Any] = []
     fake = {
-        "vllm": {},
         "vllm.platforms": {"current_platform": SimpleNamespace(is_cpu=lambda: True)},
-        "vllm.v1": {},
-        "vllm.v1.worker": {},
         "vllm.v1.worker.cpu_worker": {"CPUWorker": CPUWorker},
-        "vllm.distributed": {},
         "vllm.distributed.parallel_state": {
             "get_pp_group": lambda: SimpleNamespace(is_last_rank=True)
         },
@@ -46,10 +43,7 @@ def vllm(monkeypatch):
             "attach": lambda runner, **options: attached.append(options) or "head"
         },
     }
-    for name, attributes in fake.items():
-        module = ModuleType(name)
-        vars(module).update(attributes)
-        monkeypatch.setitem(sys.modules, name, module)
+    stand_in(monkeypatch, fake)
     return SimpleNamespace(worker=sys.modules["vllm.v1.worker.cpu_worker"], attached=attached)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from tests.support import vllm_fakes as fakes
 from tests.support.ranks import run_ranks
+from tests.support.stand_ins import stand_in
 from tests.support.vllm_fakes import D, LogprobsTensors, Output, Request, V, V1State
 from tpsample import VocabShard
 from tpsample.integrations import self_test, vllm_v1
@@ -31,19 +32,13 @@ def _check() -> Any:
     """Return `check_first_step`, imported beside stand-ins for vLLM's modules."""
     fake: dict[str, dict[str, Any]] = {
         "vllm": {"SamplingParams": lambda max_tokens, **its: Request(**its), "__version__": "9.9"},
-        "vllm.v1": {},
-        "vllm.v1.core": {},
-        "vllm.v1.core.sched": {},
         "vllm.v1.core.sched.output": {
             "SchedulerOutput": Scheduled,
             "NewRequestData": SimpleNamespace,
         },
     }
     with pytest.MonkeyPatch.context() as patch:
-        for name, attributes in fake.items():
-            module = ModuleType(name)
-            vars(module).update(attributes)
-            patch.setitem(sys.modules, name, module)
+        stand_in(patch, fake)
         patch.delitem(sys.modules, "tpsample.integrations.vllm_self_test", raising=False)
         from tpsample.integrations.vllm_self_test import check_first_step
 

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 
-import numba
 import numpy as np
 import pytest
 import torch
@@ -25,7 +24,6 @@ from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard
 from tpsample.backends.numba_.kernels import threads
 from tpsample.backends.numba_.kernels.compiling import jit
 from tpsample.backends.numba_.kernels.head import plain_rows
-from tpsample.backends.numba_.kernels.threads import share
 from tpsample.core import word
 
 SIZES = ((300, 5, 24), (1000, 2, 40), (130, 9, 7))
@@ -72,7 +70,7 @@ _sleep = ctypes.CDLL(None).usleep
 _sleep.argtypes, _sleep.restype = [ctypes.c_uint], ctypes.c_int
 
 
-@jit(allocates=True)
+@jit(in_parts=True, allocates=True)
 def meet(first, last, part, arguments):
     """Note the range of a part, and wait up to a minute until the other one has come."""
     ranges, spins = arguments[0], 0
@@ -83,19 +81,14 @@ def meet(first, last, part, arguments):
     ranges[part, 2] = ranges[1 - part, 1] > 0
 
 
-@numba.njit(nogil=True)
-def meet_in_team(first, last, parts, threads, arguments):
-    share(meet, first, last, parts, threads, arguments)
-
-
 def test_two_threads_take_parts_at_once():
     ranges = np.zeros((2, 3), np.int64)
     assert threads.has_teams
-    threads.in_ranges(meet_in_team, 3, 10, 2, ranges)
+    threads.in_ranges(meet, 3, 10, 2, ranges)
     assert ranges.tolist() == [[3, 6, 1], [6, 10, 1]]
 
 
-@jit(allocates=True)
+@jit(in_parts=True, allocates=True)
 def note_or_fail(first, last, part, arguments):
     """Note that a part ran; one of them fails."""
     ran, failing = arguments
@@ -104,18 +97,13 @@ def note_or_fail(first, last, part, arguments):
         raise ValueError("a part")
 
 
-@numba.njit(nogil=True)
-def note_in_team(first, last, parts, threads, arguments):
-    share(note_or_fail, first, last, parts, threads, arguments)
-
-
 @pytest.mark.parametrize("has_teams", [True, False], ids=["team", "no team"])
 def test_an_error_of_a_part_is_raised_after_all_parts(monkeypatch, has_teams):
     monkeypatch.setattr(threads, "has_teams", has_teams)
     for failing in range(3):
         ran = np.zeros(3, np.int64)
         with pytest.raises(ValueError, match="a part"):
-            threads.in_ranges(note_in_team, 3, 13, 3, ran, failing)
+            threads.in_ranges(note_or_fail, 3, 13, 3, ran, failing)
         assert ran.tolist() == [3, 3, 4]
 
 

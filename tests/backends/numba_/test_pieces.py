@@ -19,7 +19,7 @@ from tpsample.backends.numba_.kernels.inputs import (
 )
 from tpsample.backends.numba_.kernels.noise import draws_of
 from tpsample.backends.numba_.kernels.numbers import lanes_reaching
-from tpsample.backends.numba_.kernels.threads import in_ranges, share
+from tpsample.backends.numba_.kernels.threads import in_ranges
 from tpsample.backends.screening.int8_copy import BLOCK
 from tpsample.core.row_noise import RowNoise
 
@@ -70,18 +70,12 @@ def test_the_scale_of_any_temperature_is_that_of_the_definition():
     assert np.isfinite(found.scale).all() and (found.scale > 0).all()
 
 
-@jit(allocates=True)
+@jit(in_parts=True, allocates=True)
 def halve(first, last, part, arguments):
     """Halve some numbers."""
     numbers = arguments[0]
     for i in range(first, last):
         numbers[i] = numbers[i] * F32(0.5)
-
-
-@jit(entry=True)
-def halve_in_team(first, last, parts, threads, arguments):
-    """Do `halve` for each part of a range."""
-    share(halve, first, last, parts, threads, arguments)
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3])
@@ -90,7 +84,7 @@ def test_parts_count_subnormal_numbers_and_leave_the_mode(parts, flushed):
     numbers = np.full(30, 2.0**-130, F32)
     torch.set_flush_denormal(flushed)
     try:
-        in_ranges(halve_in_team, 0, 30, parts, numbers)
+        in_ranges(halve, 0, 30, parts, numbers)
         still = bool(torch.tensor(1e-40).mul(1) == 0)
     finally:
         torch.set_flush_denormal(False)
