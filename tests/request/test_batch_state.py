@@ -1,7 +1,5 @@
 """A batch between steps: rows that move, outputs that stay."""
 
-import copy
-
 import pytest
 import torch
 
@@ -112,18 +110,3 @@ def test_scores_beyond_fp32_are_infinite(backend):
     masked = SamplingBatch.from_params([SamplingParams(seed=1)], vocab_size=4)
     out = LMHeadSampler(-weight.abs() - 2e38, backend=backend)(torch.ones(1, 1), masked, 0)
     assert out.token_ids.tolist() == [-1]
-
-
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
-@pytest.mark.parametrize("selects", [False, True])
-def test_a_copy_made_in_inference_mode_serves_outside_of_it(copied, selects):
-    sampler = LMHeadSampler(torch.randn(50, 8, generator=torch.Generator().manual_seed(0)))
-    params = [SamplingParams(seed=1, presence_penalty=1.0), SamplingParams(seed=2, top_p=0.5)]
-    batch = SamplingBatch.from_params(params, vocab_size=50, output_token_ids=[[1], [2]])
-    rows = batch.select(torch.tensor([1, 0])) if selects else batch
-    with torch.inference_mode():
-        other = copied(rows)
-    hidden = torch.randn(2, 8, generator=torch.Generator().manual_seed(1))
-    tokens = sampler(hidden, other, 3).token_ids
-    assert tokens.equal(sampler(hidden, rows, 3).token_ids)
-    other.append(tokens)
