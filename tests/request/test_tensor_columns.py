@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ from tests.support.fields import OTHER_FILTERS, VALUES
 from tests.support.ranks import run_ranks
 from tests.support.rows import bitmask_of
 from tests.support.same_rows import assert_same_rows
-from tests.support.slots import WEIGHT, D, V, sampler_of
+from tests.support.slots import GPU, WEIGHT, D, V, sampler_of
 from tpsample import RankMismatch, SamplingBatch, SamplingParams, reference, sample_draft, verify
 from tpsample.core.rules import RULES, TOP_K
 
@@ -28,8 +27,6 @@ ROWS = 8
 ORDERS: Any = ("sequential", "joint", "min_p_last")
 FILTERS = ("top_k", "top_p", "min_p")
 RULE_OF = {rule.name: rule for rule in RULES}
-GPU = patch("tpsample.core.tensors.READ_ON", ())
-"""The host reads nothing of the device, as on a GPU."""
 KNOWN = ("read", "host", "unknown")
 
 

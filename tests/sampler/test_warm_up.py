@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import combinations
 from typing import Any, get_args
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from benchmarks.lab.launches import Launch, filled, listed
 from tests.support.cases import own_sampler
 from tests.support.fields import OTHER_FILTERS, VALUES
 from tests.support.ranks import same_on_ranks
+from tests.support.slots import GPU
 from tests.support.tiers import long
 from tests.support.virtual import small_tiles
 from tpsample import (
@@ -59,8 +59,6 @@ SEARCHED: list[tuple[Kind, dict]] = [
     ("top_p in top_k", {"top_k": 300, "top_p": 0.01, "filter_order": "joint"}),
 ]
 """Requests whose best scores by noise, at a high temperature, are not in the kept set."""
-GPU = patch("tpsample.core.tensors.READ_ON", ())
-"""The host reads nothing of the device, as on a GPU."""
 
 
 def _weight() -> torch.Tensor:
