@@ -8,7 +8,6 @@ import inspect
 import pydoc
 import re
 import runpy
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -18,7 +17,7 @@ import pytest
 import torch
 
 import tpsample
-from tests.support.commands import ROOT
+from tests.support.commands import ROOT, run_command
 from tests.support.mistakes import WEIGHT, D, V
 from tests.support.tried import need_transformers
 from tpsample import (
@@ -204,7 +203,7 @@ def test_an_adapter_is_there_as_an_attribute():
     """`tpsample.integrations.transformers`, as the README's line reads."""
     need_transformers()
     command = "import tpsample; print(tpsample.integrations.transformers.generate.__name__)"
-    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
+    done = run_command(sys.executable, "-c", command)
     assert done.stdout == "generate\n", done.stderr
 
 

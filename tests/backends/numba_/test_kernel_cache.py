@@ -27,7 +27,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.commands import ROOT
+from tests.support.commands import ROOT, run_command
 from tests.support.limits import slowness
 from tests.support.ranks import run_ranks
 from tpsample.backends.numba_.kernels import compile_lock, compiled_ahead, compiling, kernel_cache
@@ -442,14 +442,8 @@ else:
 def test_a_process_may_fork_while_a_thread_compiles(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(FORKS)
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        timeout=60 * slowness(),
-        text=True,
-    )
+    its_cache = {"NUMBA_CACHE_DIR": str(tmp_path)}
+    done = run_command(sys.executable, script, env=its_cache, timeout_s=60)
     assert done.returncode == 0 and done.stdout == "parent 0\n"
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import multiprocessing
-import os
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
 
+from tests.support.commands import run_command
 from tests.support.screening import (
     Problem,
     assert_same_words,
@@ -122,9 +121,8 @@ print("same")
 
 def test_a_team_of_one_leaves_no_part():
     """OpenMP may give fewer threads than were asked for."""
-    environment = os.environ | {"OMP_THREAD_LIMIT": "1", "OMP_NUM_THREADS": "2"}
-    command = [sys.executable, "-c", TEAM_OF_ONE]
-    found = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=300)
+    limits = {"OMP_THREAD_LIMIT": "1", "OMP_NUM_THREADS": "2"}
+    found = run_command(sys.executable, "-c", TEAM_OF_ONE, env=limits)
     assert found.stdout == "same\n", found.stderr
 
 
