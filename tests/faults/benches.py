@@ -63,16 +63,15 @@ benchmarks/lab/launches.py
     - value.data_ptr() % 16 == 0)
     + True)
     > benchmarks/test_gpu_compile.py
+    a list of launches leaves out the search of undecided rows
+    - return verdict._replace(decided=torch.zeros_like(verdict.decided))
+    + return verdict._replace(decided=torch.ones_like(verdict.decided))
+    > test_steps_that_do_not_run_search_their_filtered_rows
 benchmarks/gpu/features.py
     compiled steps with controls are not compared with those outside
     - for i in (1, 2)]
     + for i in ()]
     > test_a_graph_that_forgets_controls_is_seen
-benchmarks/lab/launches.py
-    a list of launches leaves out the search of undecided rows
-    - return verdict._replace(decided=torch.zeros_like(verdict.decided))
-    + return verdict._replace(decided=torch.ones_like(verdict.decided))
-    > test_steps_that_do_not_run_search_their_filtered_rows
 benchmarks/gpu/precompile.py
     a benchmark is rehearsed without its own steps
     - times = self.time({name: each.step for name, each in candidates.items()})

@@ -40,19 +40,17 @@ tpsample/integrations/transformers.py
     a generate that is called by itself has no way out
     - if generation_config is None:
     + if False:
-    > test_seeds_of_greedy_text_and_no_list_of_seeds_are_refused
     logprobs of generate are dropped
     - if any(request.asks_logprobs for request in batch.requests):
     + if False:
     > test_rows_have_requests_of_their_own_with_any_version
+    seeds beside requests of generate are dropped
+    - elif seeds is not None or logits_processor:
+    + elif logits_processor:
     a row of generate without a token has a text
     - return ends | self._failed.any()
     + return ends
     > test_no_token_stops_decoding
-    seeds beside requests of generate are dropped
-    - elif seeds is not None or logits_processor:
-    + elif logits_processor:
-    > test_rows_have_requests_of_their_own_with_any_version
 tpsample/integrations/transformers_params.py
     an error names a field of a request where the user gave an argument of generate
     - if not given:
@@ -143,6 +141,10 @@ tpsample/integrations/heads.py
     - kept, self._kept = self._kept, None
     + kept = self._kept
     > test_what_was_handed_on_comes_back_once
+    the definition of a first step scales no logits
+    - logit_scale=head.logit_scale,
+    + logit_scale=1.0,
+    > integrations/test_sglang_self_test.py::test_a_right_step_passes_and_gives_its_memory_back
 tpsample/integrations/vllm_v1.py
     vLLM's runner V1 does not say which requests are new
     - self.new |= {new.req_id for new in state.scheduler_output.scheduled_new_reqs}
@@ -168,7 +170,6 @@ tpsample/integrations/vllm_v2.py
     a mask of vLLM is in the order of logits
     - ids[np.lexsort((ids, row))]
     + ids
-    > test_sampling_masks_are_the_kept_sets_of_the_tokens
 tpsample/integrations/vllm_v2_drafts.py
     a draft of vLLM that no grammar has looked at is accepted
     - given = given.masked_fill(invalid_drafts, -1)
@@ -189,7 +190,6 @@ tpsample/integrations/vllm_v2_drafts.py
     drafts of vLLM that a ratio verifies are drawn with the noise of tokens
     - draft = sample_draft(sampler, logits, rows, positions, step, method=self._method)
     + draft = sample_draft(sampler, logits, rows, positions, step)
-    > test_drafts_are_verified_by_their_laws_as_defined
     drafts of vLLM are verified by one rule, whatever was asked
     - rule: dict[str, Any] = {"method": self._method}
     + rule: dict[str, Any] = {"method": "coupled"}
@@ -214,7 +214,6 @@ tpsample/integrations/vllm_v2_processors.py
     penalties of vLLM count before and after a processor
     - view._replace(controls=None)
     + view
-    > test_penalties_count_once_before_a_processor
 tpsample/integrations/vllm_plugin.py
     the plug-in of vLLM samples without its option
     - if options is None and not self.always:
@@ -247,11 +246,6 @@ tpsample/integrations/self_test.py
     - sampler.ranks.sum_tensor(logits).cpu()
     + logits.cpu()
     > test_two_ranks_compare_with_logits_of_both_shards
-tpsample/integrations/heads.py
-    the definition of a first step scales no logits
-    - logit_scale=head.logit_scale,
-    + logit_scale=1.0,
-    > integrations/test_sglang_self_test.py::test_a_right_step_passes_and_gives_its_memory_back
 tpsample/integrations/sglang_self_test.py
     rows of a first step of SGLang have the names in the order of requests
     - those = [request.rid for request in batch.reqs]
@@ -260,7 +254,6 @@ tpsample/integrations/sglang_self_test.py
     a first step of SGLang keeps its memory
     - release_kv_cache(request, scheduler.tree_cache, checkpoint=False)
     + pass
-    > integrations/test_sglang_self_test.py::test_a_right_step_passes_and_gives_its_memory_back
 tpsample/integrations/vllm_head.py
     an adapter of LoRA may change the LM head
     - if any(isinstance(getattr(module, "base_layer", None), kind) for module in model.modules()):
@@ -287,7 +280,6 @@ tpsample/integrations/sglang.py
     a refused request of SGLang keeps its parameters
     - request.sampling_params, request.custom_logit_processor = params, None
     + request.custom_logit_processor = None
-    > test_a_request_that_comes_by_another_door_is_ended_and_told_why
     a new field of SGLang is let in
     - if getattr(params, name) != REFUSED.get(name, getattr(unset, name)):
     + if getattr(params, name) != REFUSED.get(name, getattr(params, name)):
@@ -296,6 +288,11 @@ tpsample/integrations/sglang.py
     - if params.top_k >= 2**31:
     + if False:
     > test_a_number_that_cannot_be_taken_is_refused_at_the_door
+    a number of SGLang that a step cannot take passes the door
+    - params_of(request)
+    -     except TypeError
+    + pass
+    +     except TypeError
     a batch of SGLang has the rows of its option
     - self.max_rows = runner.max_running_requests
     + self.max_rows = 256
@@ -326,12 +323,6 @@ tpsample/integrations/sglang.py
     + named = {request.rid: request for request in requests}
     +         return self._rows[with_sets].arrange(list(named), lambda name: load(named[name]))
     > test_a_request_may_have_the_name_of_one_that_is_done
-    a number of SGLang that a step cannot take passes the door
-    - params_of(request)
-    -     except TypeError
-    + pass
-    +     except TypeError
-    > test_a_number_that_cannot_be_taken_is_refused_at_the_door
     a greedy request of SGLang is drawn among its best token
     - temperature=0.0 if params.top_k == 1 else params.temperature,
     + temperature=params.temperature,
@@ -370,7 +361,6 @@ tpsample/pipeline.py
     a row whose token was named is told of
     - counters.failed_rows and self.settings.on_failed == NO_TOKEN:
     + counters.failed_rows:
-    > test_the_first_row_without_a_token_is_told_of
 tpsample/ranks/ranks.py
     a warm-up warns of its own rows, and no step after it does
     -         before, self.failed_rows = self.failed_rows, 1  # the first one alone is warned of

@@ -39,6 +39,17 @@ tpsample/backends/torch_/passes.py
     - group = word.token_of(order_words(grouped.amax(dim=2)).topk(count, dim=1).values)
     + group = word.token_of(order_words(grouped.amax(dim=2)).topk(count - 1, dim=1).values)
     > test_first_words_are_those_of_the_definition
+    first words: a greedy row keeps what its top_k left
+    - .last_cut(kept[:, 0], of_greedy=first[:, 0])
+    + .last_cut(kept[:, 0])
+    > test_first_words_of_rows_without_a_token_and_of_greedy_ones[torch-step]
+    a row with a NaN keeps its first words
+    - & ~top.isnan().unsqueeze(1)
+    + & True
+    > test_what_is_kept_of_first_words
+    a given total is not taken
+    - total = thresholds.total.where(thresholds.total >= 0, total)
+    + pass
 tpsample/backends/torch_/decode.py
     a filtered row that is lost has a token
     - (place < own.shape[1]) & ~lost, best)
@@ -47,12 +58,19 @@ tpsample/backends/torch_/decode.py
     a row that stores its logits for something else has the token of a filtered one
     - (place >= 0) & (place < own.shape[1])
     + (place >= 0)
-    > test_filtered_rows_get_the_tokens_of_their_own_words[torch-None]
 tpsample/request/plan.py
     filtered rows are found among all that are stored
     - if filters is not None and self.stores_all and len(filters) < self.num_rows:
     + if False:
     > test_a_request_without_filters_may_stand_before_rows_that_the_host_does_not_know
+    rows that store bounds are taken for rows whose logprobs lie among first words
+    - all_ask = self.logprobs.row_list == self.filters.row_list
+    + all_ask = True
+    > test_a_row_without_filters_has_logprobs_of_its_own
+    processed logprobs of all filtered rows are searched for anew
+    - return processed or (all_ask
+    + return (all_ask
+    > test_each_kind_of_call_is_as_dear_as_its_page_says
 tpsample/request/row_filter.py
     masses of upper ends are taken for masses
     - exact=not known,
@@ -74,6 +92,9 @@ tpsample/request/row_filter.py
     - self.top_k if by_first and not self.keep_ties else 0
     + self.top_k if by_first else 0
     > filters/test_filters.py::test_tokens_are_the_oracles[0-1]
+    a top_k beside top_p weighs its first tokens alone
+    - total=by_first and top_k_behind and not self.keep_ties,
+    + total=False,
     the most likely tokens that were asked for are not listed
     - most=max(self.most, count) if listed else 0
     + most=self.most if listed else 0
@@ -92,14 +113,13 @@ tpsample/filters/kept_sets.py
     - before_top_p = cut.masked_fill(filters.column(behind(TOP_K.name)), 0)
     + before_top_p = cut
     > test_sampling_by_an_explicit_threshold_is_the_same[zipf-True]
+    masses are summed from the top and not from the cut of top_k
+    - masses = ranks.sum_integers(cuts_of(rows).masses_of_bins(total_cut))
+    + masses = ranks.sum_integers(cuts_of(rows).masses_of_bins(total_cut * 0))
     rounds of joint rows renormalise
     - before_top_p = by_number.masked_fill(filters.column(behind(TOP_K.name)), 0)
     + before_top_p = by_number
     > test_sampling_by_an_explicit_threshold_is_the_same[zipf-False]
-    masses are summed from the top and not from the cut of top_k
-    - masses = ranks.sum_integers(cuts_of(rows).masses_of_bins(total_cut))
-    + masses = ranks.sum_integers(cuts_of(rows).masses_of_bins(total_cut * 0))
-    > test_sampling_by_an_explicit_threshold_is_the_same[zipf-True]
     a greedy row keeps what its top_k left
     - of_first.rows.last_cut(of_first.words, of_greedy=of_greedy)
     + of_first.rows.last_cut(of_first.words, of_greedy=None)
@@ -121,11 +141,23 @@ tpsample/filters/kept_sets.py
     - width = longest = min(cap, rows.vocab_size)
     + width = longest = min(cap // 2, rows.vocab_size)
     > test_sets_are_those_of_the_definition[fixed rounds-1]
-tpsample/backends/torch_/passes.py
-    first words: a greedy row keeps what its top_k left
-    - .last_cut(kept[:, 0], of_greedy=first[:, 0])
-    + .last_cut(kept[:, 0])
-    > test_first_words_of_rows_without_a_token_and_of_greedy_ones[torch-step]
+    a list takes its total for that of its own words
+    - words, of_first = _of_first(rows, first, thresholds._replace(total=masses.total))
+    + words, of_first = _of_first(rows, first, thresholds)
+    > test_a_list_says_what_a_search_does[None-1]
+    > test_a_list_says_what_a_search_does[50-1]
+    rows with ties at the end go by lists
+    - ties = any(kind.keep_ties for kind in filters.kinds)
+    + ties = False
+    > test_a_list_says_what_a_search_does[50-1]
+    a list has no more words than the top_p keeps
+    - cut, room = cuts.list_end(masses.bins, masses.total, thresholds.share, number)
+    + cut, room = cuts.list_end(masses.bins, masses.total, thresholds.share, 1)
+    > test_a_list_says_what_a_search_does[None-1]
+    the logprobs of a greedy row with kept sets end with its token
+    - if not self.one_of_greedy:
+    + if True:
+    > test_processed_logprobs_of_rows_made_greedy_are_of_all_ids
 tpsample/backends/torch_/cuts.py
     masses of kept sets are of one rank
     - mass, sizes = masses.sum(dim=0)
@@ -142,21 +174,44 @@ tpsample/backends/torch_/cuts.py
     padding and drafts that were not emitted have kept sets
     - (cut < ABOVE_ALL).to(sizes.dtype)) * drawn
     + (cut < ABOVE_ALL).to(sizes.dtype))
-    > test_which_sets_are_listed
     a top_p of 1 cuts
     - torch.where(share < 1, largest, least)
     + largest
     > test_the_last_cut_of_several
-tpsample/backends/torch_/passes.py
-    a row with a NaN keeps its first words
-    - & ~top.isnan().unsqueeze(1)
-    + & True
-    > test_what_is_kept_of_first_words
+    a rank's own equal logits stand before its own
+    - search.reached - weights[: last.place].sum(dim=0)
+    + search.reached - weights[: last.place + 1].sum(dim=0)
+    > test_any_order_of_the_ranks_keeps_the_least_ids
+    a list ends one bin too early
+    - cut = rows.least_word((end + (1 + BIN_MARGIN)).double() / -BINS_PER_Y, rows.temperature)
+    + cut = rows.least_word((end + BIN_MARGIN).double() / -BINS_PER_Y, rows.temperature)
+    > test_a_list_ends_below_what_top_p_keeps
+    a list of a greedy row is bounded by its top_p
+    - bounded = (end + 1 < COUNTED_BINS) & rows.noise.random.squeeze(1)
+    + bounded = end + 1 < COUNTED_BINS
+    a search keeps no ties
+    - return torch.where(keep_ties > 0, cut & ~word.TOKEN_MASK, cut)
+    + return cut
+    > test_the_cut_in_a_bin
+    a limit above all weights is looked for in a bin
+    - prefix = (BINS - 1 - search.prefix).where(reached, BINS)
+    + prefix = BINS - 1 - search.prefix
+    a bin with more words than ranks list is believed
+    - left = (listed[:, :, 0] >= listed.shape[2])
+    + left = (listed[:, :, 0] >= 2**40)
+    > test_sampling_by_an_explicit_threshold_is_the_same[all-equal-True]
 tpsample/backends/numba_/kernels/passes.py
     native: a row with a NaN keeps its first words
     - and before < limit and not is_nan
     + and before < limit
     > test_what_is_kept_of_first_words
+    native: a given total is not taken
+    - total = given if given >= 0 else total
+    + total = total + 0
+    native: a mass at its limit does not reach it
+    - if mass[j] >= limit and
+    + if mass[j] > limit and
+    > test_least_words_of_masses
 tpsample/backends/triton_/passes.py
     many logprobs are told by what a caller wrote
     - plain.listed_words(safe_temperature(self.temperature)[0], logprob_rows
@@ -182,32 +237,52 @@ tpsample/backends/triton_/kernels/cuts.py
     kernel: listed sets begin anew with each block of rows
     - total + tl.cumsum(kept, axis=0)
     + tl.cumsum(kept, axis=0)
-    > test_sets_of_more_rows_than_one_block
+    kernel: a greedy row that keeps what its mask left ends at any word
+    - of_greedy = tl.where(keeps_greedy != 0, LOWEST_DRAWABLE, of_greedy)
+    + of_greedy = tl.where(keeps_greedy != 1, LOWEST_DRAWABLE, of_greedy)
+    > test_the_cut_in_a_bin[5-777-True]
+    a kernel writes kept sets behind the row before
+    - place = tl.load(offset_ptr + row) + offs
+    + place = tl.load(offset_ptr) + offs
+    > test_sets_one_behind_the_other
 tpsample/backends/triton_/kernels/digits.py
     kernel: shares of a search are those of its limit
     - limit = mass_limit(whole, tl.load(share_ptr + row))
     + limit = mass_limit(limit, tl.load(share_ptr + row))
     > test_a_search_by_digits_finds_what_the_definition_does
+    kernel: a search keeps ties that nobody asks for
+    - if (left + each <= weight) & (tl.load(keep_ties_ptr + row) == 0):
+    + if left < 0:
+    kernel: a rank's own equal logits come before its own
+    - for source in range(place):
+    + for source in range(place + 1):
+    kernel: one equal logit too many is kept
+    - token += tl.where(inside < left, half, 0)
+    + token += tl.where(inside <= left, half, 0)
+    kernel: a top_p of 1 cuts after the last digit
+    - cut = tl.where(tl.load(share_ptr + row) < 1, cut, least)
+    + cut = tl.where(tl.load(share_ptr + row) <= 1, cut, least)
+    kernel: a digit is counted that follows the prefix before
+    - found = digits_of(logits, prefix, shift, DIGIT_BITS)
+    + found = digits_of(logits, tl.load(prefix_ptr + row), shift, DIGIT_BITS)
+    kernel: a search reaches only what its last digit did
+    - return prefix, reached + before, limit, index
+    + return prefix, before, limit, index
+    kernel: a kept set that ends in the pass of its best score ends at the cut of top_p alone
+    - cut = tl.maximum(cut, least)
+    + pass
+    kernel: the words of a summed digit are weighed twice
+    - left = tl.where(own, none, left)
     kernel: words that a total leaves out are in the first digit
     - lowest = tl.maximum(tl.load(least_ptr + row), LOWEST_DRAWABLE)
     + lowest = tl.full((), LOWEST_DRAWABLE, tl.int64)
     > test_a_first_digit_has_no_words_below_a_least_one
-    kernel: a search keeps ties that nobody asks for
-    - if (left + each <= weight) & (tl.load(keep_ties_ptr + row) == 0):
-    + if left < 0:
-    > test_a_search_by_digits_finds_what_the_definition_does
-    kernel: a rank's own equal logits come before its own
-    - for source in range(place):
-    + for source in range(place + 1):
-    > test_a_search_by_digits_finds_what_the_definition_does
-    kernel: one equal logit too many is kept
-    - token += tl.where(inside < left, half, 0)
-    + token += tl.where(inside <= left, half, 0)
-    > test_a_search_by_digits_finds_what_the_definition_does
-    kernel: a top_p of 1 cuts after the last digit
-    - cut = tl.where(tl.load(share_ptr + row) < 1, cut, least)
-    + cut = tl.where(tl.load(share_ptr + row) <= 1, cut, least)
-    > test_a_search_by_digits_finds_what_the_definition_does
+    in fixed rounds decided rows are searched too
+    -         return
+    -     if has_digit != 0:
+    +         pass
+    +     if has_digit != 0:
+    > test_rows_that_are_done_are_left_out
 tpsample/backends/triton_/kernels/largest.py
     kernel: the largest words are left in the order of their places
     - tl.store(largest + place, own, mask=offs < count)
@@ -216,11 +291,9 @@ tpsample/backends/triton_/kernels/largest.py
     kernel: the largest words of few are left in the order of their places
     - tl.store(largest + place, own, mask=present & (place < count))
     + tl.store(largest + offs, own, mask=present & (offs < count))
-    > test_they_are_those_of_topk
     kernel: of three counts the second is the third
     - of_third = counts >> (2 * COUNT_BITS)
     + of_third = (counts >> COUNT_BITS) & COUNT_MASK
-    > test_they_are_those_of_topk
     kernel: words behind their number are looked at
     - number = tl.minimum(num_words, tl.load(number_ptr + row))
     + number = num_words
@@ -246,11 +319,21 @@ tpsample/backends/triton_/kernels/order.py
     kernel: the word of a logit of -0.0 is compared with no token
     - absent = (key < KEY_MINUS_INF) | (key == KEY_MINUS_ZERO)
     + absent = key < KEY_MINUS_INF
-    > test_tokens_reach_a_mark_as_their_words_do
     kernel: the words of a group are written a place late
     - tl.cumsum(listed.to(tl.int32), axis=0) - 1
     + tl.cumsum(listed.to(tl.int32), axis=0)
     > test_first_words_are_those_of_the_definition
+    kernel: a group that is not chosen lists its words
+    - if group > 0:
+    + if group >= 0:
+    > test_a_group_that_is_not_chosen_lists_nothing_where_its_word_has_an_id
+    kernel: of equal scores of a place the last id wins
+    - beats = (values > best.numbers) |
+    + beats = (values >= best.numbers) |
+    > test_programs_of_several_blocks[3]
+    kernel: a program leaves its last block out
+    - return first, tl.minimum(first + blocks_each, tl.cdiv(lead + width, BLOCK))
+    + return first, tl.minimum(first + blocks_each, (lead + width) // BLOCK)
 tpsample/backends/triton_/kernels/best_scores.py
     kernel: best scores are taken of a group that nobody chose
     - mask = (group_word > 0) & (columns >= 0)
@@ -267,14 +350,12 @@ tpsample/backends/triton_/kernels/best_scores.py
     kernel: a token comes before itself
     - mark_of((order | tie_bits) + 1)
     + mark_of(order | tie_bits)
-    > test_a_rejection_decides_what_the_definition_does
     kernel: the best scores of all ranks begin with the first logit of one
     - first = tl.load(of_first, mask=offs < num_sources, other=0)
     + first = tl.load(of_first, mask=offs == num_sources - 1, other=0)
     kernel: about the mass before a score is off by a little
     - power = tl.exp2((logits - top) * scale)
     + power = tl.exp2((logits - top) * scale * 1.0001)
-    > test_a_rejection_decides_what_the_definition_does
     kernel: an error beside the limit of a top_p is forgotten
     - sure = tl.max(tl.where(kept & (mass + error < fewest), words, 0), axis=0)
     + sure = best_word
@@ -298,52 +379,40 @@ tpsample/backends/triton_/kernels/sums.py
     kernel: a greedy row keeps what its top_k left
     - cut = tl.where(tl.load(temperature_ptr + row) >= GREEDY_BELOW, cut, first)
     + cut = tl.where(tl.load(temperature_ptr + row) >= -1.0, cut, first)
-    > test_what_is_kept_of_first_words
     kernel: a row with a NaN keeps its first words
     - kept = kept & ~is_nan
     + kept = kept & True
-    > test_what_is_kept_of_first_words
+    kernel: a given total is not taken
+    - total = tl.where(given >= 0, given, total)
+    + total = tl.where(given < -1, given, total)
     kernel: min_p is taken off the total though it comes last
     - in_total = within & (orders >= tl.load(least_of_total_ptr + row))
     + in_total = within & (orders >= tl.load(least_ptr + row))
     > test_what_min_p_cuts_last_is_of_the_mass_of_the_top_words
-tpsample/backends/triton_/kernels/digits.py
-    in fixed rounds decided rows are searched too
-    -         return
-    -     if has_digit != 0:
-    +         pass
-    +     if has_digit != 0:
-    > test_rows_that_are_done_are_left_out
-    kernel: a digit is counted that follows the prefix before
-    - found = digits_of(logits, prefix, shift, DIGIT_BITS)
-    + found = digits_of(logits, tl.load(prefix_ptr + row), shift, DIGIT_BITS)
-    > test_a_search_by_digits_finds_what_the_definition_does
-    kernel: a search reaches only what its last digit did
-    - return prefix, reached + before, limit, index
-    + return prefix, before, limit, index
-    > test_a_search_by_digits_finds_what_the_definition_does
-    kernel: a kept set that ends in the pass of its best score ends at the cut of top_p alone
-    - cut = tl.maximum(cut, least)
-    + pass
-    > test_a_search_by_digits_finds_what_the_definition_does
-    kernel: the words of a summed digit are weighed twice
-    - left = tl.where(own, none, left)
-    > test_a_search_by_digits_finds_what_the_definition_does
+    kernel: a distance is cut off rather than rounded
+    - d = tl.where(units < INTEGERS_FROM, rounded, units).to(tl.int64)
+    + d = units.to(tl.int64)
+    > test_spreads_are_those_of_the_definition
+    kernel: the best of a kept set is no NaN where the largest logit is one
+    - word = tl.where(top != top, nan_word(), word_of_best(best))
+    + word = word_of_best(best)
+    > test_sums_down_to_a_word
+    kernel: the mass of a kept set is of all tokens
+    - masses_of_threads(high, low, kept)
+    + masses_of_threads(high, low, ids >= 0)
+    kernel: the largest logit is that of the last rank
+    - word = tl.maximum(word, tl.load(own))
+    + word = tl.load(own)
+    > test_the_cut_in_a_bin
+    kernel: a mass is of a program's last block
+    - mass += own_mass
+    + mass = own_mass
+    > test_programs_of_several_blocks[3]
 tpsample/core/spread.py
     a masked logit counts in the spread
     - unmasked = logits > -torch.inf
     + unmasked = logits == logits
     > test_spreads_are_those_of_the_definition
-tpsample/backends/triton_/kernels/sums.py
-    kernel: a distance is cut off rather than rounded
-    - d = tl.where(units < INTEGERS_FROM, rounded, units).to(tl.int64)
-    + d = units.to(tl.int64)
-    > test_spreads_are_those_of_the_definition
-tpsample/backends/numba_/kernels/passes.py
-    native: a mass at its limit does not reach it
-    - if mass[j] >= limit and
-    + if mass[j] > limit and
-    > test_least_words_of_masses
 tpsample/core/order.py
     the least logit is exclusive
     - least = word.key(least_logit(top, temperature, y)) << word.TOKEN_BITS
@@ -405,6 +474,10 @@ tpsample/filters/thresholds.py
     - return mass, moment
     + return mass, mass
     > test_facts_of_stored_rows_are_those_of_whole_rows[total_moment]
+    all first words take a share of all tokens
+    - total=total.where(of_others, -1)
+    + total=total
+    > test_rows_of_both_orders_weigh_what_is_theirs
 tpsample/core/masses.py
     quick sums are taken to be nearer than they are
     - ABOUT_ERROR = 2.0**-17
@@ -425,7 +498,6 @@ tpsample/backends/triton_/kernels/masses.py
     > test_every_backend_finds_the_bits_of_the_page[_triton]
     kernel: a moment has its whole part alone
     - moment += (sums_of(high_rest).to(tl.int64) << 20) + sums_of(low_rest).to(tl.int64)
-    > test_every_backend_finds_the_bits_of_the_page[_triton]
 tpsample/filters/finish.py
     the rows of a prompt are made anew in each call
     - @lru_cache(16)
@@ -435,18 +507,16 @@ tpsample/filters/finish.py
     - elif among is not None and rows.logits is rows.raw:
     + elif among is not None:
     > test_words_that_decided_the_rows_serve_their_logprobs
+    chosen ids are not looked up where first words decide
+    - if first is None or cut.drawn is None or logprob_rows.chosen.shape[1]:
+    + if first is None or cut.drawn is None:
+    fewer of the most likely tokens are reported than were asked for
+    - return logprob_rows.row_list == filters.row_list and logprob_rows.top <= first.shape[1]
+    + return logprob_rows.row_list == filters.row_list
     logprobs of some rows are of others' words
     - return logprob_rows.row_list == filters.row_list and logprob_rows.top <= first.shape[1]
     + return logprob_rows.top <= first.shape[1]
     > test_a_row_without_filters_has_logprobs_of_its_own
-    chosen ids are not looked up where first words decide
-    - if first is None or cut.drawn is None or logprob_rows.chosen.shape[1]:
-    + if first is None or cut.drawn is None:
-    > test_words_that_decided_the_rows_serve_their_logprobs
-    fewer of the most likely tokens are reported than were asked for
-    - return logprob_rows.row_list == filters.row_list and logprob_rows.top <= first.shape[1]
-    + return logprob_rows.row_list == filters.row_list
-    > test_words_that_decided_the_rows_serve_their_logprobs
     raw logprobs are those of the kept set
     - of_sets = logprob_rows.asks is None and all(logprob_rows.processed_list)
     + of_sets = logprob_rows.asks is None
@@ -455,33 +525,22 @@ tpsample/filters/finish.py
     - if among is not None and among.none_greedy and of_sets:
     + if among is not None and of_sets:
     > test_processed_logprobs_of_rows_made_greedy_are_of_all_ids
-tpsample/filters/kept_sets.py
-    a list takes its total for that of its own words
-    - words, of_first = _of_first(rows, first, thresholds._replace(total=masses.total))
-    + words, of_first = _of_first(rows, first, thresholds)
-    > test_a_list_says_what_a_search_does[None-1]
-    > test_a_list_says_what_a_search_does[50-1]
-    rows with ties at the end go by lists
-    - ties = any(kind.keep_ties for kind in filters.kinds)
-    + ties = False
-    > test_a_list_says_what_a_search_does[50-1]
-    a list has no more words than the top_p keeps
-    - cut, room = cuts.list_end(masses.bins, masses.total, thresholds.share, number)
-    + cut, room = cuts.list_end(masses.bins, masses.total, thresholds.share, 1)
-    > test_a_list_says_what_a_search_does[None-1]
-tpsample/backends/torch_/cuts.py
-    a rank's own equal logits stand before its own
-    - search.reached - weights[: last.place].sum(dim=0)
-    + search.reached - weights[: last.place + 1].sum(dim=0)
-    > test_any_order_of_the_ranks_keeps_the_least_ids
-    a list ends one bin too early
-    - cut = rows.least_word((end + (1 + BIN_MARGIN)).double() / -BINS_PER_Y, rows.temperature)
-    + cut = rows.least_word((end + BIN_MARGIN).double() / -BINS_PER_Y, rows.temperature)
-    > test_a_list_ends_below_what_top_p_keeps
-    a list of a greedy row is bounded by its top_p
-    - bounded = (end + 1 < COUNTED_BINS) & rows.noise.random.squeeze(1)
-    + bounded = end + 1 < COUNTED_BINS
-    > test_a_list_ends_below_what_top_p_keeps
+    own best words are taken row by row, and not sample by sample
+    - words.view(-1, step.batch.rows).T
+    + words.view(step.batch.rows, -1)
+    > test_a_step_is_one_message_to_every_peer_and_with_top_p_two
+    raw logprobs list the first words of processed logits
+    - return rows.logits is rows.raw and rows.rough is None
+    + return rows.rough is None
+    > test_raw_logprobs_beside_a_top_k_are_of_logits_without_a_bias
+    logprobs have the first words of filtered rows
+    - own_first, first = first[batch.plan.filtered_places], first[logprob_rows.places]
+    + own_first = first = first[batch.plan.filtered_places]
+    > filters/test_fixed_rounds.py
+    logprobs and filters each find their first words
+    - return rows.logits is rows.raw and rows.rough is None
+    + return False
+    > backends/triton_/test_jit_launches.py
 tpsample/backends/triton_/kernels/bins.py
     kernel: a share of nearly all keeps tokens without mass
     - stops = limit <= total
@@ -491,6 +550,18 @@ tpsample/backends/triton_/kernels/bins.py
     - room = tl.sum(tl.where(offs <= end + 1, most, 0), axis=0)
     + room = tl.sum(tl.where(offs <= end, most, 0), axis=0)
     > test_a_list_ends_below_what_top_p_keeps
+    a kernel takes the bin of the top for the last one
+    - steps = tl.where(logits < top, steps, 0.0)
+    + steps = tl.where(logits < top, steps, LAST_BIN)
+    > test_bins_and_their_words
+    a kernel's list ends one word late
+    - tl.where(words >= middle, weight, 0), axis=0) < limit:
+    + tl.where(words >= middle, weight, 0), axis=0) <= limit:
+    > test_the_cut_in_a_bin
+    a kernel's search forgets the bins before its own
+    - reached = tl.sum(tl.where(offs < index, bins, 0), axis=0)
+    + reached = tl.sum(tl.where(offs < index, 0, 0), axis=0).to(tl.int64)
+    > test_the_cut_in_a_bin[5-777-True]
 tpsample/backends/triton_/kernels/logprobs.py
     kernel: a few first words are of one group
     - groups = tl.where(groups == best, 0, groups)
@@ -499,7 +570,9 @@ tpsample/backends/triton_/kernels/logprobs.py
     kernel: the first of a few words is each of them
     - words = tl.where(words == best, 0, words)
     + pass
-    > test_kernels_tell_the_logprobs_of_the_definition[triton-5-0]
+    a kernel tells the value of a logit over another temperature
+    - temperature = tl.where(tl.load(processed_ptr + row), temperature, 1.0)
+    + temperature = tl.load(temperature_ptr + row)
     kernel: given ids behind the first block have no words
     - for start in range(0, num_ids, MOST):
     + for start in range(0, tl.minimum(num_ids, MOST), MOST):
@@ -516,7 +589,6 @@ tpsample/filters/by_cuts.py
     sets of all ids are taken for whole
     - if partial[filters.unfiltered].any():
     + if False:
-    > test_kept_sets_of_all_ids_are_counted
     a greedy row keeps what its masks left
     - of_greedy = top_word if sets else None
     + of_greedy = None
@@ -525,20 +597,6 @@ tpsample/filters/by_cuts.py
     - if may_read and filters.demand.weighed:
     + if False:
     > test_steps_that_search_for_sets_are_counted
-tpsample/filters/kept_sets.py
-    the logprobs of a greedy row with kept sets end with its token
-    - if not self.one_of_greedy:
-    + if True:
-    > test_processed_logprobs_of_rows_made_greedy_are_of_all_ids
-tpsample/request/plan.py
-    rows that store bounds are taken for rows whose logprobs lie among first words
-    - all_ask = self.logprobs.row_list == self.filters.row_list
-    + all_ask = True
-    > test_a_row_without_filters_has_logprobs_of_its_own
-    processed logprobs of all filtered rows are searched for anew
-    - return processed or (all_ask
-    + return (all_ask
-    > test_each_kind_of_call_is_as_dear_as_its_page_says
 tpsample/filters/sample.py
     in fixed rounds undecided rows keep what the rejection found
     - return torch.where(decided.unsqueeze(1), words, undecided_words)
@@ -547,7 +605,6 @@ tpsample/filters/sample.py
     a rejection decides rows with a top_p in a large top_k
     - decided &= ~filters.column(SEARCHED) | top.isnan()
     + pass
-    > test_decided_and_undecided_rows_of_one_step[torch-3-2]
     rows that begin with the search are not counted
     -         ranks.counters.second_rounds += len(filters)
     +         pass
@@ -556,6 +613,18 @@ tpsample/filters/sample.py
     - ranks.counters.second_rounds += len(undecided)
     + ranks.counters.second_rounds += bool(undecided)
     > test_the_search_decides_what_the_rejection_cannot[hot-joint]
+    a row that bounds leave open keeps the token of the lower one
+    - differ = (words != others[0]).any(dim=1).tolist()
+    + differ = [False] * len(words)
+    > test_rows_that_their_bounds_leave_open
+    rows that only a search decides are judged before
+    - return Method.SEARCH if searched or not filters.demand.weighed else method
+    + return Method.SEARCH if not filters.demand.weighed else method
+    > test_a_search_that_no_request_needs_is_left_out
+    rows that nothing is looked for in have their best scores listed
+    - if method is not Method.REJECTION or rows.rough is not None:
+    + if method is Method.REJECTION:
+    > test_the_search_decides_what_the_rejection_cannot[flat-min-p]
 tpsample/pipeline.py
     the failed rows of a step are not counted
     - self.count_failed(out.status)
@@ -572,18 +641,17 @@ tpsample/pipeline.py
     - out.fill_failed(self.settings.on_failed)
     + pass
     > test_rows_that_fail_return_it_and_their_status_still_tells
-tpsample/core/ranges.py
-    ranges are made while nobody records
-    - if not profiler._is_profiler_enabled:
-    + if False:
-    > test_no_range_is_made_while_nobody_records
-tpsample/pipeline.py
     filters are a part of the head in a profile
     - with range_of("filters"):
     -                 rows, ranks = self.stored(step)
     + with range_of("head"):
     +                 rows, ranks = self.stored(step)
     > test_a_profile_shows_the_parts_of_a_step
+tpsample/core/ranges.py
+    ranges are made while nobody records
+    - if not profiler._is_profiler_enabled:
+    + if False:
+    > test_no_range_is_made_while_nobody_records
 tpsample/backends/torch_/logprobs.py
     a rank counts no ties
     - marks = torch.cat([own, first[:, -1:]], dim=1) & ~word.TOKEN_MASK
@@ -601,11 +669,6 @@ tpsample/sampler.py
     - {"bytes_sent": words + self.ranks.bytes_sent}
     + {"bytes_sent": self.ranks.bytes_sent}
     > test_ranks_count_bytes_and_how_long_they_waited
-tpsample/filters/finish.py
-    own best words are taken row by row, and not sample by sample
-    - words.view(-1, step.batch.rows).T
-    + words.view(step.batch.rows, -1)
-    > test_a_step_is_one_message_to_every_peer_and_with_top_p_two
 tpsample/filters/logprobs.py
     the best token of another rank stands for the drawn one
     - best *= word.token_of(best) == sampled
@@ -615,82 +678,18 @@ tpsample/filters/logprobs.py
     - marks = marks.maximum(cut.unsqueeze(1))
     + marks = marks.minimum(marks)
     > test_a_rank_counts_no_tie_that_was_cut_away
-tpsample/backends/triton_/kernels/logprobs.py
-    a kernel tells the value of a logit over another temperature
-    - temperature = tl.where(tl.load(processed_ptr + row), temperature, 1.0)
-    + temperature = tl.load(temperature_ptr + row)
-    > test_kernels_tell_the_logprobs_of_the_definition[triton-5-0]
-tpsample/backends/torch_/cuts.py
-    a search keeps no ties
-    - return torch.where(keep_ties > 0, cut & ~word.TOKEN_MASK, cut)
-    + return cut
-    > test_the_cut_in_a_bin
-    a bin with more words than ranks list is believed
-    - left = (listed[:, :, 0] >= listed.shape[2])
-    + left = (listed[:, :, 0] >= 2**40)
-    > test_sampling_by_an_explicit_threshold_is_the_same[all-equal-True]
-    a limit above all weights is looked for in a bin
-    - prefix = (BINS - 1 - search.prefix).where(reached, BINS)
-    + prefix = BINS - 1 - search.prefix
-    > test_the_cut_in_a_bin
-tpsample/backends/triton_/kernels/bins.py
-    a kernel takes the bin of the top for the last one
-    - steps = tl.where(logits < top, steps, 0.0)
-    + steps = tl.where(logits < top, steps, LAST_BIN)
-    > test_bins_and_their_words
-    a kernel's list ends one word late
-    - tl.where(words >= middle, weight, 0), axis=0) < limit:
-    + tl.where(words >= middle, weight, 0), axis=0) <= limit:
-    > test_the_cut_in_a_bin
-tpsample/backends/triton_/kernels/cuts.py
-    kernel: a greedy row that keeps what its mask left ends at any word
-    - of_greedy = tl.where(keeps_greedy != 0, LOWEST_DRAWABLE, of_greedy)
-    + of_greedy = tl.where(keeps_greedy != 1, LOWEST_DRAWABLE, of_greedy)
-    > test_the_cut_in_a_bin[5-777-True]
-tpsample/backends/triton_/kernels/bins.py
-    a kernel's search forgets the bins before its own
-    - reached = tl.sum(tl.where(offs < index, bins, 0), axis=0)
-    + reached = tl.sum(tl.where(offs < index, 0, 0), axis=0).to(tl.int64)
-    > test_the_cut_in_a_bin[5-777-True]
-tpsample/backends/triton_/kernels/cuts.py
-    a kernel writes kept sets behind the row before
-    - place = tl.load(offset_ptr + row) + offs
-    + place = tl.load(offset_ptr) + offs
-    > test_sets_one_behind_the_other
 tpsample/backends/numba_/passes.py
     native: the best of a kept set is no NaN where the largest logit is one
     - self.of_undone(or_nan(best, self.largest))
     + self.of_undone(best)
     > test_sums_down_to_a_word
-tpsample/backends/triton_/kernels/sums.py
-    kernel: the best of a kept set is no NaN where the largest logit is one
-    - word = tl.where(top != top, nan_word(), word_of_best(best))
-    + word = word_of_best(best)
-    > test_sums_down_to_a_word
-    kernel: the largest logit is that of the last rank
-    - word = tl.maximum(word, tl.load(own))
-    + word = tl.load(own)
-    > test_the_cut_in_a_bin
-    kernel: the mass of a kept set is of all tokens
-    - masses_of_threads(high, low, kept)
-    + masses_of_threads(high, low, ids >= 0)
-    > test_sums_down_to_a_word
-    kernel: a mass is of a program's last block
-    - mass += own_mass
-    + mass = own_mass
-    > test_programs_of_several_blocks[3]
-tpsample/backends/triton_/kernels/order.py
-    kernel: a group that is not chosen lists its words
-    - if group > 0:
-    + if group >= 0:
-    > test_a_group_that_is_not_chosen_lists_nothing_where_its_word_has_an_id
-    kernel: of equal scores of a place the last id wins
-    - beats = (values > best.numbers) |
-    + beats = (values >= best.numbers) |
-    > test_programs_of_several_blocks[3]
-    kernel: a program leaves its last block out
-    - return first, tl.minimum(first + blocks_each, tl.cdiv(lead + width, BLOCK))
-    + return first, tl.minimum(first + blocks_each, (lead + width) // BLOCK)
+    native: a masked row has the first word of memory that nobody wrote
+    - rows = rows[array_of(self.rough.error_bound)[rows] < np.inf]
+    + pass
+    > test_a_masked_row_has_no_first_word
+    native: the best words of upper ends are drawn from them
+    - rows = rows[~known[rows]]
+    > test_best_words_of_upper_ends_are_those_that_were_found
 tpsample/backends/numba_/kernels/cuts.py
     native bins count masked tokens
     - bins[j] = index if logits[j] > F32(-np.inf) else I32(-1)
@@ -704,69 +703,21 @@ tpsample/backends/numba_/kernels/cuts.py
     - log_masses[first + j] = below - log_totals[row]
     + log_masses[first + j] = below
     > test_sets_one_behind_the_other
-tpsample/request/row_filter.py
-    a top_k beside top_p weighs its first tokens alone
-    - total=by_first and top_k_behind and not self.keep_ties,
-    + total=False,
-    > filters/test_filters.py::test_tokens_are_the_oracles[0-1]
-tpsample/filters/thresholds.py
-    all first words take a share of all tokens
-    - total=total.where(of_others, -1)
-    + total=total
-    > test_rows_of_both_orders_weigh_what_is_theirs
-tpsample/filters/finish.py
-    raw logprobs list the first words of processed logits
-    - return rows.logits is rows.raw and rows.rough is None
-    + return rows.rough is None
-    > test_raw_logprobs_beside_a_top_k_are_of_logits_without_a_bias
-    logprobs have the first words of filtered rows
-    - own_first, first = first[batch.plan.filtered_places], first[logprob_rows.places]
-    + own_first = first = first[batch.plan.filtered_places]
-    > filters/test_fixed_rounds.py
-    logprobs and filters each find their first words
-    - return rows.logits is rows.raw and rows.rough is None
-    + return False
-    > backends/triton_/test_jit_launches.py
-tpsample/filters/sample.py
-    a row that bounds leave open keeps the token of the lower one
-    - differ = (words != others[0]).any(dim=1).tolist()
-    + differ = [False] * len(words)
-    > test_rows_that_their_bounds_leave_open
-    rows that only a search decides are judged before
-    - return Method.SEARCH if searched or not filters.demand.weighed else method
-    + return Method.SEARCH if not filters.demand.weighed else method
-    > test_a_search_that_no_request_needs_is_left_out
-    rows that nothing is looked for in have their best scores listed
-    - if method is not Method.REJECTION or rows.rough is not None:
-    + if method is Method.REJECTION:
-    > test_the_search_decides_what_the_rejection_cannot[flat-min-p]
-tpsample/backends/torch_/passes.py
-    a given total is not taken
-    - total = thresholds.total.where(thresholds.total >= 0, total)
-    + pass
-    > test_what_is_kept_of_first_words
-tpsample/backends/triton_/kernels/sums.py
-    kernel: a given total is not taken
-    - total = tl.where(given >= 0, given, total)
-    + total = tl.where(given < -1, given, total)
-    > test_what_is_kept_of_first_words
 tpsample/backends/numba_/kernels/best_scores.py
     native: a best score decides although a better one stands before it
     - if orders[better] > orders[c]:
     + if orders[better] < orders[c]:
     > test_a_rejection_decides_what_the_definition_does
+    native: a best score below the least word is kept
+    - if mark < leasts[i] or mark == 0:
+    + if mark == 0:
+    native: a row without a number is decided by its words
+    - decided[i] |= key <= KEY_MINUS_INF or key == KEY_NAN
+    + decided[i] |= key == KEY_NAN
     native: what may be kept counts as not kept
     - possible = before < high
     + possible = sure
     > test_what_is_decided_is_as_from_the_sums
-    native: a best score below the least word is kept
-    - if mark < leasts[i] or mark == 0:
-    + if mark == 0:
-    > test_a_rejection_decides_what_the_definition_does
-    native: a row without a number is decided by its words
-    - decided[i] |= key <= KEY_MINUS_INF or key == KEY_NAN
-    + decided[i] |= key == KEY_NAN
-    > test_a_rejection_decides_what_the_definition_does
     native: an id before the shard has a word
     - is_own = 0 <= v < logits.shape[1]
     + is_own = v < logits.shape[1]
@@ -779,11 +730,9 @@ tpsample/backends/numba_/kernels/logprobs.py
     native: equal logits have ranks of their own
     - if of_top + 1 == count or key_of(word) != key_of(first[i, of_top + 1]):
     + if True:
-    > test_kernels_tell_the_logprobs_of_the_definition
     native: a token outside of its set has a logprob
     - value = value if kept else -np.inf
     + value = value
-    > test_kernels_tell_the_logprobs_of_the_definition
 tpsample/backends/numba_/kernels/decode.py
     native: a filtered row that is lost has a token
     - if not lost and 0 <= its_place < len(filtered):
@@ -792,7 +741,6 @@ tpsample/backends/numba_/kernels/decode.py
     native: a row has the words of a filtered one that is not there
     - if not lost and 0 <= its_place < len(filtered):
     + if not lost and 0 <= its_place < len(filtered) + 2:
-    > test_filtered_rows_get_the_tokens_of_their_own_words[numba-None]
 tpsample/backends/triton_/kernels/decode.py
     kernel: a filtered row that is lost has a token
     - (place < num_filtered) & (lost == 0)
@@ -801,7 +749,6 @@ tpsample/backends/triton_/kernels/decode.py
     kernel: a row has the words of a filtered one that is not there
     - found = (place >= 0) & (place < num_filtered)
     + found = (place >= 0)
-    > test_filtered_rows_get_the_tokens_of_their_own_words[triton-None]
     kernel: all samples of a filtered row are its first
     - filtered_ptr + place * num_samples + sample
     + filtered_ptr + place * num_samples
@@ -811,19 +758,6 @@ tpsample/exchange/peer.py
     - if filtered is not None or self._between:
     + if self._between:
     > test_peers_in_one_process_draw_the_committed_tokens[shards0-parts0]
-tpsample/backends/numba_/kernels/passes.py
-    native: a given total is not taken
-    - total = given if given >= 0 else total
-    + total = total + 0
-    > test_what_is_kept_of_first_words
-tpsample/backends/numba_/passes.py
-    native: a masked row has the first word of memory that nobody wrote
-    - rows = rows[array_of(self.rough.error_bound)[rows] < np.inf]
-    + pass
-    > test_a_masked_row_has_no_first_word
-    native: the best words of upper ends are drawn from them
-    - rows = rows[~known[rows]]
-    > test_best_words_of_upper_ends_are_those_that_were_found
 tpsample/backends/numba_/launch.py
     native: what a min_p leaves open stores all logits
     - whole, many = (most == 0) & (least == -np.inf), most > HEAPED
@@ -832,7 +766,6 @@ tpsample/backends/numba_/launch.py
     native: what a top_k leaves open stores all logits
     - most = np.array([demand.most for demand in demands], np.int64)
     + most = np.array([0 for demand in demands], np.int64)
-    > test_a_row_that_is_open_stores_what_its_rule_keeps
     native: one first word of a rough row is found
     - listed = np.array([max(1, demand.first) for demand in demands])
     + listed = np.array([1 for demand in demands])
@@ -845,5 +778,4 @@ tpsample/backends/numba_/kernels/draw.py
     native: a row of first words has no others
     - return listed > 1
     + return True
-    > test_draws_of_rough_rows
 """)

@@ -36,6 +36,30 @@ tpsample/ranks/roll_call.py
     - limit = time.monotonic() - timeout_s
     + limit = time.monotonic() - 5 * timeout_s
     > test_a_rank_that_dies_in_its_work_is_named_in_time[None]
+    ranks that wait in different samplers are lost
+    - self._require_one_sampler(silent)
+    + pass
+    > test_samplers_with_connections_of_their_own_are_told_apart_once_they_waited[collective]
+    a rank whose words are lost names itself
+    - if on_host and texts[self._rank] is None:
+    + if False:
+    > test_a_store_that_has_not_this_ranks_own_word_is_what_is_lost
+    a step behind a reset looks like one before it
+    - since = " since the last reset" if self._generation else ""
+    + since = ""
+    > test_after_a_reset_the_text_says_since_when_steps_are_counted
+    a rank that gave up a reset counts as one that has come
+    - decision = self._store.first(decided, own) or own
+    + decision = own
+    > test_a_rank_that_gave_up_a_reset_is_waited_for
+    a rank gives up as soon as another does
+    - if late and missing and decision != _MET:
+    + if missing and decision != _MET:
+    > test_ranks_of_an_attempt_that_one_gave_up_meet_in_the_next
+    a rank that waited through another's attempt is named as missing
+    - missing = [rank for rank in missing if rank not in came] or missing
+    + pass
+    > test_a_rank_that_came_before_is_not_named
 tpsample/agreement/construction.py
     ranks take equal logits in the order of their ranks
     - ranks.by_ids = None if by_ids == list(range(ranks.world_size)) else by_ids
@@ -45,6 +69,20 @@ tpsample/agreement/construction.py
     - ranks.prepare(compile_kernels)
     + ranks.prepare(versions)
     > test_a_rank_that_compiles_is_not_lost[slow]
+    ranks are told of wrong arguments alone
+    - except Exception as wrong:  # of
+    + except (TypeError, ValueError) as wrong:  # of
+    > test_ranks_are_told_the_same_and_go_on
+    a weight that raises when it is asked where it is leaves the other ranks waiting
+    -     try:
+    -         weight = given["weight"]
+    +     isinstance(given["weight"], Tensor)
+    +     try:
+    +         weight = given["weight"]
+    a rank that cannot compile leaves the others waiting
+    -                 error = wrong
+    +                 raise wrong
+    > test_a_rank_that_cannot_compile_is_told_to_all
 tpsample/backends/numba_/kernels/compiled_ahead.py
     two processes compile from the same end
     - missing[::-1] if last_first else missing
@@ -78,6 +116,10 @@ tpsample/exchange/swap.py
     - others[rank:]]).view(-1, *mine.shape)
     + others[rank:] * 0]).view(-1, *mine.shape)
     > test_a_step_is_one_message_to_every_peer_and_with_top_p_two
+    messages of ranks are made under inference mode
+    - @ordinary_tensors  # later
+    + # later
+    > test_calls_under_inference_mode_leave_a_sampler_that_steps_outside[collective-True-torch]
 tpsample/backends/triton_/kernels/lm_head.py
     kernel: a tile begins at its shard
     - TileIds(vocab_start // 4 * 4 + pid_v * BLOCK_V, None, None)
@@ -105,11 +147,6 @@ tpsample/request/controls/token_state.py
     -     def __init__(
     +     def __init__(
     > test_calls_under_inference_mode_leave_a_sampler_that_steps_outside[collective-False-torch]
-tpsample/exchange/swap.py
-    messages of ranks are made under inference mode
-    - @ordinary_tensors  # later
-    + # later
-    > test_calls_under_inference_mode_leave_a_sampler_that_steps_outside[collective-True-torch]
 tpsample/ranks/channel.py
     of a message that is longer than a rank's own the end is left for the next one
     - for dropped in range(len(room), size, _AT_ONCE):
@@ -118,11 +155,13 @@ tpsample/ranks/channel.py
     a message that is shorter is awaited to the end of a rank's own
     - yield from _fill(connection, room[:size])
     + yield from _fill(connection, room)
-    > test_messages_of_any_length_come_in_order
     what a connection does not take at once is not sent
     - if next(moves[number], _DONE) is _DONE:
     + if next(moves[number], _DONE) is not moves:
     > test_messages_larger_than_what_a_connection_holds
+    nothing is received while there is something to send
+    - select.POLLIN * reads | select.POLLOUT * writes
+    + select.POLLOUT * writes or select.POLLIN * reads
     a message is noted once some of it is sent
     - self._last = arrival = Arrival(self.connections, own, self.limit_s)
     + arrival = Arrival(self.connections, own, self.limit_s)
@@ -135,10 +174,6 @@ tpsample/ranks/channel.py
     - peers = [] if self.is_here() else self.connections.values()
     + peers = []
     > test_a_meeting_that_fails_hangs_up_on_everybody
-    nothing is received while there is something to send
-    - select.POLLIN * reads | select.POLLOUT * writes
-    + select.POLLOUT * writes or select.POLLIN * reads
-    > test_messages_larger_than_what_a_connection_holds
     whoever calls is a peer
     - if hmac.compare_digest(shown[:-_HEAD_BYTES], self._token):
     + if shown:
@@ -160,11 +195,6 @@ tpsample/ranks/addresses.py
     - probe.bind((place[0], 0))
     + pass
     > test_the_address_is_that_of_the_interface_or_of_the_name
-tpsample/ranks/roll_call.py
-    ranks that wait in different samplers are lost
-    - self._require_one_sampler(silent)
-    + pass
-    > test_samplers_with_connections_of_their_own_are_told_apart_once_they_waited[collective]
 tpsample/agreement/caller_tensors.py
     a module is looked at once
     - self._look_up(self._module)
@@ -195,22 +225,12 @@ tpsample/agreement/held_rows.py
     ranks that name shards may hold the same rows
     - if weight.digest is None or (shard is not None and len(shard) == 0):
     + if weight.digest is None or shard is not None:
-    > test_ranks_are_told_the_same_and_go_on
     rows that may be read in two ways are cut evenly
     - vocab_size or in_order == even:
     + vocab_size or fits_even:
     padding behind the rows of a rank is part of the vocabulary
     - if weight.rows and (weight.digest is None or weight.padded):
     + if weight.rows and weight.digest is None:
-tpsample/agreement/construction.py
-    ranks are told of wrong arguments alone
-    - except Exception as wrong:  # of
-    + except (TypeError, ValueError) as wrong:  # of
-    > test_ranks_are_told_the_same_and_go_on
-    a rank that cannot compile leaves the others waiting
-    -                 error = wrong
-    +                 raise wrong
-    > test_a_rank_that_cannot_compile_is_told_to_all
 tpsample/core/vocab_shard.py
     the last shard ends behind the vocabulary
     - min((rank + 1) * rows, vocab_size))
@@ -296,11 +316,74 @@ tpsample/distributed.py
     - (len(os.sched_getaffinity(0)) - 1) // local_world_size)
     + len(os.sched_getaffinity(0)) // local_world_size)
     > test_a_process_started_by_hand_leaves_a_core_to_others
+    a value that cannot be gathered is told on its own rank alone
+    - gather_or_raise(ranks, {"value": value}, error)
+    + ranks.gather({"value": value})
+    > test_a_value_that_cannot_be_gathered_is_told_to_every_rank
 tpsample/ranks/process.py
     a forked process builds a sampler over the groups of its parent
     - _shared.setdefault(group, Shared()).inherited = True
     + pass
     > test_the_groups_that_a_process_had_when_it_forked_are_not_those_of_its_child
+    a group under a wrong name is not told
+    - for value in (given.get("group"), *given.values()):
+    + for value in (given.get("group"),):
+    > test_a_group_under_a_wrong_name_is_the_group_that_is_told
+    ranks without connections number samplers as each has begun them
+    - max(record["begun"] for record in records)
+    + self.shared.begun + 0 * len(records)
+    > test_ranks_on_gpus_number_samplers_alike_after_a_reset
+    ranks that have no sampler yet are told to reset it
+    - self.roll.way_out = NEW_GROUP
+    + self.roll.way_out = RESET
+    > test_ranks_that_did_not_meet_in_a_constructor_meet_over_a_new_group
+    a sampler that nobody built is counted
+    - self.shared.begun -= 1
+    + pass
+    > test_what_else_is_collective_beside_a_step_raises_on_every_rank
+    a sampler is built beside a step
+    -                 self._begin(call)
+    +                 self.roll.number = self.shared.begun = self.shared.begun + 1
+    a rank leaves before its peers are connected
+    - self.gather_tensor(torch.zeros(1, device="cpu"))
+    + pass
+    > test_nobody_leaves_before_all_are_connected
+    each sampler has connections of its own
+    - self.shared.channel or self._channel_over(
+    + self._channel_over(
+    > test_samplers_of_a_group_share_one_connection_to_each_peer
+    a rank that cannot listen lets the others wait
+    - except OSError as error:  # too many open files, for one
+    + except FloatingPointError as error:  # too many open files, for one
+    > test_a_rank_that_cannot_listen_says_why_to_all_at_once
+    a thread steps while another one builds
+    - with self.shared.turn:
+    + if True:
+    > test_two_threads_of_each_rank_take_turns_or_both_ranks_are_told[builds-20]
+    a build left half done stops no other sampler
+    - self.shared.left = kind_and_text(error)
+    + self.shared.left = ""
+    > test_a_rank_interrupted_while_it_builds_sends_nothing_before_reset[build]
+    samplers are numbered by the name of their group
+    - self.shared = _shared.setdefault(group, Shared())
+    + self.shared = vars(dist).setdefault(f"tpsample {group.group_name}", Shared())
+    > test_a_new_group_of_an_old_name_numbers_its_samplers_anew
+    nobody counts how long ranks waited
+    - self.counters.waited_s += time.perf_counter() - began
+    + pass
+    > test_ranks_count_bytes_and_how_long_they_waited
+    reset keeps the group it replaces
+    - threading.Thread(target=held.clear, daemon=True).start()
+    + self.__dict__.setdefault("_kept", []).append(held)
+    > test_resets_hold_no_more_than_the_first[collective-2-6]
+    one of several processes samples by itself
+    - if size.isdecimal() and int(size) > 1:
+    + if False:
+    > test_a_process_that_has_peers_does_not_sample_by_itself
+    a rank alone waits for its job
+    - group == ALONE:
+    + False:
+    > test_a_rank_of_two_samples_alone
 tpsample/ranks/ranks.py
     a difference names no row
     - while all(isinstance(value, Mapping) for value in values):
@@ -336,49 +419,11 @@ tpsample/agreement/misplaced.py
     - if here is None or here.tb_next is not None:
     + if here is None:
     > test_a_rank_alone_raises_a_type_error[an error of the call itself]
-tpsample/agreement/construction.py
-    a weight that raises when it is asked where it is leaves the other ranks waiting
-    -     try:
-    -         weight = given["weight"]
-    +     isinstance(given["weight"], Tensor)
-    +     try:
-    +         weight = given["weight"]
-    > test_ranks_are_told_the_same_and_go_on
 tpsample/agreement/step.py
     a rank inside torch.compile beside one outside is told as a request that is missing
     - return source | _named
     + return _named
     > test_ranks_are_told_the_same_and_go_on
-tpsample/core/checks.py
-    an error without a text is told as nothing
-    - return str(error).strip() or type(error).__name__
-    + return str(error).strip()
-    > agreement/test_one_rank_leaves.py::test_an_error_without_a_text_is_told_by_its_type[peer]
-tpsample/ranks/lost.py
-    nobody is sent to the error of a rank that left no word
-    - silent = [rank for rank in missing if rank not in said]
-    + silent = [rank for rank in missing if rank in said]
-    > test_a_rank_that_stays_away_is_named_with_where_to_look
-tpsample/ranks/process.py
-    a group under a wrong name is not told
-    - for value in (given.get("group"), *given.values()):
-    + for value in (given.get("group"),):
-    > test_a_group_under_a_wrong_name_is_the_group_that_is_told
-    ranks without connections number samplers as each has begun them
-    - max(record["begun"] for record in records)
-    + self.shared.begun + 0 * len(records)
-    > test_ranks_on_gpus_number_samplers_alike_after_a_reset
-tpsample/distributed.py
-    a value that cannot be gathered is told on its own rank alone
-    - gather_or_raise(ranks, {"value": value}, error)
-    + ranks.gather({"value": value})
-    > test_a_value_that_cannot_be_gathered_is_told_to_every_rank
-tpsample/core/caller_warning.py
-    a warning is one of this package's own lines
-    - level = frame.f_back, level + 1
-    + level = frame.f_back, level
-    > test_a_lone_weight_that_ends_in_zeros_is_warned_of
-tpsample/agreement/step.py
     an argument that no step has is refused by its own rank alone
     - self.check_on_all_ranks(raise_error, error)
     + raise_error(error)
@@ -466,85 +511,26 @@ tpsample/agreement/step.py
     - after {seeds_drawn} drawn
     + after some drawn
     > test_ranks_with_other_requests_seeds_or_positions_are_told_which
+tpsample/core/checks.py
+    an error without a text is told as nothing
+    - return str(error).strip() or type(error).__name__
+    + return str(error).strip()
+    > agreement/test_one_rank_leaves.py::test_an_error_without_a_text_is_told_by_its_type[peer]
+tpsample/ranks/lost.py
+    nobody is sent to the error of a rank that left no word
+    - silent = [rank for rank in missing if rank not in said]
+    + silent = [rank for rank in missing if rank in said]
+    > test_a_rank_that_stays_away_is_named_with_where_to_look
+tpsample/core/caller_warning.py
+    a warning is one of this package's own lines
+    - level = frame.f_back, level + 1
+    + level = frame.f_back, level
+    > test_a_lone_weight_that_ends_in_zeros_is_warned_of
 tpsample/request/params.py
     the text of a request lacks a field
     - for name, value in named if name != "seed")
     + for name, value in named if name not in ("seed", "repetition_scope"))
     > test_ranks_with_other_requests_seeds_or_positions_are_told_which
-tpsample/ranks/process.py
-    ranks that have no sampler yet are told to reset it
-    - self.roll.way_out = NEW_GROUP
-    + self.roll.way_out = RESET
-    > test_ranks_that_did_not_meet_in_a_constructor_meet_over_a_new_group
-    a sampler that nobody built is counted
-    - self.shared.begun -= 1
-    + pass
-    > test_what_else_is_collective_beside_a_step_raises_on_every_rank
-    a rank leaves before its peers are connected
-    - self.gather_tensor(torch.zeros(1, device="cpu"))
-    + pass
-    > test_nobody_leaves_before_all_are_connected
-    each sampler has connections of its own
-    - self.shared.channel or self._channel_over(
-    + self._channel_over(
-    > test_samplers_of_a_group_share_one_connection_to_each_peer
-    a rank that cannot listen lets the others wait
-    - except OSError as error:  # too many open files, for one
-    + except FloatingPointError as error:  # too many open files, for one
-    > test_a_rank_that_cannot_listen_says_why_to_all_at_once
-    a sampler is built beside a step
-    -                 self._begin(call)
-    +                 self.roll.number = self.shared.begun = self.shared.begun + 1
-    > test_what_else_is_collective_beside_a_step_raises_on_every_rank
-    a thread steps while another one builds
-    - with self.shared.turn:
-    + if True:
-    > test_two_threads_of_each_rank_take_turns_or_both_ranks_are_told[builds-20]
-    a build left half done stops no other sampler
-    - self.shared.left = kind_and_text(error)
-    + self.shared.left = ""
-    > test_a_rank_interrupted_while_it_builds_sends_nothing_before_reset[build]
-    samplers are numbered by the name of their group
-    - self.shared = _shared.setdefault(group, Shared())
-    + self.shared = vars(dist).setdefault(f"tpsample {group.group_name}", Shared())
-    > test_a_new_group_of_an_old_name_numbers_its_samplers_anew
-    nobody counts how long ranks waited
-    - self.counters.waited_s += time.perf_counter() - began
-    + pass
-    > test_ranks_count_bytes_and_how_long_they_waited
-    reset keeps the group it replaces
-    - threading.Thread(target=held.clear, daemon=True).start()
-    + self.__dict__.setdefault("_kept", []).append(held)
-    > test_resets_hold_no_more_than_the_first[collective-2-6]
-    one of several processes samples by itself
-    - if size.isdecimal() and int(size) > 1:
-    + if False:
-    > test_a_process_that_has_peers_does_not_sample_by_itself
-    a rank alone waits for its job
-    - group == ALONE:
-    + False:
-    > test_a_rank_of_two_samples_alone
-tpsample/ranks/roll_call.py
-    a rank whose words are lost names itself
-    - if on_host and texts[self._rank] is None:
-    + if False:
-    > test_a_store_that_has_not_this_ranks_own_word_is_what_is_lost
-    a step behind a reset looks like one before it
-    - since = " since the last reset" if self._generation else ""
-    + since = ""
-    > test_after_a_reset_the_text_says_since_when_steps_are_counted
-    a rank that gave up a reset counts as one that has come
-    - decision = self._store.first(decided, own) or own
-    + decision = own
-    > test_a_rank_that_gave_up_a_reset_is_waited_for
-    a rank gives up as soon as another does
-    - if late and missing and decision != _MET:
-    + if missing and decision != _MET:
-    > test_ranks_of_an_attempt_that_one_gave_up_meet_in_the_next
-    a rank that waited through another's attempt is named as missing
-    - missing = [rank for rank in missing if rank not in came] or missing
-    + pass
-    > test_a_rank_that_came_before_is_not_named
 tpsample/ranks/bounded_store.py
     a rank waits for the store without an end
     - self._asking.join(max(0.0, deadline - time.monotonic()))

@@ -15,7 +15,6 @@ tpsample/request/controls/tables.py
     a request that comes in place of one without penalties is not counted
     - (self._looking.add if looks else self._looking.discard)(slot)
     + self._looking.discard(slot)
-    > test_tokens_are_counted_while_a_request_looks_at_them
     appended ids outside the vocabulary count
     - there = torch.eq(ids, token_ids,
     + there = torch.le(ids, token_ids,
@@ -25,11 +24,33 @@ tpsample/request/controls/tables.py
     -     def __init__(
     +     def __init__(
     > test_a_mask_may_be_assigned_under_inference_mode
+    a batch takes the backend of its last step along to another process
+    - return {**vars(self), "append_by": None}
+    + return vars(self)
+    > test_a_batch_is_pickled_without_the_backend_of_its_last_step
 tpsample/core/rules.py
     a top_p of 0 keeps nothing
     - low=2.0**-60,  # leaves one token of any total
     + low=0.0,
     > test_values_out_of_range_have_a_meaning
+    an epsilon of a tensor may be more than one
+    - high=math.nextafter(1.0, 0.0),
+    -     example=0.001,
+    + high=5.0,
+    +     example=0.001,
+    > test_a_number_means_itself_and_one_beyond_the_range_one_within_it
+    a small epsilon of a tensor is off
+    - high=math.nextafter(1.0, 0.0),
+    -     example=0.001,
+    + high=math.nextafter(1.0, 0.0),
+    +     example=0.001,
+    +     cuts=lambda epsilon: epsilon > 0.5,
+    the example of epsilon is off
+    - example=0.001,
+    -     end=_least_of_epsilon,
+    + example=0.0,
+    +     end=_least_of_epsilon,
+    > test_the_numbers_of_a_rule_fit_together[epsilon_cutoff]
 tpsample/request/tensor_columns.py
     shares that are out of range are not told of
     - wrong = (column != meant).nonzero()
@@ -60,8 +81,6 @@ tpsample/request/batch.py
     rows that leave one by one from the end are told of
     - max(gone, default=first) > first:
     + True:
-    > test_rows_that_move_while_others_are_dropped_are_told_of_once
-tpsample/request/batch.py
     filters that a greedy request has not are not told of
     - if params.greedy and params.filtered and
     + if False and
@@ -82,6 +101,11 @@ tpsample/request/batch.py
     - if self._table.empty:
     + if False:
     > test_a_step_of_all_slots_is_refused_while_one_is_empty
+    a slot that was freed or filled makes no other version of the rows
+    - self._table.load(rows, entries)
+    + self._table.load(rows, entries)
+    +                 self._table.version -= 1
+    > test_a_selection_and_masks_of_rows_that_changed_are_refused[forced_token_ids-free]
 tpsample/request/table.py
     the rows of a plan read the columns of other slots
     - slots_read = [slots[row] for row in padded_rows]
@@ -108,6 +132,18 @@ tpsample/request/table.py
     - self.entries[slot] = entry._replace(flags=entry.flags & ~UNSEEDED)
     + pass
     > test_a_seed_that_was_drawn_moves_with_its_row
+    a selection keeps the plan of requests that have left
+    - self.plans: dict[tuple[int, ...], BatchPlan] = {}
+    + self.plans: dict[tuple[int, ...], BatchPlan] = vars(self).get("plans", {})
+    > test_equal_slots_have_one_plan_until_a_request_changes
+    filters that are on the device alone count as those of every row
+    - known = not _flagged(flags, UNKNOWN)
+    + known = True
+    > test_tensors_draw_what_requests_with_these_numbers_draw[top_k-top_p-min_p-unknown-sequential]
+    numbers of filters stay where a request was that moves
+    - numbers = self.numbers
+    + numbers = self.numbers[0 if self.stores_logits else OCCUPANCY :]
+    > test_a_row_that_moves_has_no_filter_of_one_that_left
 tpsample/core/sealed.py
     an unknown field has no way out
     - if name in _ENGINES and
@@ -163,7 +199,6 @@ tpsample/request/moving_on.py
     a mask that was written anew is told of
     - return self._seen == bytes_of(self.tensor) and
     + return
-    > test_a_mask_of_an_earlier_step_is_told_of_once[forced_token_ids-mask0-4-False]
     rows with the same noise are not told of
     - seen.setdefault((seed, position), row) != row:
     + False:
@@ -182,7 +217,6 @@ tpsample/request/step_batch.py
     a view of a selection with drafts reads no slots anew
     - if not is_read:
     + if False:
-    > test_what_is_written_after_an_interrupted_verification_is_read
     a written temperature that counts as 0 is not told of
     - if not temperature >= 0:
     + if False:
@@ -212,7 +246,6 @@ tpsample/backends/triton_/kernels/slots.py
     rows look for an earlier one in their own block alone
     - for start in range(0, (tl.program_id(0) + 1) * BLOCK, BLOCK):
     + for start in range(tl.program_id(0) * BLOCK, (tl.program_id(0) + 1) * BLOCK, BLOCK):
-    > test_rows_find_the_slots_that_they_name[200]
     a slot without a request is drawn on a GPU
     - mask=inside, other=-1) >= 0
     + mask=inside, other=-1) >= -1
@@ -225,16 +258,10 @@ tpsample/backends/triton_/kernels/decode.py
     padding has the status of its words
     - return tl.where(undrawn, tl.where(bad, STATUS_BAD_SLOT, 0), row_status)
     + return tl.where(bad, STATUS_BAD_SLOT, row_status)
-    > test_rows_that_are_not_drawn_get_no_token[triton-None]
     only the first sample of a row is skipped
     - token_id = tl.where(undrawn, NO_TOKEN, token_id)
     + token_id = tl.where(undrawn & (sample == 0), NO_TOKEN, token_id)
     > test_rows_that_are_not_drawn_get_no_token[triton-3]
-tpsample/request/controls/tables.py
-    a batch takes the backend of its last step along to another process
-    - return {**vars(self), "append_by": None}
-    + return vars(self)
-    > test_a_batch_is_pickled_without_the_backend_of_its_last_step
 tpsample/backends/triton_/kernels/append.py
     tokens of other shards are counted
     - if (token >= shard_start) & (token < shard_stop):
@@ -312,7 +339,6 @@ tpsample/request/selection.py
     masks of a batch do not bind its selections
     - return {name: mask for name, mask in masks.items() if len(mask)}
     + return {}
-    > test_masks_by_slot_follow_the_slots
     a copied selection shares its rows and its masks
     - return copy.deepcopy(self, {id(shared): shared for shared in of_batch})
     + other = object.__new__(type(self))
@@ -342,16 +368,14 @@ tpsample/request/selection.py
     other slots on the host are believed
     - if len(numbers) != slots.shape[0] or (readable(slots.device) and numbers != slots.tolist()):
     + if len(numbers) != slots.shape[0]:
-    > test_other_numbers_on_the_host_are_refused
     a selection of a CPU keeps the plan of other slots
     - key, plans = (fixed, *slots), table.plans
     + key, plans = (fixed, len(slots)), table.plans
     > test_slots_that_a_host_reads_have_the_plan_of_their_requests
-tpsample/request/table.py
-    a selection keeps the plan of requests that have left
-    - self.plans: dict[tuple[int, ...], BatchPlan] = {}
-    + self.plans: dict[tuple[int, ...], BatchPlan] = vars(self).get("plans", {})
-    > test_equal_slots_have_one_plan_until_a_request_changes
+    a selection that is loaded under inference mode has tables of its own
+    - return super()._of_others(state) | tables | {id(batch): batch}
+    + return super()._of_others(state)
+    > test_what_is_copied_or_loaded_under_inference_mode_serves_outside[loaded]
 tpsample/core/tensors.py
     a pickled batch reads numbers that it no longer writes
     - vars(self).update(state)
@@ -370,42 +394,10 @@ tpsample/core/tensors.py
     - with torch.inference_mode(False):  # the next use may be outside of it
     + with torch.no_grad():
     > test_random_steps_of_one_rank_are_the_oracles[controls]
-tpsample/request/table.py
-    filters that are on the device alone count as those of every row
-    - known = not _flagged(flags, UNKNOWN)
-    + known = True
-    > test_tensors_draw_what_requests_with_these_numbers_draw[top_k-top_p-min_p-unknown-sequential]
-tpsample/request/batch.py
-    a slot that was freed or filled makes no other version of the rows
-    - self._table.load(rows, entries)
-    + self._table.load(rows, entries)
-    +                 self._table.version -= 1
-    > test_a_selection_and_masks_of_rows_that_changed_are_refused[forced_token_ids-free]
-tpsample/core/rules.py
-    an epsilon of a tensor may be more than one
-    - high=math.nextafter(1.0, 0.0),
-    -     example=0.001,
-    + high=5.0,
-    +     example=0.001,
-    > test_a_number_means_itself_and_one_beyond_the_range_one_within_it
-    the example of epsilon is off
-    - example=0.001,
-    -     end=_least_of_epsilon,
-    + example=0.0,
-    +     end=_least_of_epsilon,
-    > test_the_numbers_of_a_rule_fit_together[epsilon_cutoff]
-    a small epsilon of a tensor is off
-    - high=math.nextafter(1.0, 0.0),
-    -     example=0.001,
-    + high=math.nextafter(1.0, 0.0),
-    +     example=0.001,
-    +     cuts=lambda epsilon: epsilon > 0.5,
-    > test_a_number_means_itself_and_one_beyond_the_range_one_within_it
-tpsample/request/table.py
-    numbers of filters stay where a request was that moves
-    - numbers = self.numbers
-    + numbers = self.numbers[0 if self.stores_logits else OCCUPANCY :]
-    > test_a_row_that_moves_has_no_filter_of_one_that_left
+    what is loaded under inference mode keeps tensors of it
+    - state = copy.deepcopy(state, self._of_others(state))
+    + str(self._of_others(state))
+    > test_what_is_copied_or_loaded_under_inference_mode_serves_outside[loaded]
 tpsample/request/plan.py
     rows that the host does not know are taken for the first of those that store their logits
     - if self.stores_all and count < self.num_rows:
@@ -462,6 +454,10 @@ tpsample/core/checks.py
     + return text
     > test_no_message_of_a_request_is_long[temperature]
     > test_no_message_of_a_record_is_long
+    numbers are read that are still to be negated
+    - if is_plain and tensor.is_neg():
+    + if False:
+    > test_numbers_that_are_still_to_be_negated_are_refused
 tpsample/record/format.py
     a record of a batch has the temperatures of its requests
     - replace(request, temperature=temperature)
@@ -509,17 +505,15 @@ tpsample/agreement/caller_tensors.py
     - require_memory(name, tensor)
     + pass
     > test_a_tensor_that_was_freed_on_one_rank_is_named_on_every_rank[torch]
-tpsample/agreement/step_checks.py
-    hidden states that were freed are read
-    - require_memory(name, rows)
-    + pass
-    > test_a_tensor_that_was_freed_on_one_rank_is_named_on_every_rank[torch]
-tpsample/agreement/caller_tensors.py
     a mesh in another order than its group is read as the group
     - if mesh.get_coordinate()[axis] != mesh.get_local_rank(axis):
     + if False:
     > agreement/test_dtensor.py::test_anything_else_is_refused_by_name_on_every_rank
 tpsample/agreement/step_checks.py
+    hidden states that were freed are read
+    - require_memory(name, rows)
+    + pass
+    > test_a_tensor_that_was_freed_on_one_rank_is_named_on_every_rank[torch]
     what was made under inference mode is written to outside of it
     - if tensor.is_inference() and not torch.is_inference_mode_enabled():
     + if False:
@@ -532,21 +526,6 @@ tpsample/agreement/step_checks.py
     - if start < other_end and other_start < end:
     + if False:
     > test_a_call_wrong_on_one_rank_raises_the_same_on_every_rank[collective]
-tpsample/core/checks.py
-    numbers are read that are still to be negated
-    - if is_plain and tensor.is_neg():
-    + if False:
-    > test_numbers_that_are_still_to_be_negated_are_refused
-tpsample/core/tensors.py
-    what is loaded under inference mode keeps tensors of it
-    - state = copy.deepcopy(state, self._of_others(state))
-    + str(self._of_others(state))
-    > test_what_is_copied_or_loaded_under_inference_mode_serves_outside[loaded]
-tpsample/request/selection.py
-    a selection that is loaded under inference mode has tables of its own
-    - return super()._of_others(state) | tables | {id(batch): batch}
-    + return super()._of_others(state)
-    > test_what_is_copied_or_loaded_under_inference_mode_serves_outside[loaded]
 tpsample/record/trace.py
     chosen tokens are recorded as likely ones
     - if logprobs is None or shape[0] != rows or shape[1] - chosen <= k:

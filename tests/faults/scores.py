@@ -8,6 +8,18 @@ tpsample/backends/numba_/kernels/numbers.py
     - return F32(np.nan) if product == F32(np.inf) else F32(product)
     + return F32(product)
     > test_an_overflow_is_no_token_and_an_infinite_logit_of_the_caller_is_forced
+    native: a NaN has the order of its bits
+    - return I32((order | is_nan) & ~(is_nan & I32(-(2**31))))
+    + return I32(order)
+    > backends/screening/test_words.py::test_numbers_that_are_not_finite_or_nearly_so
+    native: lanes outside of a block reach a threshold
+    - return lanes & within
+    + return lanes
+    > test_no_lane_outside_of_a_block_reaches_a_threshold
+    native: a sum that is not decided is trusted
+    -     if decided or sums_are_exact(
+    +     if True or sums_are_exact(
+    > test_a_sum_beside_a_midpoint_is_rounded_to_its_side
 tpsample/backends/triton_/kernels/interpreter.py
     an array of one element is no index in an older interpreter
     - int(self.handle.data.item())
@@ -21,6 +33,30 @@ tpsample/backends/triton_/kernels/head.py
     an infinite logit of the caller is no forced token in a kernel
     - if not GIVEN:
     + if True:
+    kernel: the tile of a NaN is not found again
+    - return pack(best, tl.where(best != best, first_id, token_id))
+    + return pack(best, token_id)
+    > test_words_of_tiles_are_those_of_the_stored_logits
+    kernel: the word of a tile may be of an id outside the shard
+    - inside = tl.where(mask_v, offs_v, TOKEN_MASK)
+    + inside = offs_v
+    kernel: words of a tile lie where those of another row's samples do
+    - (slot * (samples - 1) + sample)
+    + (slot + sample)
+    kernel: the highest id of equal scores
+    - token_id = tl.min(tl.where(holds_best, offs_v[:, None], TOKEN_MASK), axis=0)
+    + token_id = tl.max(tl.where(holds_best, offs_v[:, None], 0), axis=0)
+    > test_greedy_ties_go_to_the_lowest_id
+    a listed tile ends with the list's last group
+    - return tl.where(in_list, first + place % GROUP, stop)
+    -
+    + return first + place % GROUP
+    +
+    > backends/triton_/test_screening_kernels.py::test_screens_of_hard_heads_leave_the_same_words
+    kernel: the last tile is not masked
+    - return (ids.first < shard.start) | (ids.first + BLOCK_V > shard.stop)
+    + return ids.first < shard.start
+    > test_a_column_beside_its_shard_is_no_candidate
 tpsample/core/score.py
     a greedy row draws
     - return torch.where(row_noise.random, product - noise.double(), product).float()
@@ -128,33 +164,6 @@ tpsample/reference.py
     - in_top_k = (rank < top_k) | (keep_ties & (logits == kth))
     + in_top_k = (rank <= top_k) | (keep_ties & (logits == kth))
     > test_kept_sets_worked_out_by_hand
-tpsample/backends/triton_/kernels/head.py
-    kernel: the tile of a NaN is not found again
-    - return pack(best, tl.where(best != best, first_id, token_id))
-    + return pack(best, token_id)
-    > test_words_of_tiles_are_those_of_the_stored_logits
-    kernel: the word of a tile may be of an id outside the shard
-    - inside = tl.where(mask_v, offs_v, TOKEN_MASK)
-    + inside = offs_v
-    > test_words_of_tiles_are_those_of_the_stored_logits
-    kernel: words of a tile lie where those of another row's samples do
-    - (slot * (samples - 1) + sample)
-    + (slot + sample)
-    > test_words_of_tiles_are_those_of_the_stored_logits
-    kernel: the highest id of equal scores
-    - token_id = tl.min(tl.where(holds_best, offs_v[:, None], TOKEN_MASK), axis=0)
-    + token_id = tl.max(tl.where(holds_best, offs_v[:, None], 0), axis=0)
-    > test_greedy_ties_go_to_the_lowest_id
-    a listed tile ends with the list's last group
-    - return tl.where(in_list, first + place % GROUP, stop)
-    -
-    + return first + place % GROUP
-    +
-    > backends/triton_/test_screening_kernels.py::test_screens_of_hard_heads_leave_the_same_words
-    kernel: the last tile is not masked
-    - return (ids.first < shard.start) | (ids.first + BLOCK_V > shard.stop)
-    + return ids.first < shard.start
-    > test_a_column_beside_its_shard_is_no_candidate
 tpsample/backends/triton_/kernels/masses.py
     kernel: a row is weighed by what a caller wrote
     - temperature = safe_temperature(temperature)
@@ -179,6 +188,10 @@ tpsample/backends/numba_/launch.py
     - if self._numbers is None or self._address != self._weight.data_ptr():
     + if self._numbers is None:
     > test_the_next_step_reads_the_new_weight_or_raises
+    native: a row made greedy by its temperature has logprobs of few ids
+    - whole = is_greedy & np.isin(index, logprob_rows.row_list)
+    + whole = is_greedy & False
+    > test_logprobs_of_a_row_made_greedy_by_its_temperature_are_of_all_ids
 tpsample/backends/numba_/kernels/head.py
     native: every row of a batch with tables has controls
     - return len(head.slots) == 0 or (len(head.mask) == 0 and head.wants[head.slots[row]] == 0)
@@ -187,7 +200,41 @@ tpsample/backends/numba_/kernels/head.py
     native: a row with penalties alone is plain
     - head.wants[head.slots[row]] == 0)
     + head.wants[head.slots[row]] != 2)
-    > test_a_request_with_penalties_leaves_the_other_rows_plain
+    native: the lower end of a product is taken for its upper end
+    - out[j] = up(products[j] + error)
+    + out[j] = up(products[j] - error)
+    > test_scores_are_below_their_upper_bounds
+    native: a mask is left out
+    -     if len(head.mask):
+    -         for i in range(count):
+    +     if False:
+    +         for i in range(count):
+    > backends/screening/test_words.py::test_words_of_many_rows_are_those_of_the_definition
+    native: a bias of the head changes the ends of no block
+    - changes = head.logit_scale != F32(1) or head.logit_softcap != F32(0) or len(head.bias) > 0
+    + changes = head.logit_scale != F32(1) or head.logit_softcap != F32(0)
+    native: ids in the second of two blocks of the state have no controls
+    - return touched[column // TOUCHED_BLOCK] | touched[(column + count - 1) // TOUCHED_BLOCK]
+    + return touched[column // TOUCHED_BLOCK]
+    > test_blocks_that_meet_two_of_the_state_have_the_controls_of_both
+    native: a bias is not looked for
+    - if wants & touched & I32(HAS_BIAS):
+    + if False:
+    native: a mask is looked for in the first 32 ids of a block
+    - for word in range(column >> 5, ((column + block.count - 1) >> 5) + 1):
+    + for word in range(column >> 5, (column >> 5) + 1):
+    > test_kept_sets_have_the_controls_of_any_part_of_a_block
+    native: drafted tokens change the ends of no block that has no history
+    - touched |= I32(HAS_HISTORY)
+    + touched |= I32(0)
+    > test_drafted_tokens_have_penalties_in_blocks_that_have_none
+    native: drafted tokens of a block without a history have no penalty
+    - if wants & (touched | drafted) & I32(HAS_HISTORY):
+    + if wants & touched & I32(HAS_HISTORY):
+    native: drafts are left out of the history
+    - history[drafts[k] - first_id] += I32(2)
+    + history[drafts[k] - first_id] += I32(0)
+    > test_drafts_count_as_output
 tpsample/backends/numba_/kernels/store.py
     native: a plain row beside others stores no processed logits
     -             if len(memory.processed):
@@ -198,7 +245,47 @@ tpsample/backends/numba_/kernels/store.py
     native: a whole plain row beside others stores no processed logits
     - if plain[i] and products.proved[i] and not len(memory.processed):
     + if plain[i] and products.proved[i]:
-    > test_a_plain_row_stores_its_logits_before_and_after_controls
+    native: blocks of flat rows are computed id by id
+    - return PAIR * pairs > block.count * (FEW_ROWS + num_rows)
+    + return False
+    > test_flat_rows_compute_whole_blocks
+    native: the ids of flat rows wait in vain
+    - may_wait[i] &= 2 * stored <= WAITING
+    + may_wait[i] &= True
+    native: ids of a block with controls wait as those of products do
+    - waits[i] = may_wait[i] and products.proved[i] and not changed
+    + waits[i] = may_wait[i] and products.proved[i]
+    > test_kept_sets_have_the_controls_of_any_part_of_a_block
+    native: logits of a listed row are computed behind a NaN
+    - lanes if tops[i] == tops[i] else U64(0)
+    + lanes
+    > test_a_row_with_a_nan_computes_few_logits
+    native: a filter takes a NaN for less than its threshold
+    - if upper[i, j] < threshold:
+    + if not upper[i, j] >= threshold:
+    > backends/screening/test_filters.py::test_numbers_that_are_not_finite_or_nearly_so
+    native: the threshold of min_p is above the least kept logit
+    - step - DOWN * (abs(F64(top)) - step) - 1e-30
+    + step + F64(2.0**-12) * (abs(F64(top)) - step)
+    > test_the_threshold_of_min_p_is_reached
+    native: an id that waits is taken for its upper bound
+    - least = -up(products.errors[i] - products.values[i, j])
+    + least = upper[i, j]
+    > test_logits_nearer_to_the_last_kept_than_their_bounds
+    native: ids that waited when there is no more room are forgotten
+    - store_waiting(shared, waiting, i, threshold, top_k[i], first, computed)
+    -                     ids[i
+    + count[i] = 0
+    +                     ids[i
+    > test_more_ids_than_can_wait
+    native: the threshold of a top_k is that of one less
+    - push(bounds[i], top_k[i], least)
+    + push(bounds[i], max(top_k[i] - 1, 1), least)
+    > test_filters_that_keep_all_that_is_listed
+    native: listed words are those of another row
+    - push(first[stored_row], top_k, pack(
+    + push(first[i], top_k, pack(
+    > sampler/test_golden.py::test_one_rank_draws_the_committed_tokens
 tpsample/backends/numba_/kernels/threads.py
     native: a thread takes one part
     -         builder.branch(loop)
@@ -352,96 +439,15 @@ tpsample/backends/numba_/kernels/first_logits.py
     - bins[digit] < left
     + bins[digit] <= left
     > test_a_number_that_the_largest_reach
-tpsample/backends/numba_/launch.py
-    native: a row made greedy by its temperature has logprobs of few ids
-    - whole = is_greedy & np.isin(index, logprob_rows.row_list)
-    + whole = is_greedy & False
-    > test_logprobs_of_a_row_made_greedy_by_its_temperature_are_of_all_ids
-tpsample/backends/numba_/kernels/store.py
-    native: blocks of flat rows are computed id by id
-    - return PAIR * pairs > block.count * (FEW_ROWS + num_rows)
-    + return False
-    > test_flat_rows_compute_whole_blocks
-    native: ids of a block with controls wait as those of products do
-    - waits[i] = may_wait[i] and products.proved[i] and not changed
-    + waits[i] = may_wait[i] and products.proved[i]
-    > test_kept_sets_have_the_controls_of_any_part_of_a_block
-    native: the ids of flat rows wait in vain
-    - may_wait[i] &= 2 * stored <= WAITING
-    + may_wait[i] &= True
-    > test_flat_rows_compute_whole_blocks
-    native: logits of a listed row are computed behind a NaN
-    - lanes if tops[i] == tops[i] else U64(0)
-    + lanes
-    > test_a_row_with_a_nan_computes_few_logits
-    native: a filter takes a NaN for less than its threshold
-    - if upper[i, j] < threshold:
-    + if not upper[i, j] >= threshold:
-    > backends/screening/test_filters.py::test_numbers_that_are_not_finite_or_nearly_so
-    native: the threshold of min_p is above the least kept logit
-    - step - DOWN * (abs(F64(top)) - step) - 1e-30
-    + step + F64(2.0**-12) * (abs(F64(top)) - step)
-    > test_the_threshold_of_min_p_is_reached
-    native: an id that waits is taken for its upper bound
-    - least = -up(products.errors[i] - products.values[i, j])
-    + least = upper[i, j]
-    > test_logits_nearer_to_the_last_kept_than_their_bounds
-    native: ids that waited when there is no more room are forgotten
-    - store_waiting(shared, waiting, i, threshold, top_k[i], first, computed)
-    -                     ids[i
-    + count[i] = 0
-    +                     ids[i
-    > test_more_ids_than_can_wait
-    native: the threshold of a top_k is that of one less
-    - push(bounds[i], top_k[i], least)
-    + push(bounds[i], max(top_k[i] - 1, 1), least)
-    > test_filters_that_keep_all_that_is_listed
-    native: listed words are those of another row
-    - push(first[stored_row], top_k, pack(
-    + push(first[i], top_k, pack(
-    > sampler/test_golden.py::test_one_rank_draws_the_committed_tokens
 tpsample/backends/numba_/passes.py
     native: beside listed rows the others have no first words
     - rows = rows[first[rows, 0] == 0]
     + rows = rows[:0]
     > sampler/test_golden.py::test_one_rank_draws_the_committed_tokens
-tpsample/backends/numba_/kernels/head.py
-    native: the lower end of a product is taken for its upper end
-    - out[j] = up(products[j] + error)
-    + out[j] = up(products[j] - error)
-    > test_scores_are_below_their_upper_bounds
-    native: a mask is left out
-    - if len(head.mask):
-    + if False:
-    > backends/screening/test_words.py::test_words_of_many_rows_are_those_of_the_definition
-    native: ids in the second of two blocks of the state have no controls
-    - return touched[column // TOUCHED_BLOCK] | touched[(column + count - 1) // TOUCHED_BLOCK]
-    + return touched[column // TOUCHED_BLOCK]
-    > test_blocks_that_meet_two_of_the_state_have_the_controls_of_both
-    native: a bias of the head changes the ends of no block
-    - changes = head.logit_scale != F32(1) or head.logit_softcap != F32(0) or len(head.bias) > 0
-    + changes = head.logit_scale != F32(1) or head.logit_softcap != F32(0)
-    > backends/screening/test_words.py::test_words_of_many_rows_are_those_of_the_definition
-    native: a mask is looked for in the first 32 ids of a block
-    - for word in range(column >> 5, ((column + block.count - 1) >> 5) + 1):
-    + for word in range(column >> 5, (column >> 5) + 1):
-    > test_kept_sets_have_the_controls_of_any_part_of_a_block
-    native: drafted tokens change the ends of no block that has no history
-    - touched |= I32(HAS_HISTORY)
-    + touched |= I32(0)
-    > test_drafted_tokens_have_penalties_in_blocks_that_have_none
-    native: drafted tokens of a block without a history have no penalty
-    - if wants & (touched | drafted) & I32(HAS_HISTORY):
-    + if wants & touched & I32(HAS_HISTORY):
-    > test_drafted_tokens_have_penalties_in_blocks_that_have_none
-    native: a bias is not looked for
-    - if wants & touched & I32(HAS_BIAS):
-    + if False:
-    > test_blocks_that_meet_two_of_the_state_have_the_controls_of_both
-    native: drafts are left out of the history
-    - history[drafts[k] - first_id] += I32(2)
-    + history[drafts[k] - first_id] += I32(0)
-    > test_drafts_count_as_output
+    native: a token stands before itself
+    - self._marks(best, thresholds, count) + 1
+    + self._marks(best, thresholds, count)
+    > test_a_rejection_decides_what_the_definition_does
 tpsample/backends/numba_/kernels/draw.py
     native: upper ends have no error_bound
     - slacks[i] = slack_of(ends[i], lower, block)
@@ -469,19 +475,6 @@ tpsample/backends/numba_/kernels/draw.py
     + computed += 1
     +         heap[0] = pack(logit, block.base + j)
     > backends/screening/test_filters.py::test_screened_rows_with_filters_draw_as_from_all_logits
-tpsample/backends/numba_/kernels/numbers.py
-    native: a NaN has the order of its bits
-    - return I32((order | is_nan) & ~(is_nan & I32(-(2**31))))
-    + return I32(order)
-    > backends/screening/test_words.py::test_numbers_that_are_not_finite_or_nearly_so
-    native: lanes outside of a block reach a threshold
-    - return lanes & within
-    + return lanes
-    > test_no_lane_outside_of_a_block_reaches_a_threshold
-    native: a sum that is not decided is trusted
-    -     if decided or sums_are_exact(
-    +     if True or sums_are_exact(
-    > test_a_sum_beside_a_midpoint_is_rounded_to_its_side
 tpsample/backends/numba_/kernels/best_scores.py
     native: a row is decided by a mark that may be kept
     - decided[i] &= word > 0 and word == sure_word
@@ -491,11 +484,6 @@ tpsample/backends/numba_/kernels/best_scores.py
     - edges[i, num_marks] = value_of(least) if least > LOWEST_DRAWABLE else F32(-np.inf)
     + edges[i, num_marks] = F32(-np.inf)
     > test_sums_are_within_their_bounds
-tpsample/backends/numba_/passes.py
-    native: a token stands before itself
-    - self._marks(best, thresholds, count) + 1
-    + self._marks(best, thresholds, count)
-    > test_a_rejection_decides_what_the_definition_does
 tpsample/backends/numba_/kernels/ends.py
     native: the least sums have the logits that may be below a mark
     - edges[c] = up(marks[row, c] + error_bound[row]) + F32(TINY)
@@ -510,6 +498,10 @@ tpsample/backends/numba_/kernels/passes.py
     - number += words[j] >= mark
     + number += words[j] > mark
     > test_sums_down_to_a_word
+    native: few tokens of every sample have the noise of the first
+    - stream_of(noise, i, s))
+    + stream_of(noise, i, 0))
+    > test_draws_of_top_words_are_those_of_the_definition
 tpsample/backends/numba_/kernels/cuts.py
     native: a kept set ends before its last token
     - if words[j] >= least and number < room:
@@ -518,13 +510,11 @@ tpsample/backends/numba_/kernels/cuts.py
     native: words of a set that differ in one digit of their keys alone stay as they were
     - shared |= number == count
     + shared |= number > 1
-    > test_sums_down_to_a_word
     native: equal logits are listed from the last id on
     - for j in range(count):
     -             word = words[j] if first else spare[j]
     + for j in range(count - 1, -1, -1):
     +             word = words[j] if first else spare[j]
-    > test_sums_down_to_a_word
     native: the last of some equal logits is left out
     - while left > 0 and column + 1 < len(logits):
     + while left > 1 and column + 1 < len(logits):
@@ -532,12 +522,6 @@ tpsample/backends/numba_/kernels/cuts.py
     native: a search passes by the least logit of a prefix
     - near += I32(not (part[j] < lowest or part[j] > highest))
     + near += I32(not (part[j] <= lowest or part[j] > highest))
-    > test_a_search_by_digits_finds_what_the_definition_does
-tpsample/backends/numba_/kernels/passes.py
-    native: few tokens of every sample have the noise of the first
-    - stream_of(noise, i, s))
-    + stream_of(noise, i, 0))
-    > test_draws_of_top_words_are_those_of_the_definition
 tpsample/backends/numba_/kernels/masses.py
     native: a mass is truncated
     - low = (power * HALF - (shifted - ROUNDER)) * HALF + ROUNDER
@@ -577,11 +561,9 @@ tpsample/backends/numba_/kernels/int8.py
     native: the residual of the copy is left out of the bound
     - (of_norm * norm[j] + of_residual * residual[j] + rest)
     + (of_norm * norm[j] + rest)
-    > test_products_are_within_the_bound
     native: what makes weights unsigned stays in their products
     - I32(sums[j] - surplus)
     + I32(sums[j])
-    > test_products_are_within_the_bound
 tpsample/backends/screening/bound.py
     norms are rounded to nearest
     - return (values * (1.0 + 4 * UNIT) + TINY).float()

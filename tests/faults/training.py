@@ -103,16 +103,14 @@ tpsample/training/call.py
     - if isinstance(temperature, Tensor) and temperature.requires_grad and torch.is_grad_enabled():
     + if False:
     > test_one_rank_is_told
+    a token outside of its set is scored
+    - if missing:
+    + if False:
+    an id that is listed twice counts twice
+    - if len(twice):
+    + if False:
     hidden states may differ between ranks
     - "hidden_states": (tuple(hidden_states.shape), digest_bits(hidden_states)),
     + "hidden_states": tuple(hidden_states.shape),
     > test_every_rank_is_told_of_what_is_wrong_on_one
-    a token outside of its set is scored
-    - if missing:
-    + if False:
-    > test_one_rank_is_told
-    an id that is listed twice counts twice
-    - if len(twice):
-    + if False:
-    > test_one_rank_is_told
 """)
