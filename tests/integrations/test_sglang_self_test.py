@@ -9,24 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.integrations.test_sglang import asks_for_nothing
+from tests.integrations.test_sglang import Params, asks_for_nothing
 from tests.support import vllm_fakes as fakes
 from tests.support.stand_ins import stand_in
 from tests.support.vllm_fakes import EOS, D, V
 from tpsample.integrations import sglang
 
 PASSED = "a first step of 3 requests returned the definition's tokens"
-
-
-class Params(SimpleNamespace):
-    """SGLang's `SamplingParams`."""
-
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**{"top_k": 1 << 30, "top_p": 1.0, "min_p": 0.0, **given})
-
-    def normalize(self, tokenizer: None) -> None:
-        if vars(self)["temperature"] == 0:
-            vars(self).update(temperature=1.0, top_k=1)
 
 
 class Req:
