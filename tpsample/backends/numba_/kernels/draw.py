@@ -235,10 +235,12 @@ def draw_blocks(shared, memory, of_rows, best, computed):
                     put(logits, block, stored)
                 if not (weighed[i] and whole):
                     error_bound[stored_row] = larger(error_bound[stored_row], slacks[i])
-                computed[proof, i] += push_first(
-                    first[stored_row, : listed[i]], logits, block, weight, hidden, index[i], head,
-                    stored,
-                )  # fmt: skip
+                least = value_of(first[stored_row, 0])
+                if lanes_reaching(logits, least, lanes_of(block)):
+                    computed[proof, i] += push_first(
+                        first[stored_row, : listed[i]], logits, block, weight, hidden, index[i],
+                        head, stored,
+                    )  # fmt: skip
             if len(memory.raw) and draws_none(
                 listed[i], first[stored_row, 0], step[i], block, logits
             ):
