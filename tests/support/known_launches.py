@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import triton
 
-from tests.support.jit_launches import be_absent_h200, cases
+from tests.support.jit_launches import be_absent_h200, cases, stop_at_layouts
 from tests.support.settings import settings_of
 from tpsample import SamplingBatch, SamplingParams, VocabShard
 from tpsample.backends.triton_ import launcher
@@ -128,6 +128,7 @@ def moved_weight() -> None:
 
 def main() -> None:
     be_absent_h200(_taking_down)
+    stop_at_layouts()
     for launch in cases([]).values():
         launch()
     moved_weight()
