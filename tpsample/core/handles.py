@@ -23,7 +23,7 @@ def handle_of(it: object, before: int = 0) -> int:
 
 
 def living() -> list[Any]:
-    """Return the objects that a number stands for."""
+    """Return every object that has a handle and still lives."""
     return list(_objects.values())
 
 

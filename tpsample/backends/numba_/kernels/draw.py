@@ -235,6 +235,7 @@ def draw_blocks(shared, memory, of_rows, best, computed):
                     put(logits, block, stored)
                 if not (weighed[i] and whole):
                     error_bound[stored_row] = larger(error_bound[stored_row], slacks[i])
+                # Asked here as well, because a call with a head costs as much as 64 ids.
                 least = value_of(first[stored_row, 0])
                 if lanes_reaching(logits, least, lanes_of(block)):
                     computed[proof, i] += push_first(
