@@ -33,7 +33,6 @@ from tpsample.backends.numba_.kernels.noise import draws_of
 from tpsample.backends.numba_.kernels.store import PAIR, list_kept, store, store_given
 from tpsample.backends.numba_.kernels.threads import in_ranges, threads_for
 from tpsample.backends.screening.int8_copy import BLOCK, GROUP, Int8Copy
-from tpsample.core.row_noise import safe_temperature
 from tpsample.core.word import KEY_MINUS_INF, TOKEN_BITS, TOKEN_MASK
 from tpsample.request.controls.apply import StepControls
 from tpsample.request.plan import BatchPlan
@@ -125,7 +124,7 @@ class NativeBackend(Backend):
         memory = Memory(array_of(stored_rows), array_of(raw), array_of(processed))
         demands = [plan.rough[plan.stored_list.index(row)] for row in index.tolist()]
         most = np.array([demand.most for demand in demands], np.int64)
-        least = self._heated(step, index, np.array([demand.least for demand in demands]))
+        least = np.array([demand.least for demand in demands])
         no_words = np.zeros((self._threads(source, len(index)), len(raw), 1), np.int64)
         self._list_or_store(step, source, index, head, memory, most, least, no_words)
 
@@ -185,7 +184,7 @@ class NativeBackend(Backend):
         counted, demands = step.batch.plan.kept_cap is not None, step.batch.plan.rough.values()
         listed = np.array([max(1, demand.first) for demand in demands])
         weighed = np.array([counted or demand.weighed for demand in demands])
-        least = self._heated(step, index, np.array([demand.least for demand in demands]))
+        least = np.array([demand.least for demand in demands])
         of_rows = listed, weighed, least
         self._run_draw(step, source, index, head, memory, of_rows, (best, first, error_bound))
 
@@ -212,7 +211,7 @@ class NativeBackend(Backend):
         A row that was made greedy by its temperature alone reports logprobs of all ids.
         """
         kinds, threads = step.batch.plan.kinds, self._threads(source, len(index))
-        most, least = array_of(kinds.most), self._heated(step, index, array_of(kinds.least))
+        most, least = array_of(kinds.most), array_of(kinds.least)
         logprob_rows = step.batch.plan.logprobs
         if logprob_rows is not None:
             is_greedy = ~array_of(step.noise.random)[index, 0]
@@ -262,23 +261,18 @@ class NativeBackend(Backend):
 
         Args:
             most: int64 [R], the top_k, 0 without.
-            least: float64 [R], T · y of `Demand.least`.
+            least: float64 [R], the y of `Demand.least`.
             first: int64 [threads, stored rows, count], takes the first `most` order words. None
                 where the upper ends of all logits are stored before any is listed.
         """
         threads = self._threads(source, len(index)) if first is None else len(first)
         outputs = () if first is None else (first,)
         outputs = *outputs, np.zeros((threads, 2, len(index)), np.int64)
-        given = hidden_of(step), index, head, memory, most, least
+        temperature = array_of(step.noise.temperature.contiguous())
+        given = hidden_of(step), index, head, memory, most, temperature, least
         self._run(
             store_first if first is None else list_kept, source, len(index), *given, outputs=outputs
         )
-
-    @staticmethod
-    def _heated(step: Step, index: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """Return T · y of some rows, float64 [R]."""
-        temperature = safe_temperature(step.batch.temperature[torch.from_numpy(index)])[0]
-        return array_of(temperature.double()) * y
 
     def _store(
         self, step: Step, source: Weight, index: np.ndarray, head: native.NativeHead, memory: Memory

@@ -12,17 +12,18 @@ from torch import Tensor
 
 from tpsample.backends.numba_.kernels import ends, passes
 from tpsample.backends.numba_.kernels.arrays import array_of, arrays_of
-from tpsample.backends.numba_.kernels.best_scores import edges_of, first_kept, words_of
+from tpsample.backends.numba_.kernels.best_scores import first_kept, known_best, words_of
 from tpsample.backends.numba_.kernels.draw import draw_stored
 from tpsample.backends.numba_.kernels.head import NativeHead
 from tpsample.backends.numba_.kernels.inputs import weight_of
 from tpsample.backends.numba_.kernels.logprobs import told_logprobs
-from tpsample.backends.numba_.kernels.noise import draws_of
+from tpsample.backends.numba_.kernels.noise import draws_of, safe_temperatures
 from tpsample.backends.numba_.kernels.threads import in_ranges, threads_for
 from tpsample.backends.torch_.logprobs import ListedWords, log_totals
 from tpsample.backends.torch_.passes import ShardLogits, Verdict, or_nan
 from tpsample.core import word
 from tpsample.core.order import ABOVE_ALL
+from tpsample.core.row_noise import RowNoise
 from tpsample.output import Logprobs
 from tpsample.request.filters import LogprobRows, Thresholds
 
@@ -33,6 +34,12 @@ class NativeShardLogits(ShardLogits):
     """`ShardLogits` on a CPU with Numba."""
 
     backend = "numba"
+
+    @staticmethod
+    def temperature_of(noise: RowNoise) -> Tensor:
+        safe = torch.empty_like(noise.temperature, memory_format=torch.contiguous_format)
+        safe_temperatures(*arrays_of((noise.temperature, safe)))
+        return safe
 
     def run(
         self, kernel: Callable[..., Any], *arguments: Any, rows: np.ndarray | None = None
@@ -52,7 +59,7 @@ class NativeShardLogits(ShardLogits):
             known = _descending(array_of(self.first))[:, :count]
             first[rows, : known.shape[1]] = known[rows]
             rows = rows[first[rows, 0] == 0]
-        if self.rough is not None:  # those without an error bound store nothing else
+        if self.rough is not None and len(rows):  # those with no error bound store nothing else
             rows = rows[array_of(self.rough.error_bound)[rows] < np.inf]
         if count and len(rows):
             self.run(passes.first_words, first, rows=rows)
@@ -64,16 +71,26 @@ class NativeShardLogits(ShardLogits):
         return found
 
     def best_scores(self, count: int) -> Tensor:
-        scores = self._scores(NONE, count)
-        orders = self.words_of(word.token_of(scores).flatten(1)).view_as(scores) * (scores > 0)
-        return torch.cat([self.first_words(1), scores.flatten(1), orders.flatten(1)], dim=1)
+        best, rows = self.noise.num_samples * count, self._rows
+        out = self.logits.new_zeros(len(self.logits), 1 + 2 * best, dtype=torch.int64)
+        if self.rough is not None:  # what its rows store has other scores
+            found = self.first, self.rough.best, self.rough.error_bound
+            known_best(*arrays_of((*found, self.logits, self.first_id, count, out)))
+            rows = rows[array_of(self.rough.error_bound)[rows] == 0]
+        if len(rows):
+            scores = self._scores(rows, NONE, count).flatten(1)
+            orders = self.words_of(word.token_of(scores)) * (scores > 0)
+            index = torch.from_numpy(rows)
+            out[index] = torch.cat([self.first_words(1), scores, orders], dim=1)[index]
+        return out
 
     def before(self, best: Tensor, thresholds: Thresholds, count: int) -> Tensor:
         if self.rough is not None:
-            top = best.new_empty(len(best), dtype=torch.float32)
-            edges = top.new_empty(len(best), 1 + best.shape[1] // 2)
-            edges_of(*arrays_of((best, thresholds.least_of_total, count, top, edges)))
-            return self._bounds(top, edges, counts=thresholds.counts)
+            marks = 1 + best.shape[1] // 2
+            sums = best.new_zeros(len(best), 4 if thresholds.counts else 2, marks)
+            given = self.rough.error_bound, best, thresholds.least_of_total, count
+            self.run(ends.bound_best, *given, sums)
+            return sums.flatten(1)
         top = word.value_of(best[:, 0])
         marks = self._marks(best, thresholds, count) + 1  # only greater words come before
         sums = marks.new_zeros(len(marks), 2 * marks.shape[1] + 1)
@@ -83,20 +100,20 @@ class NativeShardLogits(ShardLogits):
     def totals(self, cut: Tensor) -> Tensor:
         if self.rough is None:
             return super().totals(cut)
-        edge = word.value_of(cut).masked_fill(cut <= word.LOWEST_DRAWABLE, -torch.inf)
-        return self._bounds(self.largest, edge.unsqueeze(1), counts=False)
+        sums = cut.new_zeros(len(cut), 2, 1)
+        self.run(ends.bound_totals, self.rough.error_bound, self.largest, cut, sums)
+        return sums.flatten(1)
 
-    def _bounds(self, top: Tensor, edges: Tensor, *, counts: bool) -> Tensor:
-        """Bound what reaches logits, fp32 [F, C + 1].
+    def top_of(self, gathered: Tensor) -> tuple[Tensor, Tensor]:
+        words = gathered.new_empty(gathered.shape[1])
+        top = gathered.new_empty(gathered.shape[1], dtype=torch.float32)
+        passes.tops_of(*arrays_of((gathered, words, top)))
+        return words, top
 
-        Returns:
-            int64 [F, 4 (C + 1)], those of `ends.bound_sums`; the first half of them without
-            `counts`.
-        """
-        assert self.rough is not None
-        sums = torch.zeros(len(edges), 4, edges.shape[1], dtype=torch.int64, device="cpu")
-        self.run(ends.bound_sums, self.rough.error_bound, top, edges, sums)
-        return sums[:, : 4 if counts else 2].flatten(1)
+    def least_word(self, y: Tensor, temperature: Tensor) -> Tensor:
+        least = torch.empty_like(y, dtype=torch.int64, memory_format=torch.contiguous_format)
+        passes.least_words(*arrays_of((self.largest, temperature, y, least)))
+        return least
 
     def first_kept(self, best: Tensor, sums: Tensor, thresholds: Thresholds, count: int) -> Verdict:
         words = best.new_empty(len(best), self.noise.num_samples)
@@ -146,7 +163,7 @@ class NativeShardLogits(ShardLogits):
         return Logprobs(token_ids, values, ranks, entropies)
 
     def best_kept(self, cut: Tensor) -> Tensor:
-        best = self._scores(array_of(cut.contiguous()), 1).squeeze(2)
+        best = self._scores(self._rows, array_of(cut.contiguous()), 1).squeeze(2)
         return self.of_undone(or_nan(best, self.largest))
 
     def mass_from(self, cut: Tensor) -> Tensor:
@@ -177,17 +194,10 @@ class NativeShardLogits(ShardLogits):
         self.run(passes.count_from, marks, counts)
         return counts
 
-    def _scores(self, cut: np.ndarray, count: int) -> Tensor:
-        """Return int64 [F, samples, count], the best score words of what reaches a cut.
-
-        Those of rows that store upper ends are known, and are of all tokens.
-        """
-        rows, samples = self._rows, self.noise.num_samples
-        words = np.zeros((len(self.logits), samples, count), np.int64)
-        if self.rough is not None:
-            known = array_of(self.rough.error_bound) > 0
-            words[known] = _descending(array_of(self.rough.best)[known])[..., :count]
-            rows = rows[~known[rows]]
+    def _scores(self, rows: np.ndarray, cut: np.ndarray, count: int) -> Tensor:
+        """Return int64 [F, samples, count], the best score words of what reaches a cut, of rows
+        that store logits; 0 in the others."""
+        words = np.zeros((len(self.logits), self.noise.num_samples, count), np.int64)
         source = weight_of(self.logits.contiguous(), self.first_id, 0, self.logits.shape[1])
         draws, cuts, best = draws_of(self.noise), cut[rows] if len(cut) else cut, words[rows]
         arguments = source, rows, draws, NativeHead(), cuts, best

@@ -35,17 +35,17 @@ def arrays_of(arguments: Iterable[Any]) -> Iterator[Any]:
     )
 
 
+_MEMORY: Any = ctypes.c_byte * 2**60
+"""Memory of any size, because the array that is made over it knows its own."""
+
+
 def array_of(tensor: Tensor) -> np.ndarray:
     """Return an array that shares the memory of a tensor on the host, and keeps the tensor."""
-    shape, dtype = tensor.shape, DTYPES[tensor.dtype]
+    shape, dtype, strides = tuple(tensor.shape), DTYPES[tensor.dtype], None
     if not tensor.numel():
         return np.empty(shape, dtype)
-    if tensor.is_contiguous():
-        strides, size = None, tensor.nbytes
-    else:
+    if not tensor.is_contiguous():
         strides = tuple(step * dtype.itemsize for step in tensor.stride())
-        ends = zip(shape, strides, strict=True)
-        size = dtype.itemsize + sum((count - 1) * step for count, step in ends)
-    memory: Any = (ctypes.c_byte * size).from_address(tensor.data_ptr())
+    memory = _MEMORY.from_address(tensor.data_ptr())
     memory.tensor = tensor  # which the array keeps, because its memory is the tensor's
     return np.ndarray(shape, dtype, memory, 0, strides)

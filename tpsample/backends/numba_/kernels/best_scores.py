@@ -1,5 +1,7 @@
-"""The decisions of best scores about filtered rows. Twins: `words_of`, `before` and `first_kept` of
-`tpsample.backends.torch_.passes`."""
+"""The best scores of filtered rows, and what they decide.
+
+Twins: `words_of`, `best_scores` and `first_kept` of `tpsample.backends.torch_.passes`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from tpsample.backends.numba_.kernels.compiling import F32, I64, jit
 from tpsample.backends.numba_.kernels.masses import mass_limit, mass_row, power_of, rounded
 from tpsample.backends.numba_.kernels.numbers import key_of, pack, value_of
 from tpsample.backends.numba_.kernels.primitives import larger
-from tpsample.core.word import KEY_MINUS_INF, KEY_NAN, LOWEST_DRAWABLE, TOKEN_BITS
+from tpsample.core.word import KEY_MINUS_INF, KEY_NAN, TOKEN_BITS, TOKEN_MASK
 
 
 @jit()
@@ -41,25 +43,50 @@ def words_of(logits, first_id, token_ids, out):
             out[i, c] = pack(logits[i, v], token_ids[i, c]) if is_own else I64(0)
 
 
+@jit()
+def insert(words, word):
+    """Put a word in its place among descending words, int64, if it is larger than the last."""
+    at = len(words) - 1
+    if word <= words[at]:
+        return
+    while at > 0 and words[at - 1] < word:
+        words[at] = words[at - 1]
+        at -= 1
+    words[at] = word
+
+
 @jit(entry=True)
-def edges_of(best, least_of_total, count, top, edges):
-    """Find the logits between which upper ends are weighed.
+def known_best(first, best, error_bound, logits, first_id, count, out):
+    """Find what this rank sends for the rejection, of the rows that store upper ends.
 
     Args:
-        best: int64 [F, 1 + 2 C], those of all ranks, `count` for each sample.
-        least_of_total: int64 [F]; see `tpsample.request.filters.Thresholds`.
-        top: fp32 [F], largest logits.
-        edges: fp32 [F, C + 1], logits of the best scores, inf if they decide nothing, and of the
-            last word of the total.
+        first: int64 [F, n], the first order words, in any order.
+        best: int64 [F, samples, m], the best score words, in any order.
+        error_bound: fp32 [F]; a row in which it is 0 stores its logits, and is left out.
+        logits: fp32 [F, V_local], of the ids from first_id on; those of the best words themselves.
+        out: int64 [F, 1 + 2 · samples · count], zeros; see `ShardLogits.best_scores`.
     """
-    num_marks = edges.shape[1] - 1
+    samples = best.shape[1]
     for i in range(len(best)):
-        top[i], orders = value_of(best[i, 0]), best[i, 1 + num_marks :]
-        for c in range(num_marks):
-            mark = mark_of(orders, c - c % count, c)
-            edges[i, c] = value_of(mark) if mark else F32(np.inf)
-        least = least_of_total[i]
-        edges[i, num_marks] = value_of(least) if least > LOWEST_DRAWABLE else F32(-np.inf)
+        if error_bound[i] == F32(0):
+            continue
+        top = I64(0)
+        for j in range(first.shape[1]):
+            top = larger(top, first[i, j])
+        if top == 0 and error_bound[i] < F32(np.inf):  # all are masked
+            for v in range(logits.shape[1]):
+                top = larger(top, pack(logits[i, v], first_id + v))
+        out[i, 0] = top
+        for sample in range(samples):
+            begin = 1 + sample * count
+            scores = out[i, begin : begin + count]
+            for j in range(best.shape[2]):
+                insert(scores, best[i, sample, j])
+            orders = out[i, begin + samples * count : begin + (samples + 1) * count]
+            for c in range(count):
+                if scores[c]:
+                    token_id = I64(TOKEN_MASK) - (scores[c] & I64(TOKEN_MASK))
+                    orders[c] = pack(logits[i, token_id - first_id], token_id)
 
 
 @jit(entry=True)
@@ -67,7 +94,8 @@ def first_kept(best, sums, count, temperature, limits, bounded, words, decided, 
     """Find the first of the best scores of each row that is in its kept set.
 
     Args:
-        best, count, top: as `edges_of` takes them.
+        best: int64 [F, 1 + 2 C], those of all ranks, `count` for each sample.
+        top: fp32 [F], out: the largest logits.
         sums: int64 [F, 2 C + 1], those of `ShardLogits.before`; with `bounded` [F, 2 (C + 1)] or
             [F, 4 (C + 1)], those of `ends.bound_sums` of the best scores and of the total.
         temperature: fp32 [F].

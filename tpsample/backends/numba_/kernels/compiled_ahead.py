@@ -22,7 +22,11 @@ from torch import Tensor
 
 from tpsample.backends.numba_.kernels import cuts, drafts, ends, laws, passes
 from tpsample.backends.numba_.kernels.arrays import array_of
-from tpsample.backends.numba_.kernels.best_scores import edges_of, first_kept, words_of
+from tpsample.backends.numba_.kernels.best_scores import (
+    first_kept,
+    known_best,
+    words_of,
+)
 from tpsample.backends.numba_.kernels.compiling import is_ready, told
 from tpsample.backends.numba_.kernels.decode import decode
 from tpsample.backends.numba_.kernels.draw import draw, draw_given, draw_stored
@@ -31,7 +35,7 @@ from tpsample.backends.numba_.kernels.head import NativeHead
 from tpsample.backends.numba_.kernels.inputs import Memory, weight_of
 from tpsample.backends.numba_.kernels.int8 import Copy
 from tpsample.backends.numba_.kernels.logprobs import told_logprobs
-from tpsample.backends.numba_.kernels.noise import Draws
+from tpsample.backends.numba_.kernels.noise import Draws, safe_temperatures
 from tpsample.backends.numba_.kernels.store import list_kept, store, store_given
 from tpsample.core.score import LOGIT_DTYPES
 
@@ -78,8 +82,8 @@ def entries(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]
         drawn = DRAWS, HEAD, MEMORY, INTS, BOOLS, DOUBLES, INTS_4, INTS_3, FLOATS_2, INTS_3
         kernels += [(draw, (*own, copy, *drawn)) for copy in (types.none, COPY)[: 1 + screened]]
         kernels += [
-            (list_kept, (*own, HEAD, MEMORY, INTS, DOUBLES, INTS_3, INTS_3)),
-            (store_first, (*own, HEAD, MEMORY, INTS, DOUBLES, INTS_3)),
+            (list_kept, (*own, HEAD, MEMORY, INTS, FLOATS, DOUBLES, INTS_3, INTS_3)),
+            (store_first, (*own, HEAD, MEMORY, INTS, FLOATS, DOUBLES, INTS_3)),
             (store, (*own, HEAD, MEMORY)),
         ]
     for dtype in LOGIT_DTYPES:
@@ -112,7 +116,8 @@ def entries(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]
         (drafts.draft_words, (FLOATS_2, int64, DRAFT_ROWS, int64, int64, INTS)),
         (laws.law_sums, (LAWS, INTS_2)),
         (laws.residuals, (LAWS, INTS_2, INTS_3, INTS, INTS, INTS_3)),
-        (ends.bound_sums, (STORED, FLOATS, FLOATS, FLOATS_2, INTS_3)),
+        (ends.bound_best, (STORED, FLOATS, INTS_2, INTS, int64, INTS_3)),
+        (ends.bound_totals, (STORED, FLOATS, FLOATS, INTS, INTS_3)),
     ]
     shared = [
         (kernel, (*[int64] * 4, types.BaseTuple.from_types(arguments)))
@@ -125,7 +130,10 @@ def entries(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]
     return [
         *shared,
         (words_of, (FLOATS_2, int64, INTS_2, INTS_2)),
-        (edges_of, (INTS_2, INTS, int64, FLOATS, FLOATS_2)),
+        (safe_temperatures, (FLOATS, FLOATS)),
+        (known_best, (INTS_2, INTS_3, FLOATS, FLOATS_2, int64, int64, INTS_2)),
+        (passes.least_words, (FLOATS, FLOATS, DOUBLES, INTS)),
+        (passes.tops_of, (INTS_3, INTS, FLOATS)),
         (first_kept, (INTS_2, INTS_2, int64, FLOATS, ENDS, types.bool_, INTS_2, BOOLS, FLOATS)),
         (told_logprobs, (WORDS, ASKED, INTS, INTS_2, DOUBLES, int64, *outputs)),
         *((decode, (array_type, INTS, *filtered, *tokens)) for array_type in words),

@@ -31,7 +31,13 @@ from tpsample.backends.numba_.kernels.inputs import (
     take_rows,
 )
 from tpsample.backends.numba_.kernels.int8 import first_ends, first_products, quantise
-from tpsample.backends.numba_.kernels.noise import exact_score, noise_of, stream_of, upper_scores
+from tpsample.backends.numba_.kernels.noise import (
+    exact_score,
+    heated,
+    noise_of,
+    stream_of,
+    upper_scores,
+)
 from tpsample.backends.numba_.kernels.numbers import (
     as_fp32,
     key_of,
@@ -164,8 +170,8 @@ def draw(start, stop, part, arguments):
         copy: what is multiplied first in place of the weight, or None.
         listed: int64 [R], how many first words of a row are found, where `memory` has rows.
         weighed: bool [R], which of these rows have upper ends there; others have a bound of inf.
-        step: float64 [R], see `store.filter_threshold`: what lies below has no best word. Rows with
-            several first words have none.
+        y: float64 [R], `Demand.least`; see `store.filter_threshold`: what lies below has no best
+            word. Rows with several first words have none.
         best: int64 [parts, rows of the memory, samples, count], raised; the least word first.
         first: int64 [parts, rows of the memory, most], raised: the first order words, the last of
             them first.
@@ -174,7 +180,7 @@ def draw(start, stop, part, arguments):
         computed: int64 [parts, 2, R], added to: how many exact logits a row took in blocks with a
             proof, and in others and whole ones.
     """
-    weight, hidden, index, copy, draws, head, memory, listed, weighed, step = arguments[:10]
+    weight, hidden, index, copy, draws, head, memory, listed, weighed, y = arguments[:10]
     best, first, error_bound, computed = arguments[10:]
     weight = part_of(weight, start, stop)
     rows, noise = take_rows(hidden, index), noise_of(draws, index)
@@ -187,6 +193,7 @@ def draw(start, stop, part, arguments):
         weight, rows, index, copy, quantised, products, sums, ends, slacks, lanes, noise,
         draws.samples, head, plain,
     )  # fmt: skip
+    step = heated(draws.temperature, index, y)
     of_rows = listed, weighed, step, first[part], error_bound[part]
     draw_blocks(shared, memory, of_rows, best[part], computed[part])
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
+from tpsample.backends.numba_.kernels.best_scores import mark_of
 from tpsample.backends.numba_.kernels.compiling import F32, F64, I32, I64, SUMS, jit
 from tpsample.backends.numba_.kernels.head import up
 from tpsample.backends.numba_.kernels.masses import COEFFICIENTS, DEGREE, ROUNDER, ROUNDER_BITS
+from tpsample.backends.numba_.kernels.numbers import value_of
 from tpsample.backends.numba_.kernels.primitives import bits_as, larger, smaller
 from tpsample.backends.screening.bound import TINY
 from tpsample.core.masses import TOP_MASS
 from tpsample.core.row_noise import LOG2_E
+from tpsample.core.word import LOWEST_DRAWABLE
 
 IDS_AT_ONCE = 512
 """As many masses as are summed in fp32, whose roundings stay below 2^-15 of the sum."""
@@ -42,9 +46,26 @@ def reaching(ends, mass, edge):
     return total, number
 
 
-@jit(in_parts=True, allocates=True)
-def bound_sums(start, stop, part, arguments):
-    """Bound the masses and the numbers of the tokens whose logits reach marks.
+class Room(NamedTuple):
+    """What `bound_row` works in: fp32 [IDS_AT_ONCE] and [2 C], float64 and int64 [2 C]."""
+
+    mass: np.ndarray
+    edges: np.ndarray
+    masses: np.ndarray
+    numbers: np.ndarray
+
+
+@jit(allocates=True)
+def room_for(num_marks):
+    """Return the room for the bounds of C marks."""
+    count = 2 * num_marks
+    edges = np.empty(count, F32)
+    return Room(np.empty(IDS_AT_ONCE, F32), edges, np.empty(count, F64), np.empty(count, I64))
+
+
+@jit()
+def bound_row(ends, error_bound, top, temperature, marks, room, sums):
+    """Bound the masses and the numbers of the tokens of a row whose logits reach marks.
 
         Σ of ends >= mark + error_bound   <=   Σ of logits > mark   <=   Σ of ends >= mark
 
@@ -53,42 +74,87 @@ def bound_sums(start, stop, part, arguments):
     sum, and two units per id are more than the roundings of the masses themselves.
 
     Args:
-        error_bound: fp32 [F]; see `tpsample.backends.torch_.passes.Rough`.
-        top: fp32 [F], largest logits of all ranks.
-        marks: fp32 [F, C], logits; inf is not asked. The upper bounds alone have logits that equal
-            a mark.
-        sums: int64 [F, 4, C], zeros: the least masses, the most, the least numbers, the most.
+        ends: fp32 [V_local], upper ends of logits.
+        error_bound: fp32; see `tpsample.backends.torch_.passes.Rough`.
+        top: fp32, the largest logit of all ranks.
+        marks: fp32 [C], logits; inf is not asked. The upper bounds alone have logits that equal a
+            mark.
+        sums: int64 [4, C], zeros: the least masses, the most, the least numbers, the most; or
+            [2, C], without the numbers.
     """
-    stored, error_bound, top, marks, sums = arguments
-    num_ids, num_marks = stored.logits.shape[1], marks.shape[1]
-    mass, edges = np.empty(IDS_AT_ONCE, F32), np.empty(2 * num_marks, F32)
-    masses, numbers = np.empty(2 * num_marks, F64), np.empty(2 * num_marks, I64)
+    num_ids, num_marks = len(ends), len(marks)
+    mass, edges, masses, numbers = room
+    trivial, spread = num_ids * I64(TOP_MASS), F64(error_bound) / F64(temperature)
+    counts = len(sums) > 2
+    sums[1] = trivial  # which always holds
+    if counts:
+        sums[3] = num_ids
+    if not spread <= 1.0 or not abs(top) < F32(np.inf):
+        return
+    for c in range(num_marks):
+        edges[c] = up(marks[c] + error_bound) + F32(TINY)
+        edges[num_marks + c] = marks[c]
+    masses[:], numbers[:] = 0.0, 0
+    for base in range(0, num_ids, IDS_AT_ONCE):
+        part = ends[base : base + IDS_AT_ONCE]
+        weigh_ends(part, top, F32(LOG2_E / F64(temperature)), mass)
+        for c in range(2 * num_marks):
+            if edges[c] == F32(np.inf):
+                continue
+            of_block, number = reaching(part, mass, edges[c])
+            masses[c] += F64(of_block)
+            numbers[c] += I64(number)
+    low, high = math.exp(-spread) * (1.0 - 2.0**-14), 1.0 + 2.0**-14
+    for c in range(num_marks):
+        sums[0, c] = larger(I64(masses[c] * low * TOP_MASS) - 2 * num_ids, 0)
+        most = I64(masses[num_marks + c] * high * TOP_MASS) + 2 * num_ids
+        sums[1, c] = smaller(most, trivial)
+        if counts:
+            sums[2, c], sums[3, c] = numbers[c], numbers[num_marks + c]
+
+
+@jit()
+def logit_of_total(least):
+    """Return the logit from which ends are in a total, of the total's least word."""
+    return value_of(least) if least > LOWEST_DRAWABLE else F32(-np.inf)
+
+
+@jit(in_parts=True, allocates=True)
+def bound_best(start, stop, part, arguments):
+    """Bound what stands before each of the best scores, and the totals.
+
+    Args:
+        error_bound: fp32 [F].
+        best: int64 [F, 1 + 2 C], those of all ranks, `count` for each sample.
+        least_of_total: int64 [F]; see `tpsample.request.filters.Thresholds`.
+        sums: int64 [F, 2 or 4, C + 1], those of `bound_row`. A best score that decides nothing is not
+            asked; the last mark is that of the total.
+    """
+    stored, error_bound, best, least_of_total, count, sums = arguments
+    num_scores = sums.shape[2] - 1
+    marks, room = np.empty(num_scores + 1, F32), room_for(num_scores + 1)
     for row in stored.rows[start:stop]:
-        of_row, temperature, trivial = (
-            sums[row],
-            F64(stored.temperature[row]),
-            num_ids * I64(TOP_MASS),
-        )
-        of_row[1], of_row[3] = trivial, num_ids  # which always hold
-        spread = F64(error_bound[row]) / temperature
-        if not spread <= 1.0 or not abs(top[row]) < F32(np.inf):
-            continue
-        for c in range(num_marks):
-            edges[c] = up(marks[row, c] + error_bound[row]) + F32(TINY)
-            edges[num_marks + c] = marks[row, c]
-        masses[:], numbers[:] = 0.0, 0
-        for base in range(0, num_ids, IDS_AT_ONCE):
-            ends = stored.logits[row, base : base + IDS_AT_ONCE]
-            weigh_ends(ends, top[row], F32(LOG2_E / temperature), mass)
-            for c in range(2 * num_marks):
-                if edges[c] == F32(np.inf):
-                    continue
-                of_block, number = reaching(ends, mass, edges[c])
-                masses[c] += F64(of_block)
-                numbers[c] += I64(number)
-        low, high = math.exp(-spread) * (1.0 - 2.0**-14), 1.0 + 2.0**-14
-        for c in range(num_marks):
-            of_row[0, c] = larger(I64(masses[c] * low * TOP_MASS) - 2 * num_ids, 0)
-            most = I64(masses[num_marks + c] * high * TOP_MASS) + 2 * num_ids
-            of_row[1, c] = smaller(most, trivial)
-            of_row[2, c], of_row[3, c] = numbers[c], numbers[num_marks + c]
+        top, orders = value_of(best[row, 0]), best[row, 1 + num_scores :]
+        for c in range(num_scores):
+            mark = mark_of(orders, c - c % count, c)
+            marks[c] = value_of(mark) if mark else F32(np.inf)
+        marks[num_scores] = logit_of_total(least_of_total[row])
+        of_row = error_bound[row], top, stored.temperature[row]
+        bound_row(stored.logits[row], *of_row, marks, room, sums[row])
+
+
+@jit(in_parts=True, allocates=True)
+def bound_totals(start, stop, part, arguments):
+    """Bound the masses of the tokens from order words on.
+
+    Args:
+        error_bound, top: fp32 [F]; top: the largest logits of all ranks.
+        least: int64 [F], order words.
+        sums: int64 [F, 2, 1], those of `bound_row`.
+    """
+    stored, error_bound, top, least, sums = arguments
+    marks, room = np.empty(1, F32), room_for(1)
+    for row in stored.rows[start:stop]:
+        marks[0] = logit_of_total(least[row])
+        of_row = error_bound[row], top[row], stored.temperature[row]
+        bound_row(stored.logits[row], *of_row, marks, room, sums[row])

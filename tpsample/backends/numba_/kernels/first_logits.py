@@ -27,6 +27,7 @@ from tpsample.backends.numba_.kernels.inputs import (
     put,
     take_rows,
 )
+from tpsample.backends.numba_.kernels.noise import heated
 from tpsample.backends.numba_.kernels.numbers import (
     lanes_reaching,
     lowest_lane,
@@ -90,10 +91,11 @@ def store_first(start, stop, part, arguments):
 
     Args:
         weight, hidden, index, head, memory, computed: as in `draw.draw`.
-        top_k: int64 [R] >= 1; step: float64 [R], see `store.filter_threshold`.
+        top_k: int64 [R] >= 1; temperature, y: as in `store.list_kept`.
     """
-    weight, hidden, index, head, memory, top_k, step, computed = arguments
+    weight, hidden, index, head, memory, top_k, temperature, y, computed = arguments
     weight, rows = part_of(weight, start, stop), take_rows(hidden, index)
+    step = heated(temperature, index, y)
     products, plain = products_of(rows, F32), plain_rows(head, index)
     sums, reaching = products_of(rows, F64), np.empty(len(index), U64)
     upper, lower = np.empty(BLOCK, F32), np.empty(BLOCK, F32)

@@ -105,6 +105,28 @@ def philox(c0, c1, c2, c3, k0, k1):
     return c0, c1, c2, c3
 
 
+@jit(inline=True)
+def safe_temperature(temperature):
+    """Return the temperature of a row, 1 if it is greedy. Twin: `tpsample.core.row_noise`."""
+    return smaller(temperature, F32(HOTTEST)) if temperature >= F32(GREEDY_BELOW) else F32(1)
+
+
+@jit(entry=True)
+def safe_temperatures(temperature, out):
+    """Find `safe_temperature` of rows, fp32 [R]."""
+    for i in range(len(temperature)):
+        out[i] = safe_temperature(temperature[i])
+
+
+@jit(allocates=True)
+def heated(temperature, index, y):
+    """Return T · y of rows int64 [R] of a batch, float64 [R], or none if y has none."""
+    out = np.empty(len(y), F64)
+    for i in range(len(y)):
+        out[i] = F64(safe_temperature(temperature[index[i]])) * y[i]
+    return out
+
+
 @jit()
 def stream_at(temperature, seed, position, sample, domain):
     """Return the noise of a sample at a position. Twin: `tpsample.noise.row_stream`."""

@@ -6,15 +6,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tpsample.backends.numba_.kernels.compiling import F32, I32, I64, jit
+from tpsample.backends.numba_.kernels.compiling import F32, F64, I32, I64, jit
 from tpsample.backends.numba_.kernels.heap import push
 from tpsample.backends.numba_.kernels.inputs import BLOCK
 from tpsample.backends.numba_.kernels.masses import mass_limit, mass_row, weigh_block, weigh_moments
 from tpsample.backends.numba_.kernels.noise import exact_score, noise_of, stream_of
-from tpsample.backends.numba_.kernels.numbers import key_of, pack, value_of
+from tpsample.backends.numba_.kernels.numbers import (
+    key_of,
+    of_ordered,
+    ordered,
+    pack,
+    value_of,
+)
 from tpsample.backends.numba_.kernels.primitives import larger, smaller
 from tpsample.core import spread as twin
-from tpsample.core.order import ABOVE_ALL
+from tpsample.core.order import ABOVE_ALL, LARGEST
 from tpsample.core.word import KEY_NAN, TOKEN_BITS, TOKEN_MASK
 
 FARTHEST, UNITS, INTEGERS_FROM = F32(twin.FARTHEST), F32(twin.UNITS), F32(twin.INTEGERS_FROM)
@@ -61,6 +67,37 @@ def words_of_block(logits, first_id, words):
         words[j] = pack(logits[j], first_id + j)
         largest = larger(largest, words[j])
     return largest
+
+
+@jit(entry=True)
+def tops_of(gathered, words, top):
+    """Find the first order words over all ranks, int64 [F], and their logits, fp32 [F].
+
+    Args:
+        gathered: int64 [W, F, n], of each rank; its words begin with the first one.
+    """
+    for i in range(len(words)):
+        words[i] = gathered[0, i, 0]
+        for rank in range(1, len(gathered)):
+            words[i] = larger(words[i], gathered[rank, i, 0])
+        top[i] = value_of(words[i])
+
+
+@jit(entry=True)
+def least_words(top, temperature, y, out):
+    """Find the least order words of logits >= top + T · y. Twin: `tpsample.core.order.least_word`.
+
+    Args:
+        top, temperature: fp32 [F].
+        y: float64 [F] <= 0.
+        out: int64 [F].
+    """
+    for i in range(len(top)):
+        exact = F64(top[i]) + F64(temperature[i]) * y[i] if y[i] > -np.inf else F64(-np.inf)
+        exact = larger(exact, F64(-LARGEST))
+        floor = F32(exact)
+        least = of_ordered(I32(ordered(floor) + I32(1))) if floor < exact else floor
+        out[i] = pack(least, TOKEN_MASK) if top[i] > F32(-np.inf) else ABOVE_ALL
 
 
 @jit(in_parts=True, allocates=True)

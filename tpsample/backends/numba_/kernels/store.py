@@ -25,6 +25,7 @@ from tpsample.backends.numba_.kernels.inputs import (
     put,
     take_rows,
 )
+from tpsample.backends.numba_.kernels.noise import heated
 from tpsample.backends.numba_.kernels.numbers import (
     as_fp32,
     exact_product,
@@ -137,14 +138,14 @@ def list_kept(start, stop, part, arguments):
     With top_k an id waits, with bounds of its logit, because later ids may exclude it.
 
     Args:
-        top_k: int64 [R]; step: float64 [R], see `filter_threshold`.
+        top_k: int64 [R]; temperature: fp32 [B]; y: float64 [R], `Demand.least`.
         first: int64 [parts, stored rows, count], raised: in rows with top_k the first top_k order
             words, the least first.
         computed: as in `tpsample.backends.numba_.kernels.draw.draw`.
     """
-    weight, hidden, index, head, memory, top_k, step, firsts, computed_of = arguments
+    weight, hidden, index, head, memory, top_k, temperature, y, firsts, computed_of = arguments
     weight, first, computed = part_of(weight, start, stop), firsts[part], computed_of[part]
-    num_rows, rows = len(index), take_rows(hidden, index)
+    num_rows, rows, step = len(index), take_rows(hidden, index), heated(temperature, index, y)
     products, sums = products_of(rows, F32), products_of(rows, F64)
     upper, logits = np.empty((num_rows, BLOCK), F32), np.empty(BLOCK, F32)
     tops, reaching = np.empty(num_rows, F32), np.empty(num_rows, U64)
