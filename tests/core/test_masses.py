@@ -114,7 +114,8 @@ def _numba(logits: Tensor, top: Tensor, temperature: Tensor) -> tuple[Tensor, ..
     each = (x.repeat_interleave(N).numpy() for x in (temperature, top))
     stored = passes.Stored(logits.numpy().reshape(-1, 1), 0, next(each), rows)
     sums = np.zeros((len(rows), 2), np.int64)
-    arguments = stored, next(each), np.zeros(len(rows), np.int64), sums
+    cut, no_marks = np.zeros(len(rows), np.int64), np.zeros((len(rows), 0), np.int64)
+    arguments = stored, next(each), cut, no_marks, sums
     in_ranges(passes.moment_from, 0, len(rows), 1, *arguments)
     return tuple(torch.from_numpy(sums).view(*logits.shape, 2).unbind(dim=2))
 

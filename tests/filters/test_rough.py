@@ -108,9 +108,9 @@ class Ends:
         ends = logits + error_bound.unsqueeze(1) * 0.99 * torch.rand(rows, V, generator=generator)
         filters = batch.plan.filters
         self.plain = ShardLogits.of(logits, batch, noise)
-        nothing = torch.zeros(rows, num_samples, 0, dtype=torch.int64)
+        nothing = torch.zeros(1, rows, num_samples, 0, dtype=torch.int64)
         rough = Rough(nothing, error_bound, torch.arange(rows), lambda *_: None)
-        first = torch.zeros(rows, 1, dtype=torch.int64)
+        first = torch.zeros(1, rows, 1, dtype=torch.int64)
         self.rough = replace(NativeShardLogits.of(ends, batch, noise), first=first, rough=rough)
         self.best = self.plain.best_scores(BEST_SCORES)
         plain = replace(self.plain, top=word.value_of(self.best[:, 0]))
@@ -122,11 +122,11 @@ def test_best_words_of_upper_ends_are_those_that_were_found():
     ends = Ends(2)
     found = ends.rough.rough
     assert found is not None
-    words = torch.randint(1, 2**40, (6, 2, 2 * BEST_SCORES))
+    words = word.pack(torch.randn(1, 6, 2, 2 * BEST_SCORES), torch.arange(2 * BEST_SCORES))
     rough = replace(ends.rough, rough=replace(found, best=words))
     scores = rough.best_scores(BEST_SCORES)[:, 1:].unflatten(1, (2, 2, -1))[:, 0]
     known = found.error_bound > 0
-    assert torch.equal(scores[known], words.topk(BEST_SCORES, dim=2).values[known])
+    assert torch.equal(scores[known], words[0].topk(BEST_SCORES, dim=2).values[known])
     exact = ends.best[:, 1:].unflatten(1, (2, 2, -1))[:, 0]
     assert torch.equal(scores[~known], exact[~known]) and known.sum() == 4
 

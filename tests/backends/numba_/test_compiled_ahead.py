@@ -163,7 +163,7 @@ def _prepared() -> None:
 def test_what_is_compiled_is_told_of_once(seconds, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(kernel_cache, "folder", lambda: tmp_path / "n")
     monkeypatch.setattr(compiled_ahead, "SECONDS_EACH", seconds)
-    kernel, types = _count_from()
+    kernel, types = _spread()
     monkeypatch.setattr(compiled_ahead, "entries", lambda _, **how: [(_new(kernel), types)])
     caplog.set_level(logging.INFO)
     for _ in range(2):
@@ -174,10 +174,10 @@ def test_what_is_compiled_is_told_of_once(seconds, tmp_path, monkeypatch, caplog
     assert said.levelno == (logging.WARNING if seconds == 30 else logging.INFO)
 
 
-def _count_from() -> tuple[Any, tuple]:
+def _spread() -> tuple[Any, tuple]:
     """Return a kernel that is compiled in no time, and the types of its arguments."""
     (found,) = (
-        each for each in compiled_ahead.entries(torch.empty(1, 0)) if "count" in str(each[0])
+        each for each in compiled_ahead.entries(torch.empty(1, 0)) if "spread" in str(each[0])
     )
     return found
 
@@ -212,7 +212,7 @@ def test_a_process_that_cannot_be_started_changes_nothing(python, tmp_path, monk
     monkeypatch.setattr(kernel_cache, "folder", lambda: tmp_path / "n")
     monkeypatch.setattr(compiled_ahead, "FEW", 0)
     monkeypatch.setattr(compiled_ahead.spawn, "get_executable", lambda: python)
-    kernel, types = _count_from()
+    kernel, types = _spread()
     new = _new(kernel)
     monkeypatch.setattr(compiled_ahead, "entries", lambda _, **how: [(new, types)])
     compiled_ahead.load_all(torch.empty(1, 0))

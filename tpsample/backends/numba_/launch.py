@@ -46,6 +46,8 @@ So few rows wait for memory."""
 HEAPED = 64
 """Largest top_k whose tokens are kept in a heap while the weights are read."""
 NONE = np.empty(0, np.int64)
+NOTHING_STORED = NONE, NONE.astype(np.bool_), NONE.astype(np.float64)
+"""What a draw takes of rows that store nothing; see `draw`."""
 
 
 class NativeBackend(Backend):
@@ -104,16 +106,18 @@ class NativeBackend(Backend):
             (self._draw_roughly, kinds.rough, kinds.rough_places),
             (self._store, kinds.whole, kinds.whole_places),
         ):
+            if not listed.shape[0]:
+                continue
             index = array_of(listed)
             memory = Memory(array_of(stored_places), raw, processed)
-            if given and len(index):
+            if given:
                 self._run(store_given, source, len(index), index, index, head, memory)
-            elif len(index):
+            else:
                 which(step, source, index, head, memory)
-        last = kept[1] if len(processed) else kept[0]
-        stored = weight_of(last, first_id, start, stop)
-        drawn = array_of(kinds.drawn), array_of(kinds.drawn_places)
-        self._draw(step, stored, *drawn, native.NativeHead(), best)
+        if kinds.drawn.shape[0]:
+            stored = weight_of(kept[1] if len(processed) else kept[0], first_id, start, stop)
+            drawn = array_of(kinds.drawn), array_of(kinds.drawn_places)
+            self._draw(step, stored, *drawn, native.NativeHead(), best)
 
     def _store_logits(
         self, step: Step, rows: Tensor, stored_rows: Tensor, raw: Tensor, processed: Tensor
@@ -152,9 +156,10 @@ class NativeBackend(Backend):
         Args:
             sources: the rows of `source`, if that is logits.
         """
-        samples, num_rows, threads = len(best), len(index), self._threads(source, len(index))
+        samples, num_rows = len(best), len(index)
         if not samples or not num_rows:
             return
+        threads = self._threads(source, num_rows)
         # The word of a range whose ids are all masked is that of its first id.
         empty = KEY_MINUS_INF << TOKEN_BITS | TOKEN_MASK - (source.first_id + source.start)
         words_of_threads = np.full((threads, num_rows, samples, 1), empty)
@@ -164,10 +169,8 @@ class NativeBackend(Backend):
             if self.copy is not None and (HAS_VNNI or num_rows <= COPY_ROWS):
                 copy = copy_of(self.copy, self._shard.start)
             memory = Memory(np.arange(num_rows))
-            every = NONE, NONE.astype(np.bool_), NONE.astype(np.float64)
-            self._run_draw(
-                step, source, index, head, memory, every, (words_of_threads, *nothing), copy
-            )
+            outputs = words_of_threads, *nothing
+            self._run_draw(step, source, index, head, memory, NOTHING_STORED, outputs, copy)
         else:
             rows = index, sources, draws_of(step.noise), head, NONE
             self._run(draw_given, source, num_rows, *rows, outputs=(words_of_threads,))
@@ -240,11 +243,15 @@ class NativeBackend(Backend):
         work = PAIR * self._threads(source, len(index)) * most
         most = np.where((most > HEAPED) & (work > source.stop - source.start), 0, most)
         whole, many = (most == 0) & (least == -np.inf), most > HEAPED
-        for rows, words in ((~whole & ~many, first), (many, None)):
-            part = memory._replace(stored_rows=memory.stored_rows[rows])
-            self._list_kept(step, source, index[rows], head, part, most[rows], least[rows], words)
-        part = memory._replace(stored_rows=memory.stored_rows[whole])
-        self._store(step, source, index[whole], head, part)
+        for rows, words in ((~whole & ~many, first), (many, None), (whole, None)):
+            if not rows.any():
+                continue
+            part, of_rows = memory._replace(stored_rows=memory.stored_rows[rows]), index[rows]
+            if rows is whole:
+                self._store(step, source, of_rows, head, part)
+            else:
+                limits = most[rows], least[rows], words
+                self._list_kept(step, source, of_rows, head, part, *limits)
 
     def _list_kept(
         self,

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from tpsample.backends.numba_.kernels import ends, passes
 from tpsample.backends.numba_.kernels.arrays import array_of, arrays_of
-from tpsample.backends.numba_.kernels.best_scores import first_kept, known_best, words_of
+from tpsample.backends.numba_.kernels.best_scores import first_kept, known_best
 from tpsample.backends.numba_.kernels.draw import draw_stored
 from tpsample.backends.numba_.kernels.head import NativeHead
 from tpsample.backends.numba_.kernels.inputs import weight_of
-from tpsample.backends.numba_.kernels.logprobs import told_logprobs
+from tpsample.backends.numba_.kernels.logprobs import list_words, told_logprobs
 from tpsample.backends.numba_.kernels.noise import draws_of, safe_temperatures
 from tpsample.backends.numba_.kernels.threads import in_ranges, threads_for
 from tpsample.backends.torch_.logprobs import ListedWords, log_totals
@@ -27,7 +27,9 @@ from tpsample.core.row_noise import RowNoise
 from tpsample.output import Logprobs
 from tpsample.request.filters import LogprobRows, Thresholds
 
-NONE = np.empty(0, np.int64)
+NONE, NO_BOUND = np.empty(0, np.int64), np.empty(0, np.float32)
+NO_IDS = torch.empty(1, 0, dtype=torch.int64, device="cpu")
+NOT_LISTED = np.empty((0, 0, 0), np.int64)
 
 
 class NativeShardLogits(ShardLogits):
@@ -54,21 +56,23 @@ class NativeShardLogits(ShardLogits):
         in_ranges(kernel, 0, len(rows), self._threads, stored, *arrays_of(arguments))
 
     def first_words(self, count: int) -> Tensor:
-        first, rows = np.zeros((len(self.logits), count), np.int64), self._rows
-        if self.first is not None:
-            known = _descending(array_of(self.first))[:, :count]
-            first[rows, : known.shape[1]] = known[rows]
-            rows = rows[first[rows, 0] == 0]
-        if self.rough is not None and len(rows):  # those with no error bound store nothing else
-            rows = rows[array_of(self.rough.error_bound)[rows] < np.inf]
-        if count and len(rows):
-            self.run(passes.first_words, first, rows=rows)
-        return _descending(first)
+        return self._own_words(count, NO_IDS.expand(len(self.logits), 0))
 
     def words_of(self, token_ids: Tensor) -> Tensor:
-        found = torch.empty_like(token_ids, memory_format=torch.contiguous_format)
-        words_of(*arrays_of((self.logits, self.first_id, token_ids, found)))
-        return found
+        return self._own_words(0, token_ids)
+
+    def own_words(self, count: int, token_ids: Tensor, first: Tensor | None = None) -> Tensor:
+        if first is not None:
+            return super().own_words(count, token_ids, first)
+        return self._own_words(count, token_ids)
+
+    def _own_words(self, count: int, token_ids: Tensor) -> Tensor:
+        """Return what `own_words` does of rows whose first words are not known."""
+        listed = NOT_LISTED if self.first is None else self.first
+        error_bound = NO_BOUND if self.rough is None else self.rough.error_bound
+        out = token_ids.new_zeros(len(token_ids), count + token_ids.shape[1])
+        self.run(passes.own_words, listed, error_bound, token_ids, out)
+        return out
 
     def best_scores(self, count: int) -> Tensor:
         best, rows = self.noise.num_samples * count, self._rows
@@ -139,8 +143,7 @@ class NativeShardLogits(ShardLogits):
     ) -> None:
         """Call a pass over the first words of all rows."""
         total = thresholds.total
-        given = torch.full_like(thresholds.most, -1) if total is None else total
-        limits = tuple(arrays_of((*thresholds[:4], given)))
+        limits = tuple(arrays_of((*thresholds[:4], NONE if total is None else total)))
         rows = first, self.temperature, limits
         in_ranges(kernel, 0, len(first), 1, *arrays_of((*rows, *arguments)))
 
@@ -175,9 +178,23 @@ class NativeShardLogits(ShardLogits):
         return sums[:, :2]
 
     def moment_from(self, cut: Tensor) -> Tensor:
-        sums = cut.new_zeros(len(cut), 2)
-        self.run(passes.moment_from, self.largest, cut, sums)
+        return self.weigh(cut, cut.new_empty(len(cut), 0))
+
+    def weigh(self, cut: Tensor | None, marks: Tensor) -> Tensor:
+        cut = marks.new_zeros(len(marks)) if cut is None else cut
+        sums = marks.new_zeros(len(marks), 2 + marks.shape[1])
+        self.run(passes.moment_from, self.largest, cut, marks, sums)
         return sums
+
+    def listed_words(self, logprob_rows: LogprobRows, gathered: Tensor) -> ListedWords:
+        (_, rows, width), count = gathered.shape, max(1, logprob_rows.top)
+        first = gathered.new_zeros(rows, count)
+        own = gathered.new_empty(rows, width - count)
+        marks = gathered.new_empty(rows, width - count + 1)
+        top, temperature = (torch.empty_like(self.temperature) for _ in range(2))
+        given = gathered, self.temperature, logprob_rows.processed
+        list_words(*arrays_of((*given, first, own, marks, top, temperature)))
+        return ListedWords(first, own, top, temperature, marks)
 
     def least_of_mass(self, limit: Tensor) -> Tensor:
         least = torch.full_like(limit, ABOVE_ALL, memory_format=torch.contiguous_format)
@@ -188,11 +205,6 @@ class NativeShardLogits(ShardLogits):
         sums = torch.zeros(len(self.largest), 4, dtype=torch.int64, device="cpu")
         self.run(passes.spread, self.largest, sums)
         return sums
-
-    def count_from(self, marks: Tensor) -> Tensor:
-        counts = torch.zeros_like(marks, memory_format=torch.contiguous_format)
-        self.run(passes.count_from, marks, counts)
-        return counts
 
     def _scores(self, rows: np.ndarray, cut: np.ndarray, count: int) -> Tensor:
         """Return int64 [F, samples, count], the best score words of what reaches a cut, of rows

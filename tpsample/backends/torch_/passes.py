@@ -55,8 +55,8 @@ class Rough:
     """Rows some of whose stored logits are upper ends, as the local step leaves them.
 
     Attributes:
-        best: int64 [F, num_samples, n], the best score words, in any order; 0 in the other rows.
-            The logits of their tokens are stored.
+        best: int64 [threads, F, num_samples, n], the best score words, in any order; 0 in the other
+            rows. The logits of their tokens are stored.
         error_bound: fp32 [F]: no stored logit is below the logit, nor above it by more.
         index: int64 [F], the rows of the batch.
         store: that of `tpsample.request.step.Found`, of the step.
@@ -69,7 +69,7 @@ class Rough:
 
     def select(self, index: slice | Tensor) -> Rough:
         """Return some of the rows."""
-        return Rough(self.best[index], self.error_bound[index], self.index[index], self.store)
+        return Rough(self.best[:, index], self.error_bound[index], self.index[index], self.store)
 
 
 class Verdict(NamedTuple):
@@ -118,8 +118,8 @@ class ShardLogits:
         top: fp32 [F], largest logits over all ranks, once these are known; masses are shares of it.
         done: bool [F], rows that the passes of a draw leave out, because their token is known:
             their results are 0. None leaves out no row.
-        first: int64 [F, n], the rows' first order words in any order, as far as the local step has
-            listed them; 0 in rows that it has not.
+        first: int64 [threads, F, n], the rows' first order words in any order, as far as the local
+            step has listed them; 0 in rows that it has not.
         rough: of rows that may be upper ends; None if all logits are stored themselves.
         tile_words: of the tiles in which a kernel made the logits; None if it says nothing of them.
     """
@@ -168,8 +168,8 @@ class ShardLogits:
             noise = noise.select(batch.plan.stored_index)
         if found is not None and batch.plan.rough:
             assert batch.plan.stored_index is not None
-            best, error_bound = found.best.movedim(0, 2).flatten(2), found.error_bound.amax(dim=0)
-            rough = Rough(best, error_bound, batch.plan.stored_index, found.store)
+            error_bound, index = found.error_bound.amax(dim=0), batch.plan.stored_index
+            rough = Rough(found.best, error_bound, index, found.store)
         return cls(
             logits=processed,
             raw=raw,
@@ -177,7 +177,7 @@ class ShardLogits:
             vocab_size=batch.plan.vocab_size,
             temperature=cls.temperature_of(noise),
             noise=noise,
-            first=None if found is None else found.first.transpose(0, 1).flatten(1),
+            first=None if found is None else found.first,
             rough=rough,
             tile_words=tile_words,
         )
@@ -208,7 +208,7 @@ class ShardLogits:
             noise=self.noise.select(index),
             top=None if self.top is None else self.top[index],
             done=None if self.done is None else self.done[index],
-            first=None if self.first is None else self.first[index],
+            first=None if self.first is None else self.first[:, index],
             rough=None if self.rough is None else self.rough.select(index),
             tile_words=None if self.tile_words is None else self.tile_words.select(index),
         )

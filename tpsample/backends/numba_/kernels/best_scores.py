@@ -1,6 +1,6 @@
 """The best scores of filtered rows, and what they decide.
 
-Twins: `words_of`, `best_scores` and `first_kept` of `tpsample.backends.torch_.passes`.
+Twins: `best_scores` and `first_kept` of `tpsample.backends.torch_.passes`.
 """
 
 from __future__ import annotations
@@ -28,21 +28,6 @@ def mark_of(orders, first, c):
     return orders[c]
 
 
-@jit(entry=True)
-def words_of(logits, first_id, token_ids, out):
-    """Find the order words of ids, 0 for those of other ranks and for -1.
-
-    Args:
-        logits: fp32 [F, V_local], of the ids from first_id on.
-        token_ids, out: int64 [F, C].
-    """
-    for i in range(len(logits)):
-        for c in range(token_ids.shape[1]):
-            v = token_ids[i, c] - first_id
-            is_own = 0 <= v < logits.shape[1]
-            out[i, c] = pack(logits[i, v], token_ids[i, c]) if is_own else I64(0)
-
-
 @jit()
 def insert(words, word):
     """Put a word in its place among descending words, int64, if it is larger than the last."""
@@ -60,19 +45,20 @@ def known_best(first, best, error_bound, logits, first_id, count, out):
     """Find what this rank sends for the rejection, of the rows that store upper ends.
 
     Args:
-        first: int64 [F, n], the first order words, in any order.
-        best: int64 [F, samples, m], the best score words, in any order.
+        first: int64 [threads, F, n], the first order words, in any order.
+        best: int64 [threads, F, samples, m], the best score words, in any order.
         error_bound: fp32 [F]; a row in which it is 0 stores its logits, and is left out.
         logits: fp32 [F, V_local], of the ids from first_id on; those of the best words themselves.
         out: int64 [F, 1 + 2 · samples · count], zeros; see `ShardLogits.best_scores`.
     """
-    samples = best.shape[1]
-    for i in range(len(best)):
+    threads, _, samples, num_words = best.shape
+    for i in range(len(error_bound)):
         if error_bound[i] == F32(0):
             continue
         top = I64(0)
-        for j in range(first.shape[1]):
-            top = larger(top, first[i, j])
+        for thread in range(threads):
+            for word in first[thread, i]:
+                top = larger(top, word)
         if top == 0 and error_bound[i] < F32(np.inf):  # all are masked
             for v in range(logits.shape[1]):
                 top = larger(top, pack(logits[i, v], first_id + v))
@@ -80,8 +66,9 @@ def known_best(first, best, error_bound, logits, first_id, count, out):
         for sample in range(samples):
             begin = 1 + sample * count
             scores = out[i, begin : begin + count]
-            for j in range(best.shape[2]):
-                insert(scores, best[i, sample, j])
+            for thread in range(threads):
+                for j in range(num_words):
+                    insert(scores, best[thread, i, sample, j])
             orders = out[i, begin + samples * count : begin + (samples + 1) * count]
             for c in range(count):
                 if scores[c]:

@@ -25,7 +25,6 @@ from tpsample.backends.numba_.kernels.arrays import array_of
 from tpsample.backends.numba_.kernels.best_scores import (
     first_kept,
     known_best,
-    words_of,
 )
 from tpsample.backends.numba_.kernels.compiling import is_ready, told
 from tpsample.backends.numba_.kernels.decode import decode
@@ -34,7 +33,7 @@ from tpsample.backends.numba_.kernels.first_logits import store_first
 from tpsample.backends.numba_.kernels.head import NativeHead
 from tpsample.backends.numba_.kernels.inputs import Memory, weight_of
 from tpsample.backends.numba_.kernels.int8 import Copy
-from tpsample.backends.numba_.kernels.logprobs import told_logprobs
+from tpsample.backends.numba_.kernels.logprobs import list_words, told_logprobs
 from tpsample.backends.numba_.kernels.noise import Draws, safe_temperatures
 from tpsample.backends.numba_.kernels.store import list_kept, store, store_given
 from tpsample.core.score import LOGIT_DTYPES
@@ -96,13 +95,12 @@ def entries(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]
     kept = typeof(weight_of(torch.empty(1, 1, dtype=torch.float32, device="cpu"), 0, 0, 1))
     kernels += [
         (draw_stored, (kept, INTS, DRAWS, HEAD, INTS, INTS_3)),
-        (passes.first_words, (STORED, INTS_2)),
+        (passes.own_words, (STORED, INTS_3, FLOATS, INTS_2, INTS_2)),
         (cuts.words_from, (STORED, INTS, INTS_2)),
         (passes.weigh, (STORED, FLOATS, INTS_2, INTS, INTS_2)),
-        (passes.moment_from, (STORED, FLOATS, INTS, INTS_2)),
+        (passes.moment_from, (STORED, FLOATS, INTS, INTS_2, INTS_2)),
         (passes.least_of_mass, (STORED, FLOATS, INTS, INTS)),
         (passes.spread, (STORED, FLOATS, INTS_2)),
-        (passes.count_from, (STORED, INTS_2, INTS_2)),
         (cuts.nth_equal, (STORED, FLOATS, INTS, INTS)),
         (cuts.digits, (STORED, FLOATS, INTS, INTS, int64, types.bool_, INTS_2)),
         (cuts.numbers_of_bins, (STORED, FLOATS, INTS_2)),
@@ -129,12 +127,12 @@ def entries(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]
     outputs = INTS_2, DOUBLES_2, INTS_2, DOUBLES
     return [
         *shared,
-        (words_of, (FLOATS_2, int64, INTS_2, INTS_2)),
         (safe_temperatures, (FLOATS, FLOATS)),
-        (known_best, (INTS_2, INTS_3, FLOATS, FLOATS_2, int64, int64, INTS_2)),
+        (known_best, (INTS_3, INTS_4, FLOATS, FLOATS_2, int64, int64, INTS_2)),
         (passes.least_words, (FLOATS, FLOATS, DOUBLES, INTS)),
         (passes.tops_of, (INTS_3, INTS, FLOATS)),
         (first_kept, (INTS_2, INTS_2, int64, FLOATS, ENDS, types.bool_, INTS_2, BOOLS, FLOATS)),
+        (list_words, (INTS_3, FLOATS, BOOLS, *[INTS_2] * 3, FLOATS, FLOATS)),
         (told_logprobs, (WORDS, ASKED, INTS, INTS_2, DOUBLES, int64, *outputs)),
         *((decode, (array_type, INTS, *filtered, *tokens)) for array_type in words),
     ]

@@ -127,8 +127,8 @@ def bound_best(start, stop, part, arguments):
         error_bound: fp32 [F].
         best: int64 [F, 1 + 2 C], those of all ranks, `count` for each sample.
         least_of_total: int64 [F]; see `tpsample.request.filters.Thresholds`.
-        sums: int64 [F, 2 or 4, C + 1], those of `bound_row`. A best score that decides nothing is not
-            asked; the last mark is that of the total.
+        sums: int64 [F, 2 or 4, C + 1], those of `bound_row`. A best score that decides nothing is
+            not asked; the last mark is that of the total.
     """
     stored, error_bound, best, least_of_total, count, sums = arguments
     num_scores = sums.shape[2] - 1

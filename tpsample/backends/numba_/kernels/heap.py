@@ -22,3 +22,12 @@ def push(heap, size, value):
         heap[at] = heap[child]
         at = child
     heap[at] = value
+
+
+@jit()
+def sort(heap):
+    """Sort a heap, the largest number first."""
+    for last in range(len(heap) - 1, 0, -1):
+        least = heap[0]
+        push(heap, last, heap[last])
+        heap[last] = least

@@ -4,12 +4,37 @@ from __future__ import annotations
 
 import numpy as np
 
-from tpsample.backends.numba_.kernels.compiling import F64, I64, jit
+from tpsample.backends.numba_.kernels.best_scores import insert
+from tpsample.backends.numba_.kernels.compiling import F32, F64, I64, jit
 from tpsample.backends.numba_.kernels.decode import OK, token_of
 from tpsample.backends.numba_.kernels.numbers import key_of, value_of
-from tpsample.backends.numba_.kernels.primitives import smaller
+from tpsample.backends.numba_.kernels.primitives import larger, smaller
 from tpsample.core.masses import LN2
 from tpsample.core.word import NO_TOKEN, TOKEN_MASK
+
+
+@jit(entry=True)
+def list_words(gathered, given, processed, first, own, marks, top, temperature):
+    """Find the words of all ranks that logprobs are told of. Twin: `listed_words`.
+
+    Args:
+        gathered: int64 [W, R, n + S + C], each rank's first words and those of some ids.
+        given: fp32 [R], temperatures; processed: bool [R], whether they count.
+        first, own, marks, top, temperature: out, as in `ListedWords`; `first` are zeros.
+    """
+    count, num_own = first.shape[1], own.shape[1]
+    for i in range(len(first)):
+        for rank in range(len(gathered)):
+            for j in range(count):
+                insert(first[i], gathered[rank, i, j])
+        for c in range(num_own):
+            word = gathered[0, i, count + c]
+            for rank in range(1, len(gathered)):
+                word = larger(word, gathered[rank, i, count + c])
+            own[i, c], marks[i, c] = word, word & ~I64(TOKEN_MASK)
+        marks[i, num_own] = first[i, count - 1] & ~I64(TOKEN_MASK)
+        top[i] = value_of(first[i, 0])
+        temperature[i] = given[i] if processed[i] else F32(1)
 
 
 @jit(entry=True)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tpsample.backends.numba_.kernels.compiling import F32, F64, I32, I64, jit
-from tpsample.backends.numba_.kernels.heap import push
+from tpsample.backends.numba_.kernels.heap import push, sort
 from tpsample.backends.numba_.kernels.inputs import BLOCK
 from tpsample.backends.numba_.kernels.masses import mass_limit, mass_row, weigh_block, weigh_moments
 from tpsample.backends.numba_.kernels.noise import exact_score, noise_of, stream_of
@@ -44,19 +44,47 @@ class Stored(NamedTuple):
 
 
 @jit(in_parts=True, allocates=True)
-def first_words(start, stop, part, arguments):
-    """Find the first order words of rows, int64 [F, count], the last of them first."""
-    stored, out = arguments
-    num_ids, words = stored.logits.shape[1], np.empty(BLOCK, I64)
+def own_words(start, stop, part, arguments):
+    """Find the first n order words of rows, descending, and those of some ids.
+
+    Args:
+        listed: int64 [threads, F, m], the first order words of rows that the local step has listed,
+            in any order; 0 in the others.
+        error_bound: fp32 [F], inf in rows that store nothing that was not listed; or no rows.
+        token_ids: int64 [F, C]; those of other ranks, and -1, have the word 0.
+        out: int64 [F, n + C], zeros.
+    """
+    stored, listed, error_bound, token_ids, out = arguments
+    num_ids, count = stored.logits.shape[1], out.shape[1] - token_ids.shape[1]
+    words = np.empty(BLOCK, I64)
     for row in stored.rows[start:stop]:
-        logits, heap = stored.logits[row], out[row]
-        for base in range(0, num_ids, BLOCK):
-            part = logits[base : base + BLOCK]
-            if words_of_block(part, stored.first_id + base, words) <= heap[0]:
-                continue
-            for j in range(len(part)):
-                if words[j] > heap[0]:
-                    push(heap, len(heap), words[j])
+        logits, heap = stored.logits[row], out[row, :count]
+        for c in range(token_ids.shape[1]):
+            v = token_ids[row, c] - stored.first_id
+            if 0 <= v < num_ids:
+                out[row, count + c] = pack(logits[v], token_ids[row, c])
+        if count == 0:
+            continue
+        largest = I64(0)
+        for thread in range(len(listed)):
+            for word in listed[thread, row]:
+                push(heap, count, word)
+                largest = larger(largest, word)
+        if largest == 0 and (len(error_bound) == 0 or error_bound[row] < F32(np.inf)):
+            push_all(logits, stored.first_id, words, heap)
+        sort(heap)
+
+
+@jit()
+def push_all(logits, first_id, words, heap):
+    """Push the order words of a row's logits; words: int64 [BLOCK], of any content."""
+    for base in range(0, len(logits), BLOCK):
+        part = logits[base : base + BLOCK]
+        if words_of_block(part, first_id + base, words) <= heap[0]:
+            continue
+        for j in range(len(part)):
+            if words[j] > heap[0]:
+                push(heap, len(heap), words[j])
 
 
 @jit()
@@ -143,9 +171,14 @@ def weigh(start, stop, part, arguments):
 
 @jit(in_parts=True, allocates=True)
 def moment_from(start, stop, part, arguments):
-    """Sum the masses and moments of what reaches a cut, int64 [F]; sums: int64 [F, 2], zeros."""
-    stored, top, cut, sums = arguments
-    num_ids = stored.logits.shape[1]
+    """Sum the masses and moments of what reaches a cut, and count what reaches marks.
+
+    Args:
+        cut: int64 [F]; marks: int64 [F, C].
+        sums: int64 [F, 2 + C], zeros.
+    """
+    stored, top, cut, marks, sums = arguments
+    num_ids, num_marks = stored.logits.shape[1], marks.shape[1]
     mass, moment, words = np.empty(BLOCK, I64), np.empty(BLOCK, I64), np.empty(BLOCK, I64)
     parts, whole = np.empty((2, BLOCK), F32), np.empty(BLOCK, I32)
     for row in stored.rows[start:stop]:
@@ -153,7 +186,15 @@ def moment_from(start, stop, part, arguments):
         mass_numbers = mass_row(top[row], stored.temperature[row])
         for base in range(0, num_ids, BLOCK):
             part = logits[base : base + BLOCK]
-            if words_of_block(part, stored.first_id + base, words) < least:
+            largest = words_of_block(part, stored.first_id + base, words)
+            for c in range(num_marks):
+                mark, number = marks[row, c], I64(0)
+                if largest < mark:
+                    continue
+                for j in range(len(part)):
+                    number += words[j] >= mark
+                of_row[2 + c] += number
+            if largest < least:
                 continue
             weigh_moments(part, mass_numbers, parts, whole, mass, moment)
             sum_mass, sum_moment = I64(0), I64(0)
@@ -204,25 +245,6 @@ def spread(start, stop, part, arguments):
             of_row[3] += square & LOW_HALF
 
 
-@jit(in_parts=True, allocates=True)
-def count_from(start, stop, part, arguments):
-    """Count the order words that are >= each of marks, int64 [F, C]; counts the same, zeros."""
-    stored, marks, counts = arguments
-    num_ids, num_marks = stored.logits.shape[1], marks.shape[1]
-    words = np.empty(BLOCK, I64)
-    for row in stored.rows[start:stop]:
-        logits, least = stored.logits[row], marks[row].min()
-        for base in range(0, num_ids, BLOCK):
-            part = logits[base : base + BLOCK]
-            if words_of_block(part, stored.first_id + base, words) < least:
-                continue
-            for c in range(num_marks):
-                mark, number = marks[row, c], I64(0)
-                for j in range(len(part)):
-                    number += words[j] >= mark
-                counts[row, c] += number
-
-
 @jit()
 def keep_first(first, top_k, share, least, least_of_total, given, mass, kept):
     """Note which of a row's first tokens its filters keep.
@@ -251,7 +273,8 @@ def best_of_first(start, stop, part, arguments):
     Args:
         first: int64 [F, n], order words, descending.
         temperature: fp32 [F].
-        limits: the first four of `tpsample.request.filters.Thresholds` and the total, [F] each.
+        limits: the first four of `tpsample.request.filters.Thresholds`, [F] each, and the total,
+            [F] or no rows.
         out: int64 [F, samples], zeros.
     """
     first, temperature, limits, draws, out = arguments
@@ -263,7 +286,8 @@ def best_of_first(start, stop, part, arguments):
         for j in range(count):
             logits[j] = value_of(first[i, j])
         weigh_block(logits, mass_row(logits[0], temperature[i]), power, mass)
-        row_limits = most[i], shares[i], least[i], least_of_total[i], totals[i]
+        given = totals[i] if len(totals) else I64(-1)
+        row_limits = most[i], shares[i], least[i], least_of_total[i], given
         keep_first(first[i], *row_limits, mass, kept)
         for j in range(count):
             if not kept[j]:
@@ -293,7 +317,8 @@ def kept_of_first(start, stop, part, arguments):
         for j in range(count):
             logits[j] = value_of(first[i, j])
         weigh_block(logits, mass_row(logits[0], temperature[i]), power, mass)
-        row_limits = most[i], shares[i], least[i], least_of_total[i], totals[i]
+        given = totals[i] if len(totals) else I64(-1)
+        row_limits = most[i], shares[i], least[i], least_of_total[i], given
         keep_first(first[i], *row_limits, mass, kept)
         out[i, 0] = ABOVE_ALL
         for j in range(count):
