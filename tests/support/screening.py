@@ -264,7 +264,7 @@ def stored_logits(local: Backend, step: Step) -> Tensor:
     assert step.logits is not None
     raw, processed = halves(step.logits, len(plan.stored_list))
     if step.found is not None and plan.rough:
-        error_bound = step.found.error_bound.amax(dim=0).double().unsqueeze(1)
+        error_bound = step.found.error_bound.double().unsqueeze(1)
         last = processed if len(processed) else raw
         ends = last.double()
         step.found.store(step, plan.kinds.rough, plan.kinds.rough_places, raw, processed)

@@ -70,7 +70,7 @@ class Found(NamedTuple):
     Attributes:
         first: int64 [threads, R, n], first order words in any order; 0 in rows without.
         best: int64 [threads, R, num_samples, m], best score words in any order; likewise.
-        error_bound: fp32 [threads, R]: no stored logit is below the logit, nor above it by more.
+        error_bound: fp32 [R]: no stored logit is below the logit, nor above it by more.
         store: stores the logits of rows in place of upper ends. It takes the step, rows int64 [n]
             of the batch, their places in memory, and that memory: fp32 [R, V_local] before the
             controls, and after them; no rows without controls.

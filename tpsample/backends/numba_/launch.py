@@ -70,7 +70,7 @@ class NativeBackend(Backend):
         of_rough = num_samples, BEST_SCORES if plan.rough else 0
         first = self._scratch.take("first words", torch.int64, *shape, count).zero_()
         best = self._scratch.take("best words", torch.int64, *shape, *of_rough).zero_()
-        error_bound = self._scratch.take("error_bound", torch.float32, *shape).zero_()
+        error_bound = self._scratch.take("error_bound", torch.float32, shape[1]).zero_()
         return Found(first, best, error_bound, self._store_logits)
 
     def compile_ahead(self) -> None:
@@ -183,13 +183,19 @@ class NativeBackend(Backend):
         """Store upper ends of the logits of rough rows, and find their best words."""
         assert step.found is not None
         threads = self._threads(source, len(index))
-        first, best, error_bound = (array_of(tensor)[:threads] for tensor in step.found[:3])
+        first, best, error_bound = map(array_of, step.found[:3])
+        of_threads = error_bound[None]
+        if threads > 1:
+            of_threads = np.zeros((threads, len(error_bound)), np.float32)
         counted, demands = step.batch.plan.kept_cap is not None, step.batch.plan.rough.values()
         listed = np.array([max(1, demand.first) for demand in demands])
         weighed = np.array([counted or demand.weighed for demand in demands])
         least = np.array([demand.least for demand in demands])
         of_rows = listed, weighed, least
-        self._run_draw(step, source, index, head, memory, of_rows, (best, first, error_bound))
+        outputs = best[:threads], first[:threads], of_threads
+        self._run_draw(step, source, index, head, memory, of_rows, outputs)
+        if threads > 1:
+            of_threads.max(axis=0, out=error_bound)
 
     def _run_draw(
         self,

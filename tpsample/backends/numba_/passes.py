@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, from_numpy
 
 from tpsample.backends.numba_.kernels import ends, passes
 from tpsample.backends.numba_.kernels.arrays import array_of, arrays_of
@@ -28,7 +28,6 @@ from tpsample.output import Logprobs
 from tpsample.request.filters import LogprobRows, Thresholds
 
 NONE, NO_BOUND = np.empty(0, np.int64), np.empty(0, np.float32)
-NO_IDS = torch.empty(1, 0, dtype=torch.int64, device="cpu")
 NOT_LISTED = np.empty((0, 0, 0), np.int64)
 
 
@@ -39,104 +38,105 @@ class NativeShardLogits(ShardLogits):
 
     @staticmethod
     def temperature_of(noise: RowNoise) -> Tensor:
-        safe = torch.empty_like(noise.temperature, memory_format=torch.contiguous_format)
-        safe_temperatures(*arrays_of((noise.temperature, safe)))
-        return safe
+        given = array_of(noise.temperature.contiguous())
+        safe = np.empty_like(given)
+        safe_temperatures(given, safe)
+        return from_numpy(safe)
 
-    def run(
-        self, kernel: Callable[..., Any], *arguments: Any, rows: np.ndarray | None = None
-    ) -> None:
-        """Call a pass for ranges of the rows that are not done, or of these, one per thread.
+    def run(self, kernel: Callable[..., Any], *arguments: Any) -> None:
+        """Call a pass for ranges of the rows that are not done, one per thread.
 
         Args:
             arguments: of the pass; tensors that it writes lie in order.
         """
-        rows = self._rows if rows is None else rows
-        stored = passes.Stored(*arrays_of((self.logits, self.first_id, self.temperature, rows)))
-        in_ranges(kernel, 0, len(rows), self._threads, stored, *arrays_of(arguments))
+        stored = self._stored
+        in_ranges(kernel, 0, len(stored.rows), self._threads, stored, *arrays_of(arguments))
 
     def first_words(self, count: int) -> Tensor:
-        return self._own_words(count, NO_IDS.expand(len(self.logits), 0))
+        return self._own_words(count, np.empty((self.logits.shape[0], 0), np.int64))
 
     def words_of(self, token_ids: Tensor) -> Tensor:
-        return self._own_words(0, token_ids)
+        return self._own_words(0, array_of(token_ids.contiguous()))
 
     def own_words(self, count: int, token_ids: Tensor, first: Tensor | None = None) -> Tensor:
         if first is not None:
             return super().own_words(count, token_ids, first)
-        return self._own_words(count, token_ids)
+        return self._own_words(count, array_of(token_ids.contiguous()))
 
-    def _own_words(self, count: int, token_ids: Tensor) -> Tensor:
+    def _own_words(self, count: int, token_ids: np.ndarray) -> Tensor:
         """Return what `own_words` does of rows whose first words are not known."""
         listed = NOT_LISTED if self.first is None else self.first
         error_bound = NO_BOUND if self.rough is None else self.rough.error_bound
-        out = token_ids.new_zeros(len(token_ids), count + token_ids.shape[1])
+        out = np.zeros((len(token_ids), count + token_ids.shape[1]), np.int64)
         self.run(passes.own_words, listed, error_bound, token_ids, out)
-        return out
+        return from_numpy(out)
 
     def best_scores(self, count: int) -> Tensor:
-        best, rows = self.noise.num_samples * count, self._rows
-        out = self.logits.new_zeros(len(self.logits), 1 + 2 * best, dtype=torch.int64)
+        rows, best = self._stored.rows, self.noise.num_samples * count
+        out = np.zeros((self.logits.shape[0], 1 + 2 * best), np.int64)
         if self.rough is not None:  # what its rows store has other scores
-            found = self.first, self.rough.best, self.rough.error_bound
-            known_best(*arrays_of((*found, self.logits, self.first_id, count, out)))
-            rows = rows[array_of(self.rough.error_bound)[rows] == 0]
+            assert self.first is not None
+            first, best_words = array_of(self.first), array_of(self.rough.best)
+            error_bound = array_of(self.rough.error_bound)
+            rough = first, best_words, error_bound
+            if known_best(*rough, *self._stored[:2], count, out) == len(out):
+                return from_numpy(out)
+            rows = rows[error_bound[rows] == 0]
         if len(rows):
             scores = self._scores(rows, NONE, count).flatten(1)
             orders = self.words_of(word.token_of(scores)) * (scores > 0)
-            index = torch.from_numpy(rows)
-            out[index] = torch.cat([self.first_words(1), scores, orders], dim=1)[index]
-        return out
+            out[rows] = torch.cat([self.first_words(1), scores, orders], dim=1).numpy()[rows]
+        return from_numpy(out)
 
     def before(self, best: Tensor, thresholds: Thresholds, count: int) -> Tensor:
         if self.rough is not None:
-            marks = 1 + best.shape[1] // 2
-            sums = best.new_zeros(len(best), 4 if thresholds.counts else 2, marks)
+            rows, numbers = best.shape
+            sums = np.zeros((rows, 4 if thresholds.counts else 2, 1 + numbers // 2), np.int64)
             given = self.rough.error_bound, best, thresholds.least_of_total, count
             self.run(ends.bound_best, *given, sums)
-            return sums.flatten(1)
+            return from_numpy(sums.reshape(rows, -1))
         top = word.value_of(best[:, 0])
         marks = self._marks(best, thresholds, count) + 1  # only greater words come before
-        sums = marks.new_zeros(len(marks), 2 * marks.shape[1] + 1)
+        sums = np.zeros((len(marks), 2 * marks.shape[1] + 1), np.int64)
         self.run(passes.weigh, top, marks, thresholds.least_of_total, sums)
-        return sums
+        return from_numpy(sums)
 
     def totals(self, cut: Tensor) -> Tensor:
         if self.rough is None:
             return super().totals(cut)
-        sums = cut.new_zeros(len(cut), 2, 1)
+        sums = np.zeros((len(cut), 2, 1), np.int64)
         self.run(ends.bound_totals, self.rough.error_bound, self.largest, cut, sums)
-        return sums.flatten(1)
+        return from_numpy(sums[:, :, 0])
 
     def top_of(self, gathered: Tensor) -> tuple[Tensor, Tensor]:
-        words = gathered.new_empty(gathered.shape[1])
-        top = gathered.new_empty(gathered.shape[1], dtype=torch.float32)
-        passes.tops_of(*arrays_of((gathered, words, top)))
-        return words, top
+        rows = gathered.shape[1]
+        words, top = np.empty(rows, np.int64), np.empty(rows, np.float32)
+        passes.tops_of(array_of(gathered.contiguous()), words, top)
+        return from_numpy(words), from_numpy(top)
 
     def least_word(self, y: Tensor, temperature: Tensor) -> Tensor:
-        least = torch.empty_like(y, dtype=torch.int64, memory_format=torch.contiguous_format)
-        passes.least_words(*arrays_of((self.largest, temperature, y, least)))
-        return least
+        least = np.empty(y.shape[0], np.int64)
+        passes.least_words(*arrays_of((self.largest, temperature, y)), least)
+        return from_numpy(least)
 
     def first_kept(self, best: Tensor, sums: Tensor, thresholds: Thresholds, count: int) -> Verdict:
-        words = best.new_empty(len(best), self.noise.num_samples)
-        decided = torch.empty(len(best), dtype=torch.bool, device="cpu")
-        top = torch.empty(len(best), dtype=torch.float32, device="cpu")
+        rows = best.shape[0]
+        words = np.empty((rows, self.noise.num_samples), np.int64)
+        decided, top = np.empty(rows, np.bool_), np.empty(rows, np.float32)
         limits, bounded = tuple(arrays_of(thresholds[:3])), self.rough is not None
-        given = best, sums, count, self.temperature, limits, bounded
-        first_kept(*arrays_of((*given, words, decided, top)))
-        return Verdict(words, decided, top)
+        given = *arrays_of((best, sums)), count, self._stored.temperature, limits, bounded
+        first_kept(*given, words, decided, top)
+        return Verdict(from_numpy(words), from_numpy(decided), from_numpy(top))
 
     def best_of_first(self, first: Tensor, thresholds: Thresholds) -> Tensor:
-        out = first.new_zeros(len(first), self.noise.num_samples)
+        out = np.zeros((first.shape[0], self.noise.num_samples), np.int64)
         self._run_on_first(passes.best_of_first, first, thresholds, draws_of(self.noise), out)
-        return out
+        return from_numpy(out)
 
     def kept_of_first(self, first: Tensor, thresholds: Thresholds) -> Tensor:
-        out = first.new_zeros(len(first), 3)
+        out = np.zeros((first.shape[0], 3), np.int64)
         self._run_on_first(passes.kept_of_first, first, thresholds, out)
-        return out
+        return from_numpy(out)
 
     def _run_on_first(
         self, kernel: Any, first: Tensor, thresholds: Thresholds, *arguments: Any
@@ -144,8 +144,8 @@ class NativeShardLogits(ShardLogits):
         """Call a pass over the first words of all rows."""
         total = thresholds.total
         limits = tuple(arrays_of((*thresholds[:4], NONE if total is None else total)))
-        rows = first, self.temperature, limits
-        in_ranges(kernel, 0, len(first), 1, *arrays_of((*rows, *arguments)))
+        rows = array_of(first.contiguous()), self._stored.temperature, limits
+        in_ranges(kernel, 0, first.shape[0], 1, *rows, *arguments)
 
     def logprobs_of_words(
         self,
@@ -156,45 +156,46 @@ class NativeShardLogits(ShardLogits):
         sums: Tensor,
     ) -> Logprobs:
         asked = sampled, logprob_rows.chosen, logprob_rows.top_of, logprob_rows.as_logits
-        shape = len(sums), logprob_rows.top + words.own.shape[1]
-        token_ids, ranks = sampled.new_empty(shape), sampled.new_empty(shape)
-        log_total = log_totals(sums[:, 0])
-        values, entropies = log_total.new_empty(shape), torch.empty_like(log_total)
-        cut = torch.zeros_like(sums[:, 0]) if cut is None else cut
-        told = cut, sums, log_total, self.vocab_size, token_ids, values, ranks, entropies
-        told_logprobs(*(tuple(arrays_of(its)) for its in (words[:4], asked)), *arrays_of(told))
-        return Logprobs(token_ids, values, ranks, entropies)
+        rows, width = sums.shape[0], logprob_rows.top + words.own.shape[1]
+        token_ids, ranks = (np.empty((rows, width), np.int64) for _ in range(2))
+        values, entropies = np.empty((rows, width)), np.empty(rows)
+        cuts = np.zeros(rows, np.int64) if cut is None else cut
+        told = cuts, sums, log_totals(sums[:, 0]), self.vocab_size
+        own, given = (tuple(arrays_of(its)) for its in (words[:4], asked))
+        told_logprobs(own, given, *arrays_of(told), token_ids, values, ranks, entropies)
+        numbers = from_numpy(token_ids), from_numpy(values), from_numpy(ranks)
+        return Logprobs(*numbers, from_numpy(entropies))
 
     def best_kept(self, cut: Tensor) -> Tensor:
-        best = self._scores(self._rows, array_of(cut.contiguous()), 1).squeeze(2)
+        best = self._scores(self._stored.rows, array_of(cut.contiguous()), 1).squeeze(2)
         return self.of_undone(or_nan(best, self.largest))
 
     def mass_from(self, cut: Tensor) -> Tensor:
         return self.held_from(cut)[:, 0]
 
     def held_from(self, cut: Tensor) -> Tensor:
-        sums, none = cut.new_zeros(len(cut), 3), torch.full_like(cut, ABOVE_ALL)
+        sums, none = np.zeros((len(cut), 3), np.int64), np.full(len(cut), ABOVE_ALL)
         self.run(passes.weigh, self.largest, cut.unsqueeze(1), none, sums)
-        return sums[:, :2]
+        return from_numpy(sums[:, :2])
 
     def moment_from(self, cut: Tensor) -> Tensor:
         return self.weigh(cut, cut.new_empty(len(cut), 0))
 
     def weigh(self, cut: Tensor | None, marks: Tensor) -> Tensor:
-        cut = marks.new_zeros(len(marks)) if cut is None else cut
-        sums = marks.new_zeros(len(marks), 2 + marks.shape[1])
-        self.run(passes.moment_from, self.largest, cut, marks, sums)
-        return sums
+        rows, num_marks = marks.shape
+        sums = np.zeros((rows, 2 + num_marks), np.int64)
+        cuts = np.zeros(rows, np.int64) if cut is None else cut
+        self.run(passes.moment_from, self.largest, cuts, marks, sums)
+        return from_numpy(sums)
 
     def listed_words(self, logprob_rows: LogprobRows, gathered: Tensor) -> ListedWords:
         (_, rows, width), count = gathered.shape, max(1, logprob_rows.top)
-        first = gathered.new_zeros(rows, count)
-        own = gathered.new_empty(rows, width - count)
-        marks = gathered.new_empty(rows, width - count + 1)
-        top, temperature = (torch.empty_like(self.temperature) for _ in range(2))
+        first, own = np.zeros((rows, count), np.int64), np.empty((rows, width - count), np.int64)
+        marks = np.empty((rows, width - count + 1), np.int64)
+        top, temperature = (np.empty(rows, np.float32) for _ in range(2))
         given = gathered, self.temperature, logprob_rows.processed
-        list_words(*arrays_of((*given, first, own, marks, top, temperature)))
-        return ListedWords(first, own, top, temperature, marks)
+        list_words(*arrays_of(given), first, own, marks, top, temperature)
+        return ListedWords(*map(from_numpy, (first, own, top, temperature, marks)))
 
     def least_of_mass(self, limit: Tensor) -> Tensor:
         least = torch.full_like(limit, ABOVE_ALL, memory_format=torch.contiguous_format)
@@ -202,9 +203,9 @@ class NativeShardLogits(ShardLogits):
         return least
 
     def spread(self) -> Tensor:
-        sums = torch.zeros(len(self.largest), 4, dtype=torch.int64, device="cpu")
+        sums = np.zeros((len(self.largest), 4), np.int64)
         self.run(passes.spread, self.largest, sums)
-        return sums
+        return from_numpy(sums)
 
     def _scores(self, rows: np.ndarray, cut: np.ndarray, count: int) -> Tensor:
         """Return int64 [F, samples, count], the best score words of what reaches a cut, of rows
@@ -218,20 +219,23 @@ class NativeShardLogits(ShardLogits):
         return _descending(words)
 
     @cached_property
-    def _rows(self) -> np.ndarray:
-        """int64, the rows that are not done."""
+    def _stored(self) -> passes.Stored:
+        """The logits as the passes take them, and the rows that are not done."""
         if self.done is None:
-            return np.arange(len(self.logits))
-        return np.flatnonzero(~array_of(self.done))
+            rows = np.arange(self.logits.shape[0])
+        else:
+            rows = np.flatnonzero(~array_of(self.done))
+        logits, temperature = arrays_of((self.logits, self.temperature))
+        return passes.Stored(logits, self.first_id, temperature, rows)
 
     @cached_property
     def _threads(self) -> int:
-        """The threads among which `_rows` are worth sharing."""
-        num_rows = len(self._rows)
+        """The threads among which the rows of `_stored` are worth sharing."""
+        num_rows = len(self._stored.rows)
         return max(1, min(num_rows, threads_for(16 * num_rows * self.logits.shape[1])))
 
 
 def _descending(words: np.ndarray) -> Tensor:
     """Sort the last axis in place."""
     words[..., ::-1].sort(axis=-1)
-    return torch.from_numpy(words)
+    return from_numpy(words)

@@ -168,8 +168,7 @@ class ShardLogits:
             noise = noise.select(batch.plan.stored_index)
         if found is not None and batch.plan.rough:
             assert batch.plan.stored_index is not None
-            error_bound, index = found.error_bound.amax(dim=0), batch.plan.stored_index
-            rough = Rough(found.best, error_bound, index, found.store)
+            rough = Rough(found.best, found.error_bound, batch.plan.stored_index, found.store)
         return cls(
             logits=processed,
             raw=raw,

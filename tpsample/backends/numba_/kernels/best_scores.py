@@ -42,7 +42,8 @@ def insert(words, word):
 
 @jit(entry=True)
 def known_best(first, best, error_bound, logits, first_id, count, out):
-    """Find what this rank sends for the rejection, of the rows that store upper ends.
+    """Find what this rank sends for the rejection, of the rows that store upper ends; return how
+    many they are.
 
     Args:
         first: int64 [threads, F, n], the first order words, in any order.
@@ -52,9 +53,11 @@ def known_best(first, best, error_bound, logits, first_id, count, out):
         out: int64 [F, 1 + 2 · samples · count], zeros; see `ShardLogits.best_scores`.
     """
     threads, _, samples, num_words = best.shape
+    known = 0
     for i in range(len(error_bound)):
         if error_bound[i] == F32(0):
             continue
+        known += 1
         top = I64(0)
         for thread in range(threads):
             for word in first[thread, i]:
@@ -74,6 +77,7 @@ def known_best(first, best, error_bound, logits, first_id, count, out):
                 if scores[c]:
                     token_id = I64(TOKEN_MASK) - (scores[c] & I64(TOKEN_MASK))
                     orders[c] = pack(logits[i, token_id - first_id], token_id)
+    return known
 
 
 @jit(entry=True)
