@@ -113,14 +113,6 @@ def test_bins_and_their_words(twins, mass):
             assert torch.equal(bins[:, :BINS].sum(dim=1)[numbers], expected[numbers])
         else:
             assert torch.equal(expected[numbers], plain.mass_from(cut)[numbers])
-    fullest = cuts_of(plain).numbers_of_bins().argmax(dim=1)
-    for wanted in (fullest, torch.zeros_like(fullest), torch.full_like(fullest, BINS - 1)):
-        every = cuts_of(plain).words_of_bin(wanted, max(1, plain.logits.shape[1]))
-        found = cuts_of(twins.native).words_of_bin(wanted, every.shape[1] - 1)
-        assert torch.equal(found.sort(dim=1).values[numbers], every.sort(dim=1).values[numbers])
-        few = cuts_of(twins.native).words_of_bin(wanted, 3)[numbers]
-        assert torch.equal(few[:, 0], every[numbers, 0])
-        _is_some_of(few[:, 1:], every[numbers])
 
 
 @pytest.mark.parametrize("mass", [False, True])
@@ -139,8 +131,9 @@ def test_the_first_word_at_which_a_sum_reaches_its_limit(twins, mass):
         before = (weight * (words > cut.unsqueeze(1))).sum(dim=1)
         assert ((reached + before < limit) | (cut == words.amax(dim=1)))[numbers].all()
         assert ((reached + down_to >= limit) | (cut == words.amin(dim=1)))[numbers].all()
-        found = cuts_of(twins.native).reached_at(search, words, mass=mass)
-        assert equal(found[numbers], cut[numbers])
+        listed = torch.cat([(words > 0).sum(dim=1, keepdim=True), words], dim=1)[None]
+        found, _ = cuts_of(twins.native).cut_of(search, listed, torch.zeros_like(cut), mass=mass)
+        assert equal(found[numbers], cut.clamp(min=word.LOWEST_DRAWABLE)[numbers])
 
 
 def test_sets_one_behind_the_other(twins):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
+from torch import Tensor, from_numpy
 
 from tpsample.backends.numba_.kernels import cuts as kernels
 from tpsample.backends.numba_.kernels.arrays import arrays_of
@@ -15,7 +14,9 @@ from tpsample.backends.numba_.passes import NativeShardLogits
 from tpsample.backends.torch_.cuts import Cuts, EmptyDigits, SetSizes
 from tpsample.backends.torch_.logprobs import log_totals
 from tpsample.core import word
-from tpsample.core.order import BINS, DIGITS, Search, mass_limit, tokens_per_mass
+from tpsample.core.order import BINS, DIGITS, Search, tokens_per_mass
+
+NONE, NO_SHARE = np.empty(0, np.int64), np.empty(0)
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class NativeCuts(Cuts):
         words = np.zeros((len(self.rows.logits), count), np.int64)
         if count:
             self.rows.run(kernels.words_from, cut, words)
-        return torch.from_numpy(words)
+        return from_numpy(words)
 
     def digits(
         self,
@@ -39,49 +40,79 @@ class NativeCuts(Cuts):
         mass: bool,
         least: Tensor | None = None,
     ) -> Tensor:
-        bins = torch.zeros(len(prefix), DIGITS, dtype=torch.int64, device="cpu")
-        least = torch.zeros_like(prefix) if least is None else least
-        self.rows.run(kernels.digits, self.rows.largest, prefix, least, shift, mass, bins)
-        return bins if mass else bins.to(torch.int32)
+        bins = np.zeros((len(prefix), DIGITS), np.int64)
+        lowest = np.zeros(len(prefix), np.int64) if least is None else least
+        self.rows.run(kernels.digits, self.rows.largest, prefix, lowest, shift, mass, bins)
+        return from_numpy(bins if mass else bins.astype(np.int32))
 
     def nth_equal(self, logit: Tensor, number: Tensor) -> Tensor:
-        token = torch.zeros_like(number)
+        token = np.zeros(len(number), np.int64)
         self.rows.run(kernels.nth_equal, logit.flatten(), number, token)
-        return token
+        return from_numpy(token)
 
     def numbers_of_bins(self) -> Tensor:
-        numbers = torch.zeros(len(self.rows.logits), BINS, dtype=torch.int64, device="cpu")
+        numbers = np.zeros((len(self.rows.logits), BINS), np.int64)
         self.rows.run(kernels.numbers_of_bins, self.rows.largest, numbers)
-        return numbers.to(torch.int32)
+        return from_numpy(numbers.astype(np.int32))
 
     def masses_of_bins(self, cut: Tensor) -> Tensor:
-        masses = cut.new_zeros(len(cut), BINS + 1)
+        masses = np.zeros((len(cut), BINS + 1), np.int64)
         self.rows.run(kernels.masses_of_bins, self.rows.largest, cut, masses)
-        return masses
+        return from_numpy(masses)
 
-    def last_bins(
+    def list_end(
         self, bins: Tensor, total: Tensor, share: Tensor, number: int
     ) -> tuple[Tensor, Tensor]:
-        out, limit = bins.new_zeros(2, len(bins)), mass_limit(total, share)
-        arguments = bins, limit, tokens_per_mass(bins.device), out, number
-        in_ranges(kernels.last_bins, 0, len(bins), 1, *arrays_of(arguments))
-        return out[0], out[1]
+        rows, (cut, room) = self.rows, np.empty((2, len(bins)), np.int64)
+        given = arrays_of((bins, total, share, tokens_per_mass(bins.device)))
+        of_rows = arrays_of((rows.largest, rows.noise.temperature))
+        kernels.list_ends(*given, number, *of_rows, cut, room)
+        return from_numpy(cut), from_numpy(room)
 
-    def words_of_bin(self, bins: Tensor, count: int) -> Tensor:
-        words = bins.new_zeros(len(bins), 1 + count)
-        self.rows.run(kernels.words_of_bin, self.rows.largest, bins, words)
-        return words
+    def search_bins(
+        self, bins: Tensor, limit: Tensor, count: int, share: Tensor | None = None
+    ) -> tuple[Search, Tensor]:
+        search, words = (
+            np.empty((3, len(bins)), np.int64),
+            np.zeros((len(bins), 1 + count), np.int64),
+        )
+        shares = NO_SHARE if share is None else share
+        given = self.rows.largest, bins.long(), limit, shares
+        self.rows.run(kernels.search_bins, *given, search, words)
+        return Search(*map(from_numpy, search)), from_numpy(words)
 
-    def reached_at(self, search: Search, words: Tensor, *, mass: bool) -> Tensor:
-        cut = torch.empty_like(search.limit)
-        given = words, self.rows.temperature, self.rows.largest, search.reached, search.limit
-        in_ranges(kernels.reached_at, 0, len(words), 1, *arrays_of((*given, mass, cut)))
-        return cut
+    def cut_of(
+        self,
+        search: Search,
+        listed: Tensor,
+        keep_ties: Tensor,
+        *,
+        mass: bool,
+        least: Tensor | None = None,
+        of_greedy: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        rows, cut = self.rows, np.empty(len(keep_ties), np.int64)
+        left = np.empty(len(cut), np.bool_)
+        given = *arrays_of((listed, tuple(arrays_of(search[1:])), keep_ties)), mass
+        of_rows = tuple(arrays_of((rows.largest, rows.temperature, rows.noise.temperature)))
+        ends = tuple(arrays_of(NONE if end is None else end for end in (least, of_greedy)))
+        kernels.cuts_of_bins(*given, of_rows, ends, cut, left)
+        return from_numpy(cut), from_numpy(left)
+
+    def set_sizes(self, gathered: Tensor, cut: Tensor, cap: int, drawn: Tensor) -> SetSizes:
+        numbers, flags = np.empty((4, len(cut) + 1), np.int64), np.empty((2, len(cut)), np.bool_)
+        needed, given = np.zeros(3, np.int64), (gathered, cut, self.rows.noise.temperature, drawn)
+        kernels.set_sizes(*arrays_of(given), cap, self.rows.vocab_size, numbers, flags, needed)
+        sizes, offsets, mass, ends = map(from_numpy, numbers)
+        whole, overflow = map(from_numpy, flags)
+        rows = slice(len(cut))
+        return SetSizes(
+            sizes[rows], whole, overflow, offsets, mass[rows], ends[rows], from_numpy(needed)
+        )
 
     def listed_sets(self, words: Tensor, sets: SetSizes, total: int) -> tuple[Tensor, Tensor]:
-        ids = words.new_full((total,), word.NO_TOKEN)
-        log_masses = torch.full_like(ids, torch.nan, dtype=torch.float64)
+        ids, log_masses = np.full(total, word.NO_TOKEN), np.full(total, np.nan)
         numbers = self.rows.temperature, self.rows.largest, log_totals(sets.mass)
         given = words, sets.cut, *numbers, sets.offsets, ids, log_masses
         in_ranges(kernels.listed_sets, 0, len(words), 1, *arrays_of(given))
-        return ids, log_masses
+        return from_numpy(ids), from_numpy(log_masses)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +21,7 @@ from tpsample.backends.numba_.kernels.logprobs import list_words, told_logprobs
 from tpsample.backends.numba_.kernels.noise import draws_of, safe_temperatures
 from tpsample.backends.numba_.kernels.threads import in_ranges, threads_for
 from tpsample.backends.torch_.logprobs import ListedWords, log_totals
-from tpsample.backends.torch_.passes import ShardLogits, Verdict, or_nan
+from tpsample.backends.torch_.passes import SetOfFirst, ShardLogits, Verdict
 from tpsample.core import word
 from tpsample.core.order import ABOVE_ALL
 from tpsample.core.row_noise import RowNoise
@@ -83,9 +84,10 @@ class NativeShardLogits(ShardLogits):
                 return from_numpy(out)
             rows = rows[error_bound[rows] == 0]
         if len(rows):
-            scores = self._scores(rows, NONE, count).flatten(1)
-            orders = self.words_of(word.token_of(scores)) * (scores > 0)
-            out[rows] = torch.cat([self.first_words(1), scores, orders], dim=1).numpy()[rows]
+            scores = self._scores(rows, NONE, count).reshape(len(out), best)
+            ids = np.where(scores > 0, word.TOKEN_MASK - (scores & word.TOKEN_MASK), word.NO_TOKEN)
+            found = self._own_words(1, ids).numpy()  # first words, then those of the ids
+            out[rows] = np.concatenate([found[:, :1], scores, found[:, 1:]], axis=1)[rows]
         return from_numpy(out)
 
     def before(self, best: Tensor, thresholds: Thresholds, count: int) -> Tensor:
@@ -129,23 +131,30 @@ class NativeShardLogits(ShardLogits):
         return Verdict(from_numpy(words), from_numpy(decided), from_numpy(top))
 
     def best_of_first(self, first: Tensor, thresholds: Thresholds) -> Tensor:
-        out = np.zeros((first.shape[0], self.noise.num_samples), np.int64)
-        self._run_on_first(passes.best_of_first, first, thresholds, draws_of(self.noise), out)
-        return from_numpy(out)
+        return self._set_of_first(first, thresholds)[0]
 
-    def kept_of_first(self, first: Tensor, thresholds: Thresholds) -> Tensor:
-        out = np.zeros((first.shape[0], 3), np.int64)
-        self._run_on_first(passes.kept_of_first, first, thresholds, out)
-        return from_numpy(out)
+    def set_of_first(self, first: Tensor, thresholds: Thresholds) -> SetOfFirst:
+        words, drawn, held, top, last = self._set_of_first(first, thresholds)
+        cut = replace(self, top=top).last_cut(last, of_greedy=first[:, 0])
+        return SetOfFirst(words, cut, held, top, drawn)
 
-    def _run_on_first(
-        self, kernel: Any, first: Tensor, thresholds: Thresholds, *arguments: Any
-    ) -> None:
-        """Call a pass over the first words of all rows."""
-        total = thresholds.total
+    def _set_of_first(self, first: Tensor, thresholds: Thresholds) -> tuple[Tensor, ...]:
+        """Return what the kernel of that name finds."""
+        shape = first.shape[0], self.noise.num_samples
+        words, drawn = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        held, top = np.zeros((shape[0], 2), np.int64), np.empty(shape[0], np.float32)
+        last, total = np.empty(shape[0], np.int64), thresholds.total
         limits = tuple(arrays_of((*thresholds[:4], NONE if total is None else total)))
-        rows = array_of(first.contiguous()), self._stored.temperature, limits
-        in_ranges(kernel, 0, first.shape[0], 1, *rows, *arguments)
+        rows = array_of(first.contiguous()), self._stored.temperature, limits, draws_of(self.noise)
+        found = words, drawn, held, top, last
+        in_ranges(passes.set_of_first, 0, shape[0], 1, *rows, *found)
+        return tuple(map(from_numpy, found))
+
+    def last_cut(self, least: Tensor, *, of_greedy: Tensor | None = None) -> Tensor:
+        cut, other = np.empty(least.shape[0], np.int64), NONE if of_greedy is None else of_greedy
+        given = self.largest, self.noise.temperature, least, other
+        passes.last_cuts(*arrays_of(given), cut)
+        return from_numpy(cut)
 
     def logprobs_of_words(
         self,
@@ -167,8 +176,9 @@ class NativeShardLogits(ShardLogits):
         return Logprobs(*numbers, from_numpy(entropies))
 
     def best_kept(self, cut: Tensor) -> Tensor:
-        best = self._scores(self._stored.rows, array_of(cut.contiguous()), 1).squeeze(2)
-        return self.of_undone(or_nan(best, self.largest))
+        best = self._scores(self._stored.rows, array_of(cut.contiguous()), 1)[:, :, 0]
+        best[np.isnan(array_of(self.largest))] = word.KEY_NAN << word.TOKEN_BITS
+        return self.of_undone(from_numpy(best))
 
     def mass_from(self, cut: Tensor) -> Tensor:
         return self.held_from(cut)[:, 0]
@@ -207,7 +217,7 @@ class NativeShardLogits(ShardLogits):
         self.run(passes.spread, self.largest, sums)
         return from_numpy(sums)
 
-    def _scores(self, rows: np.ndarray, cut: np.ndarray, count: int) -> Tensor:
+    def _scores(self, rows: np.ndarray, cut: np.ndarray, count: int) -> np.ndarray:
         """Return int64 [F, samples, count], the best score words of what reaches a cut, of rows
         that store logits; 0 in the others."""
         words = np.zeros((len(self.logits), self.noise.num_samples, count), np.int64)
@@ -216,7 +226,8 @@ class NativeShardLogits(ShardLogits):
         arguments = source, rows, draws, NativeHead(), cuts, best
         in_ranges(draw_stored, 0, len(rows), self._threads, *arguments)
         words[rows] = best
-        return _descending(words)
+        words[..., ::-1].sort(axis=-1)
+        return words
 
     @cached_property
     def _stored(self) -> passes.Stored:
@@ -233,9 +244,3 @@ class NativeShardLogits(ShardLogits):
         """The threads among which the rows of `_stored` are worth sharing."""
         num_rows = len(self._stored.rows)
         return max(1, min(num_rows, threads_for(16 * num_rows * self.logits.shape[1])))
-
-
-def _descending(words: np.ndarray) -> Tensor:
-    """Sort the last axis in place."""
-    words[..., ::-1].sort(axis=-1)
-    return from_numpy(words)

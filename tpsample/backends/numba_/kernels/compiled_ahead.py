@@ -50,7 +50,7 @@ LONG_S = 10
 INTS, INTS_2, INTS_3, INTS_4 = (types.Array(int64, axes, "C") for axes in range(1, 5))
 FLOATS, FLOATS_2 = float32[::1], float32[:, ::1]
 DOUBLES, DOUBLES_2 = float64[::1], float64[:, ::1]
-BOOLS = types.bool_[::1]
+BOOLS, BOOLS_2 = types.bool_[::1], types.bool_[:, ::1]
 HEAD = typeof(NativeHead())
 MEMORY = typeof(Memory(np.empty(0, np.int64)))
 _FLOATS, _INTS = np.empty(0, np.float32), np.empty(0, np.int64)
@@ -58,6 +58,7 @@ COPY = typeof(Copy(np.empty(0, np.uint8), *[_FLOATS] * 3, 0, 0))
 DRAWS = typeof(Draws(_FLOATS, _INTS, _INTS, 1))
 LIMITS = typeof((_INTS, np.empty(0), _INTS, _INTS, _INTS))
 ENDS = typeof((_INTS, np.empty(0), _INTS))
+PAIR, TRIPLE = typeof((_INTS, _INTS)), typeof((_FLOATS, _FLOATS, _FLOATS))
 _INTS_2, _BOOLS = np.empty((0, 0), np.int64), np.empty(0, np.bool_)
 WORDS = typeof((_INTS_2, _INTS_2, _FLOATS, _FLOATS))
 ASKED = typeof((_INTS_2, _INTS_2, _INTS, _BOOLS))
@@ -105,12 +106,9 @@ def entries(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]
         (cuts.digits, (STORED, FLOATS, INTS, INTS, int64, types.bool_, INTS_2)),
         (cuts.numbers_of_bins, (STORED, FLOATS, INTS_2)),
         (cuts.masses_of_bins, (STORED, FLOATS, INTS, INTS_2)),
-        (cuts.last_bins, (INTS_2, INTS, FLOATS_2, INTS_2, int64)),
-        (cuts.words_of_bin, (STORED, FLOATS, INTS, INTS_2)),
-        (cuts.reached_at, (INTS_2, FLOATS, FLOATS, INTS, INTS, types.bool_, INTS)),
+        (cuts.search_bins, (STORED, FLOATS, INTS_2, INTS, DOUBLES, INTS_2, INTS_2)),
         (cuts.listed_sets, (INTS_2, INTS, FLOATS, FLOATS, DOUBLES, INTS, INTS, DOUBLES)),
-        (passes.best_of_first, (INTS_2, FLOATS, LIMITS, DRAWS, INTS_2)),
-        (passes.kept_of_first, (INTS_2, FLOATS, LIMITS, INTS_2)),
+        (passes.set_of_first, (INTS_2, FLOATS, LIMITS, DRAWS, *[INTS_2] * 3, FLOATS, INTS)),
         (drafts.draft_words, (FLOATS_2, int64, DRAFT_ROWS, int64, int64, INTS)),
         (laws.law_sums, (LAWS, INTS_2)),
         (laws.residuals, (LAWS, INTS_2, INTS_3, INTS, INTS, INTS_3)),
@@ -130,6 +128,10 @@ def entries(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]
         (safe_temperatures, (FLOATS, FLOATS)),
         (known_best, (INTS_3, INTS_4, FLOATS, FLOATS_2, int64, int64, INTS_2)),
         (passes.least_words, (FLOATS, FLOATS, DOUBLES, INTS)),
+        (passes.last_cuts, (FLOATS, FLOATS, *[INTS] * 3)),
+        (cuts.list_ends, (INTS_2, INTS, DOUBLES, FLOATS_2, int64, FLOATS, FLOATS, INTS, INTS)),
+        (cuts.cuts_of_bins, (INTS_3, PAIR, INTS, types.bool_, TRIPLE, PAIR, INTS, BOOLS)),
+        (cuts.set_sizes, (INTS_3, INTS, FLOATS, BOOLS, int64, int64, INTS_2, BOOLS_2, INTS)),
         (passes.tops_of, (INTS_3, INTS, FLOATS)),
         (first_kept, (INTS_2, INTS_2, int64, FLOATS, ENDS, types.bool_, INTS_2, BOOLS, FLOATS)),
         (list_words, (INTS_3, FLOATS, BOOLS, *[INTS_2] * 3, FLOATS, FLOATS)),

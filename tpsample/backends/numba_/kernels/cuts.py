@@ -7,14 +7,17 @@ import math
 import numpy as np
 
 from tpsample.backends.numba_.kernels.compiling import F32, F64, I32, I64, jit
+from tpsample.backends.numba_.kernels.heap import push, sort
 from tpsample.backends.numba_.kernels.inputs import BLOCK
-from tpsample.backends.numba_.kernels.masses import mass_row, weigh_block
+from tpsample.backends.numba_.kernels.masses import mass_limit, mass_row, weigh_block
+from tpsample.backends.numba_.kernels.noise import is_random, safe_temperature
 from tpsample.backends.numba_.kernels.numbers import pack, value_of
-from tpsample.backends.numba_.kernels.passes import words_of_block
-from tpsample.backends.numba_.kernels.primitives import smaller
+from tpsample.backends.numba_.kernels.passes import last_cut, least_word, words_of_block
+from tpsample.backends.numba_.kernels.primitives import larger, smaller
 from tpsample.core import order
-from tpsample.core.order import DIGIT_BITS, DIGITS
-from tpsample.core.word import EPOCH_SHIFT, LOWEST_DRAWABLE, TOKEN_BITS, TOKEN_MASK
+from tpsample.core.masses import TOP_MASS
+from tpsample.core.order import ABOVE_ALL, BINS, DIGIT_BITS, DIGITS
+from tpsample.core.word import EPOCH_SHIFT, KEY_NAN, LOWEST_DRAWABLE, TOKEN_BITS, TOKEN_MASK
 
 KEY_DIGIT = 11
 """Bits of a key by which words are ordered at a time."""
@@ -80,71 +83,176 @@ def masses_of_bins(start, stop, part, arguments):
         out[row, last] = total if least > LOWEST_DRAWABLE else out[row, :last].sum()
 
 
-@jit(in_parts=True)
-def last_bins(start, stop, part, arguments):
-    """Find the last bins of lists, and bounds of their words; twin: `ShardLogits.last_bins`.
+@jit()
+def bin_reached(bins, limit):
+    """Return the first bin at which the sum over bins reaches a limit >= 1, what is before it, and
+    the whole sum; of a limit above that the bin is the last but for bins of zero behind it.
+
+    Args:
+        bins: integers [BINS].
+    """
+    whole = I64(0)
+    for j in range(len(bins)):
+        whole += I64(bins[j])
+    upto, limit = I64(0), smaller(limit, whole)
+    for j in range(len(bins)):
+        before, upto = upto, upto + I64(bins[j])
+        if upto >= limit:
+            return j, before, whole
+    return len(bins) - 1, upto, whole  # is not reached
+
+
+@jit(entry=True)
+def list_ends(bins, total, share, per_mass, number, top, temperature, cut, room):
+    """Find where lists end, and bounds of their words; twin: `Cuts.list_end`.
 
     Args:
         bins: int64 [F, BINS], masses.
-        limit: int64 [F].
+        total, share: int64 and float64 [F].
         per_mass: fp32 [2, BINS], of `tpsample.core.order.tokens_per_mass`.
-        out: int64 [2, F].
+        number: least words of a list.
+        top, temperature: fp32 [F], the latter of the requests.
+        cut, room: int64 [F], out.
     """
-    bins, limit, per_mass, out, number = arguments
-    num_bins = bins.shape[1]
-    for row in range(start, stop):
-        masses, upto, listed, end, few = bins[row], I64(0), I64(0), num_bins, I64(0)
-        for j in range(num_bins):
-            upto += masses[j]
-            if end == num_bins and upto >= limit[row]:
-                end = j
+    for row in range(len(bins)):
+        if not top[row] > F32(-np.inf):
+            is_nan = top[row] != top[row]
+            cut[row], room[row] = (I64(KEY_NAN) << I64(TOKEN_BITS)) if is_nan else I64(1), 1
+            continue
+        masses, listed, few, limit = bins[row], I64(0), I64(0), mass_limit(total[row], share[row])
+        for j in range(BINS):
             listed += I64(math.ceil(F32(masses[j]) * per_mass[0, j]))
             few += listed < number
-        if limit[row] > upto:
-            end = num_bins
-        end = max(end, few)
-        room = I64(0)
-        for j in range(min(end + 2, num_bins)):
-            room += I64(math.floor(F32(masses[j]) * per_mass[1, j]))
-        out[0, row], out[1, row] = end, room
+        last, _, whole = bin_reached(masses, limit)
+        end = larger(last if larger(limit, I64(1)) <= whole else BINS, few)
+        words = I64(0)
+        for j in range(smaller(end + 2, BINS)):
+            words += I64(math.floor(F32(masses[j]) * per_mass[1, j]))
+        is_bounded = end + 1 < order.COUNTED_BINS and is_random(temperature[row])
+        room[row] = words if is_bounded else ABOVE_ALL
+        y = F64(end + (1 + order.BIN_MARGIN)) / -order.BINS_PER_Y
+        cut[row] = least_word(top[row], safe_temperature(temperature[row]), y)
 
 
 @jit(in_parts=True, allocates=True)
-def words_of_bin(start, stop, part, arguments):
-    """List the order words in a bin of each row, int64 [F, 1 + count], zeros before."""
-    stored, top, wanted, out = arguments
+def search_bins(start, stop, part, arguments):
+    """Find the bin of each row in which a sum reaches its limit, and list its order words.
+
+    Args:
+        bins: int64 [F, BINS], of all ranks.
+        limit: int64 [F] >= 1; or, with shares, the mass to take that share of.
+        share: float64 [F], or no rows.
+        search: int64 [3, F], out: the fields of the `Search` that `Cuts.bin_of` returns.
+        out: int64 [F, 1 + count], zeros: how many words there are, and some of them.
+    """
+    stored, top, sums, limit, share, search, out = arguments
     num_ids, room, bins = stored.logits.shape[1], out.shape[1], np.empty(BLOCK, I32)
     for row in stored.rows[start:stop]:
+        wanted = mass_limit(limit[row], share[row]) if len(share) else limit[row]
+        index, before, whole = bin_reached(sums[row], wanted)
+        reached = larger(wanted, I64(1)) <= whole if len(share) else wanted < whole
+        index = index if reached else BINS
+        search[0, row], search[1, row], search[2, row] = index, before, smaller(wanted, whole)
         logits, number = stored.logits[row], I64(0)
         per_logit = bins_per_logit(stored.temperature[row])
         for base in range(0, num_ids, BLOCK):
             part = logits[base : base + BLOCK]
             bins_of_block(part, top[row], per_logit, bins)
             for j in range(len(part)):
-                if bins[j] == wanted[row]:
+                if bins[j] == index:
                     number += 1
                     if number < room:
                         out[row, number] = pack(part[j], stored.first_id + base + j)
         out[row, 0] = number
 
 
-@jit(in_parts=True, allocates=True)
-def reached_at(start, stop, part, arguments):
-    """Find the first of descending words, int64 [F, n], at which a sum reaches its limit."""
-    words, temperature, top, reached, limit, weighs, out = arguments
-    count = words.shape[1]
-    logits, power, mass = np.empty(count, F32), np.empty(count, F32), np.empty(count, I64)
-    mass[:] = 1
-    for row in range(start, stop):
-        for j in range(count):
-            logits[j] = value_of(words[row, j])
-        if weighs:
-            weigh_block(logits, mass_row(top[row], temperature[row]), power, mass)
-        upto, column = reached[row], -1
-        while column < count - 1 and (column < 0 or upto < limit[row]):
-            column += 1
-            upto += mass[column] if words[row, column] > 0 else I64(0)
-        out[row] = words[row, column]
+@jit()
+def reached_at(words, weighs, mass_numbers, reached, limit, room):
+    """Return the first of descending words at which a sum reaches its limit, or the last word.
+
+    Args:
+        words: int64 [n]; behind the last are zeros.
+        weighs: whether a token counts with its mass, or as one.
+        room: what `weigh_block` reads and writes, [n] each.
+    """
+    logits, power, mass = room
+    for j in range(len(words)):
+        logits[j], mass[j] = value_of(words[j]), 1
+    if weighs:
+        weigh_block(logits, mass_numbers, power, mass)
+    upto, column = reached, -1
+    while column < len(words) - 1 and (column < 0 or upto < limit):
+        column += 1
+        upto += mass[column] if words[column] > 0 else I64(0)
+    return words[column]
+
+
+@jit(entry=True)
+def cuts_of_bins(listed, search, keep_ties, weighs, rows, ends, cut, left):
+    """Find where sums over the words of bins reach their limits; twin: `Cuts.cut_of`.
+
+    Args:
+        listed: int64 [W, F, 1 + n], of `search_bins`.
+        search: its `reached` and `limit`, int64 [F] each.
+        keep_ties: int64 [F]; weighs: whether a token counts with its mass, or as one.
+        rows: fp32 [F] each: largest logits, temperatures for masses, and those of the requests.
+        ends: int64 [F] or no rows: the largest cuts of other rules, and the cuts of greedy rows.
+        cut: int64 [F], out; left: bool [F], out, whether words are missing.
+    """
+    (reached, limit), (top, temperature, given), (least, of_greedy) = search, rows, ends
+    num_ranks, num_rows, width = listed.shape
+    count = num_ranks * (width - 1)
+    words = np.empty(count, I64)
+    room = np.empty(count, F32), np.empty(count, F32), np.empty(count, I64)
+    for row in range(num_rows):
+        words[:], left[row] = 0, False
+        for rank in range(num_ranks):
+            left[row] |= listed[rank, row, 0] >= width
+            for j in range(1, smaller(listed[rank, row, 0] + 1, width)):
+                push(words, count, listed[rank, row, j])
+        sort(words)
+        left[row] &= top[row] > F32(-np.inf)
+        found = reached_at(
+            words, weighs, mass_row(top[row], temperature[row]), reached[row], limit[row], room
+        )
+        found = larger(found, I64(LOWEST_DRAWABLE))
+        found = found & ~I64(TOKEN_MASK) if keep_ties[row] > 0 else found
+        if len(least):
+            other = of_greedy[row] if len(of_greedy) else I64(LOWEST_DRAWABLE)
+            found = last_cut(top[row], given[row], larger(least[row], found), other)
+        cut[row] = found
+
+
+@jit(entry=True)
+def set_sizes(gathered, end, temperature, drawn, cap, vocab_size, numbers, flags, needed):
+    """Find how large kept sets are, and which are listed; twin: `Cuts.set_sizes`.
+
+    Args:
+        gathered: int64 [W, F, 2]; end: int64 [F]; drawn: bool [F].
+        temperature: fp32 [F], of the requests.
+        numbers: int64 [4, F + 1], out: sizes, offsets, masses, and where listed sets end.
+        flags: bool [2, F], out: whether a set is whole, and whether it overflows.
+        needed: int64 [3], zeros; see `SetSizes`.
+    """
+    sizes, offsets, masses, ends = numbers
+    offsets[0] = 0
+    for row in range(len(end)):
+        mass, size, longest = I64(0), I64(0), I64(0)
+        for rank in range(len(gathered)):
+            mass += gathered[rank, row, 0]
+            size += gathered[rank, row, 1]
+            longest = larger(longest, gathered[rank, row, 1])
+        if not is_random(temperature[row]):  # the first token is kept, if there is one
+            mass, size = I64(TOP_MASS), I64(end[row] < ABOVE_ALL)
+        size = size if drawn[row] else I64(0)
+        whole, listed = size == vocab_size, size <= cap and size != vocab_size
+        kept = size if listed else I64(0)
+        sizes[row], masses[row], offsets[row + 1] = size, mass, offsets[row] + kept
+        flags[0, row], flags[1, row] = whole, not (listed or whole)
+        ends[row] = end[row] if kept > 0 else ABOVE_ALL
+        if kept > 0:
+            needed[0], needed[1] = larger(needed[0], longest), larger(needed[1], kept)
+    needed[2] = offsets[len(end)]
 
 
 @jit()

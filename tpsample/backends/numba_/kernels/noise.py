@@ -106,9 +106,15 @@ def philox(c0, c1, c2, c3, k0, k1):
 
 
 @jit(inline=True)
+def is_random(temperature):
+    """Return whether a row is drawn, and not greedy. Twin: `tpsample.core.row_noise`."""
+    return temperature >= F32(GREEDY_BELOW)
+
+
+@jit(inline=True)
 def safe_temperature(temperature):
     """Return the temperature of a row, 1 if it is greedy. Twin: `tpsample.core.row_noise`."""
-    return smaller(temperature, F32(HOTTEST)) if temperature >= F32(GREEDY_BELOW) else F32(1)
+    return smaller(temperature, F32(HOTTEST)) if is_random(temperature) else F32(1)
 
 
 @jit(entry=True)
@@ -131,7 +137,7 @@ def heated(temperature, index, y):
 def stream_at(temperature, seed, position, sample, domain):
     """Return the noise of a sample at a position. Twin: `tpsample.noise.row_stream`."""
     scale, random, key, step = F32(1), F32(0), U64(seed), U64(position)
-    if temperature >= F32(GREEDY_BELOW):
+    if is_random(temperature):
         scale, random = F32(LOG2_E / smaller(F64(temperature), HOTTEST)), F32(1)
     counter = U32(step), U32(step >> U64(32)), U32(sample), U32(domain)
     r0, r1, r2, _ = philox(*counter, U32(key), U32(key >> U64(32)))

@@ -10,7 +10,7 @@ from tpsample.backends.numba_.kernels.compiling import F32, F64, I32, I64, jit
 from tpsample.backends.numba_.kernels.heap import push, sort
 from tpsample.backends.numba_.kernels.inputs import BLOCK
 from tpsample.backends.numba_.kernels.masses import mass_limit, mass_row, weigh_block, weigh_moments
-from tpsample.backends.numba_.kernels.noise import exact_score, noise_of, stream_of
+from tpsample.backends.numba_.kernels.noise import exact_score, is_random, noise_of, stream_of
 from tpsample.backends.numba_.kernels.numbers import (
     key_of,
     of_ordered,
@@ -21,7 +21,13 @@ from tpsample.backends.numba_.kernels.numbers import (
 from tpsample.backends.numba_.kernels.primitives import larger, smaller
 from tpsample.core import spread as twin
 from tpsample.core.order import ABOVE_ALL, LARGEST
-from tpsample.core.word import KEY_NAN, TOKEN_BITS, TOKEN_MASK
+from tpsample.core.word import (
+    KEY_MINUS_INF,
+    KEY_NAN,
+    LOWEST_DRAWABLE,
+    TOKEN_BITS,
+    TOKEN_MASK,
+)
 
 FARTHEST, UNITS, INTEGERS_FROM = F32(twin.FARTHEST), F32(twin.UNITS), F32(twin.INTEGERS_FROM)
 HALF_BITS, LOW_HALF = twin.HALF_BITS, I64((1 << twin.HALF_BITS) - 1)
@@ -111,21 +117,45 @@ def tops_of(gathered, words, top):
         top[i] = value_of(words[i])
 
 
-@jit(entry=True)
-def least_words(top, temperature, y, out):
-    """Find the least order words of logits >= top + T · y. Twin: `tpsample.core.order.least_word`.
+@jit()
+def least_word(top, temperature, y):
+    """Return the least order word of a logit >= top + T · y. Twin: `tpsample.core.order`.
 
     Args:
-        top, temperature: fp32 [F].
-        y: float64 [F] <= 0.
-        out: int64 [F].
+        top, temperature: fp32.
+        y: float64 <= 0.
     """
+    exact = F64(top) + F64(temperature) * y if y > -np.inf else F64(-np.inf)
+    exact = larger(exact, F64(-LARGEST))
+    floor = F32(exact)
+    least = of_ordered(I32(ordered(floor) + I32(1))) if floor < exact else floor
+    return pack(least, TOKEN_MASK) if top > F32(-np.inf) else I64(ABOVE_ALL)
+
+
+@jit(entry=True)
+def least_words(top, temperature, y, out):
+    """Find `least_word` of rows, int64 [F]."""
     for i in range(len(top)):
-        exact = F64(top[i]) + F64(temperature[i]) * y[i] if y[i] > -np.inf else F64(-np.inf)
-        exact = larger(exact, F64(-LARGEST))
-        floor = F32(exact)
-        least = of_ordered(I32(ordered(floor) + I32(1))) if floor < exact else floor
-        out[i] = pack(least, TOKEN_MASK) if top[i] > F32(-np.inf) else ABOVE_ALL
+        out[i] = least_word(top[i], temperature[i], y[i])
+
+
+@jit(inline=True)
+def last_cut(top, temperature, least, of_greedy):
+    """Return where a kept set ends; twin: `ShardLogits.last_cut`.
+
+    Args:
+        temperature: of the request, which says whether the row is greedy.
+    """
+    cut = least if is_random(temperature) else of_greedy
+    return cut if top > F32(-np.inf) else I64(ABOVE_ALL)
+
+
+@jit(entry=True)
+def last_cuts(top, temperature, least, of_greedy, out):
+    """Find `last_cut` of rows, int64 [F]; of_greedy: int64 [F], or no rows for all tokens."""
+    for i in range(len(top)):
+        other = of_greedy[i] if len(of_greedy) else I64(LOWEST_DRAWABLE)
+        out[i] = last_cut(top[i], temperature[i], least[i], other)
 
 
 @jit(in_parts=True, allocates=True)
@@ -267,17 +297,19 @@ def keep_first(first, top_k, share, least, least_of_total, given, mass, kept):
 
 
 @jit(in_parts=True, allocates=True)
-def best_of_first(start, stop, part, arguments):
-    """Find the best score words among the first tokens of rows that their filters keep.
+def set_of_first(start, stop, part, arguments):
+    """Find the kept sets of rows among their first tokens, and the best scores in them.
 
     Args:
         first: int64 [F, n], order words, descending.
         temperature: fp32 [F].
         limits: the first four of `tpsample.request.filters.Thresholds`, [F] each, and the total,
             [F] or no rows.
-        out: int64 [F, samples], zeros.
+        words, drawn: int64 [F, samples], zeros, as in `SetOfFirst`; and so are
+        top: fp32 [F], and held: int64 [F, 2], zeros.
+        last: int64 [F], the last kept words; above all words without any.
     """
-    first, temperature, limits, draws, out = arguments
+    first, temperature, limits, draws, words, drawn, held, top, last = arguments
     num_rows, count = first.shape
     most, shares, least, least_of_total, totals = limits
     noise, logits = noise_of(draws, np.arange(num_rows)), np.empty(count, F32)
@@ -289,40 +321,19 @@ def best_of_first(start, stop, part, arguments):
         given = totals[i] if len(totals) else I64(-1)
         row_limits = most[i], shares[i], least[i], least_of_total[i], given
         keep_first(first[i], *row_limits, mass, kept)
+        top[i], last[i] = logits[0], ABOVE_ALL
         for j in range(count):
             if not kept[j]:
                 continue
+            last[i] = first[i, j]
+            held[i, 0] += mass[j]
+            held[i, 1] += 1
             token_id = I64(TOKEN_MASK) - (first[i, j] & I64(TOKEN_MASK))
             for s in range(draws.samples):
                 score = exact_score(logits[j], token_id, stream_of(noise, i, s))
-                out[i, s] = larger(out[i, s], pack(score, token_id))
+                word = pack(score, token_id)
+                if word > words[i, s]:
+                    words[i, s] = word
+                    drawn[i, s] = first[i, j] if key_of(word) > KEY_MINUS_INF else I64(0)
         if key_of(first[i, 0]) == KEY_NAN:
-            out[i] = I64(KEY_NAN) << I64(TOKEN_BITS)
-
-
-@jit(in_parts=True, allocates=True)
-def kept_of_first(start, stop, part, arguments):
-    """Find the last of the first tokens that a row's filters keep; their mass and number.
-
-    Args:
-        first, temperature, limits: as `best_of_first` takes them.
-        out: int64 [F, 3], zeros.
-    """
-    first, temperature, limits, out = arguments
-    count = first.shape[1]
-    most, shares, least, least_of_total, totals = limits
-    logits, power = np.empty(count, F32), np.empty(count, F32)
-    mass, kept = np.empty(count, I64), np.empty(count, np.bool_)
-    for i in range(start, stop):
-        for j in range(count):
-            logits[j] = value_of(first[i, j])
-        weigh_block(logits, mass_row(logits[0], temperature[i]), power, mass)
-        given = totals[i] if len(totals) else I64(-1)
-        row_limits = most[i], shares[i], least[i], least_of_total[i], given
-        keep_first(first[i], *row_limits, mass, kept)
-        out[i, 0] = ABOVE_ALL
-        for j in range(count):
-            if kept[j]:
-                out[i, 0] = first[i, j]
-                out[i, 1] += mass[j]
-                out[i, 2] += 1
+            words[i] = I64(KEY_NAN) << I64(TOKEN_BITS)
