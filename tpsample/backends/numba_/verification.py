@@ -5,17 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, from_numpy
 
 from tpsample.backends.numba_.kernels import laws as kernels
-from tpsample.backends.numba_.kernels.arrays import arrays_of
+from tpsample.backends.numba_.kernels.arrays import array_of, arrays_of
 from tpsample.backends.numba_.kernels.threads import in_ranges, threads_for
 from tpsample.backends.torch_.verification import Laws, Places, Verification
+from tpsample.output import VerifyOutput
 
 
 class NativeVerification(Verification):
-    """`Verification` on a CPU with Numba; the arithmetic on rows is that of the definition."""
+    """`Verification` on a CPU with Numba."""
 
     @cached_property
     def _draft(self) -> Tensor:
@@ -31,6 +33,37 @@ class NativeVerification(Verification):
         logits = self._draft
         law = replace(self.rows, logits=logits, raw=logits, done=None, first=None, rough=None)
         return torch.cat([own, law.first_words(1).view(self.draft.shape[:2])], dim=1)
+
+    def laws(self, gathered: Tensor) -> Laws:
+        shape = self.drafts.shape
+        drafts, cut = np.empty(shape, np.int64), np.empty(shape, np.int64)
+        top, draft_top = np.empty(shape, np.float32), np.empty(shape, np.float32)
+        status = array_of(self.status.contiguous()).copy()
+        given = arrays_of((gathered, self.drafts, self.rows.noise.temperature))
+        kernels.find_laws(*given, drafts, status, top, draft_top, cut)
+        return Laws(*map(from_numpy, (top, draft_top, cut, drafts, status)))
+
+    def accept(self, laws: Laws, sums: Tensor) -> tuple[Laws, Places]:
+        rows, width = self.drafts.shape
+        count, drafts = width if self.block else 1, array_of(laws.drafts.contiguous()).copy()
+        index, weights = np.empty((rows, count), np.int64), np.empty((2, rows, count), np.int64)
+        coefficient = np.empty((rows, count))
+        given = *arrays_of((sums, self.seed, self.positions)), self.block
+        kernels.accept(drafts, *given, index, weights, coefficient)
+        places = Places(from_numpy(index), from_numpy(weights), from_numpy(coefficient))
+        return replace(laws, drafts=from_numpy(drafts)), places
+
+    def output(self, laws: Laws, places: Places, gathered: Tensor) -> VerifyOutput:
+        token_ids = np.empty(self.drafts.shape, np.int64)
+        accepted, status = np.empty(len(token_ids), np.int64), np.empty(len(token_ids), np.int32)
+        of_laws, of_places = (
+            tuple(arrays_of(its))
+            for its in ((laws.drafts, laws.status), (places.index, places.coefficient))
+        )
+        words, sampled, *at = arrays_of((gathered, self.sampled, self.seed, self.positions))
+        kernels.emit(words, of_laws, sampled, of_places, *at, token_ids, accepted, status)
+        tokens = from_numpy(accepted), from_numpy(token_ids), from_numpy(status)
+        return VerifyOutput(*tokens, self.seed)
 
     def sums(self, laws: Laws) -> Tensor:
         sums = self.drafts.new_zeros(2 if self.draft is None else 4, self.drafts.numel())

@@ -62,6 +62,8 @@ PAIR, TRIPLE = typeof((_INTS, _INTS)), typeof((_FLOATS, _FLOATS, _FLOATS))
 _INTS_2, _BOOLS = np.empty((0, 0), np.int64), np.empty(0, np.bool_)
 WORDS = typeof((_INTS_2, _INTS_2, _FLOATS, _FLOATS))
 ASKED = typeof((_INTS_2, _INTS_2, _INTS, _BOOLS))
+STATUS = int32[:, ::1]
+OF_LAWS, OF_PLACES = types.Tuple((INTS_2, STATUS)), types.Tuple((INTS_2, DOUBLES_2))
 DRAFT_ROWS = typeof((_FLOATS, _INTS, _INTS))
 LAWS = typeof(
     laws.NativeLaws(*[np.empty((0, 0), np.float32)] * 2, True, 0, 1, *[_FLOATS] * 3, *[_INTS] * 2)
@@ -132,6 +134,9 @@ def entries(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]
         (cuts.list_ends, (INTS_2, INTS, DOUBLES, FLOATS_2, int64, FLOATS, FLOATS, INTS, INTS)),
         (cuts.cuts_of_bins, (INTS_3, PAIR, INTS, types.bool_, TRIPLE, PAIR, INTS, BOOLS)),
         (cuts.set_sizes, (INTS_3, INTS, FLOATS, BOOLS, int64, int64, INTS_2, BOOLS_2, INTS)),
+        (laws.find_laws, (INTS_3, INTS_2, FLOATS, INTS_2, STATUS, FLOATS_2, FLOATS_2, INTS_2)),
+        (laws.accept, (INTS_2, INTS_3, INTS, INTS, types.bool_, INTS_2, INTS_3, DOUBLES_2)),
+        (laws.emit, (INTS_4, OF_LAWS, INTS_2, OF_PLACES, INTS, INTS, INTS_2, INTS, int32[::1])),
         (passes.tops_of, (INTS_3, INTS, FLOATS)),
         (first_kept, (INTS_2, INTS_2, int64, FLOATS, ENDS, types.bool_, INTS_2, BOOLS, FLOATS)),
         (list_words, (INTS_3, FLOATS, BOOLS, *[INTS_2] * 3, FLOATS, FLOATS)),

@@ -1,4 +1,4 @@
-"""The passes of a verification by ratio, position by position.
+"""The passes of a verification by ratio, position by position, and the arithmetic between them.
 
 Twin: `tpsample.backends.torch_.verification`, and `tpsample.core.residual` for the arithmetic.
 
@@ -15,28 +15,31 @@ from typing import NamedTuple
 import numpy as np
 
 from tpsample.backends.numba_.kernels.compiling import F32, F64, I32, I64, U32, U64, jit
+from tpsample.backends.numba_.kernels.decode import NAN, OK, token_of
 from tpsample.backends.numba_.kernels.inputs import BLOCK, aligned_block, lanes_of
 from tpsample.backends.numba_.kernels.masses import mass_row, weigh_block
 from tpsample.backends.numba_.kernels.noise import (
     BITS_SCALE,
     Stream,
     exact_noise,
+    is_random,
     philox,
     upper_scores,
 )
 from tpsample.backends.numba_.kernels.numbers import (
+    key_of,
     lanes_reaching,
     lowest_lane,
     pack,
     value_of,
 )
 from tpsample.backends.numba_.kernels.passes import words_of_block
-from tpsample.backends.numba_.kernels.primitives import larger
+from tpsample.backends.numba_.kernels.primitives import larger, smaller
 from tpsample.core import acceptance, residual
 from tpsample.core.masses import TOP_MASS
-from tpsample.core.word import LOWEST_DRAWABLE
+from tpsample.core.word import KEY_NAN, LOWEST_DRAWABLE, NO_TOKEN
 
-DOMAIN_RECOVERY = U32(acceptance.DOMAIN_RECOVERY)
+DOMAIN_RECOVERY, DOMAIN_ACCEPT = U32(acceptance.DOMAIN_RECOVERY), U32(acceptance.DOMAIN_ACCEPT)
 LIMB, LIMB_MASK = I64(residual.LIMB), I64(2**residual.LIMB - 1)
 REST = I64(residual.MASS_BITS - residual.LIMB)
 SHARE_SHIFT, PLAIN_SHIFT = I32(-residual.SHARE_BITS), I32(residual.PLAIN_SHIFT)
@@ -236,3 +239,133 @@ def residuals(start, stop, part, arguments):
                 score = recovery_score(left[j - lane], mass[j - lane], noise)
                 best = larger(best, pack(score, token_id))
         out[0, row, n], out[1, row, n] = best, total
+
+
+@jit(entry=True)
+def find_laws(gathered, given, temperature, drafts, status, top, draft_top, cut):
+    """Find the numbers of both laws; twin: `Verification.laws`.
+
+    Args:
+        gathered: int64 [W, B, S or 2 S - 1], the first words of each rank.
+        given: int64 [B, S], the drafts; temperature: fp32 [B · S], of the requests.
+        drafts, status, top, draft_top, cut: [B, S], out, as in `Laws`; `status` are those of the
+            rows before.
+    """
+    num_ranks, num_rows, num_words = gathered.shape
+    width = given.shape[1]
+    for row in range(num_rows):
+        for i in range(width):
+            word, draft_word = I64(0), I64(0)
+            for rank in range(num_ranks):
+                word = larger(word, gathered[rank, row, i])
+                if width + i < num_words:
+                    draft_word = larger(draft_word, gathered[rank, row, width + i])
+            top[row, i], draft_top[row, i] = value_of(word), value_of(draft_word)
+            certain = not is_random(temperature[row * width + i]) or top[row, i] == F32(np.inf)
+            cut[row, i] = word if certain else I64(LOWEST_DRAWABLE)
+            if key_of(draft_word) == KEY_NAN and given[row, i] >= 0 and status[row, i] == OK:
+                status[row, i] = NAN
+            drafts[row, i] = given[row, i] if status[row, i] == OK else I64(NO_TOKEN)
+
+
+@jit()
+def uniform(seed, position, i):
+    """Return the uniform of a position; twin: `tpsample.core.acceptance.uniforms`."""
+    key, step = U64(seed), U64(position + i)
+    at = U32(step), U32(step >> U64(32)), U32(i), DOMAIN_ACCEPT
+    high, low, _, _ = philox(*at, U32(key), U32(key >> U64(32)))
+    bits = (I64(high) << I64(20)) | (I64(low) >> I64(12))
+    return F64(2 * bits + 1) * 2.0**-53
+
+
+@jit()
+def share_weight(coefficient, total):
+    """Return the weight by which masses become shares; twin: `tpsample.core.residual`."""
+    if total < TOP_MASS:
+        return I64(0)
+    return I64(coefficient / F64(total) * 2.0 ** (residual.SHARE_BITS + residual.MASS_BITS))
+
+
+@jit(entry=True, allocates=True)
+def accept(drafts, sums, seed, position, block, index, weights, coefficient):
+    """Leave out the drafts that their drafter excludes, and find the positions to look at.
+
+    Args:
+        drafts: int64 [B, S], changed in place.
+        sums: int64 [2 or 4, B, S], those of `law_sums` over all ranks.
+        seed, position: int64 [B].
+        index, weights, coefficient: out, as in `Places`.
+    """
+    num_rows, width = drafts.shape
+    certain = len(sums) == 2
+    for row in range(num_rows):
+        chain, stop = 1.0, -1
+        for i in range(width):
+            draft_mass = sums[3, row, i] if not certain else I64(0)
+            draft_total = sums[2, row, i] if not certain else I64(0)
+            if certain and drafts[row, i] >= 0:
+                draft_mass = draft_total = I64(TOP_MASS)
+            if draft_mass <= 0:
+                drafts[row, i] = NO_TOKEN
+            p = F64(sums[1, row, i]) / F64(larger(sums[0, row, i], I64(1)))
+            q = F64(draft_mass) / F64(larger(draft_total, I64(1)))
+            if block:
+                index[row, i], coefficient[row, i] = i, chain
+                weights[0, row, i] = share_weight(chain, sums[0, row, i])
+                weights[1, row, i] = share_weight(1.0, draft_total)
+                chain = smaller(chain * (p / q if q > 0.0 else 0.0), 1.0)
+            elif stop < 0 and not (q > 0.0 and uniform(seed[row], position[row], i) * q < p):
+                stop = i
+                index[row, 0], coefficient[row, 0] = i, 1.0
+                weights[0, row, 0] = share_weight(1.0, sums[0, row, i])
+                weights[1, row, 0] = share_weight(1.0, draft_total)
+
+
+@jit()
+def accepted_of_block(status, coefficient, sums, seed, position):
+    """Return how many drafts of a row are accepted; twin: `tpsample.core.acceptance.accept_block`.
+
+    Args:
+        status, coefficient: [S]; sums: int64 [S], of the residuals over all ranks.
+    """
+    accepted = 0
+    for i in range(1, len(status)):
+        # A position without a law has no draft, so c alone enters its test.
+        c = coefficient[i]
+        left = F64(sums[i]) * 2.0**-residual.SHARE_BITS if status[i] == OK else c
+        if uniform(seed, position, i - 1) * (left + 1.0 - c) < left:
+            accepted = i
+    return accepted
+
+
+@jit(entry=True, allocates=True)
+def emit(gathered, laws, sampled, places, seed, position, token_ids, accepted, row_status):
+    """Find what rows emit; twin: `Verification.output`.
+
+    Args:
+        gathered: int64 [W, 1 or 2, B, N], the `residuals` of all ranks; 2 for a block.
+        laws: drafts and status, [B, S] each; sampled: int64 [B, S].
+        places: int64 and float64 [B, N], index and coefficient.
+        token_ids: int64 [B, S], out; accepted, row_status: [B], out; see `VerifyOutput`.
+    """
+    (drafts, status), (index, coefficient) = laws, places
+    num_rows, width = drafts.shape
+    sums = np.empty(width, I64)
+    for row in range(num_rows):
+        column, stop = 0, index[row, 0]
+        if gathered.shape[1] == 2:
+            for i in range(width):
+                sums[i] = 0
+                for rank in range(len(gathered)):
+                    sums[i] += gathered[rank, 1, row, i]
+            stop = accepted_of_block(status[row], coefficient[row], sums, seed[row], position[row])
+            column = stop
+        word = I64(0)
+        for rank in range(len(gathered)):
+            word = larger(word, gathered[rank, 0, row, column])
+        good = status[row, stop] == OK and sampled[row, stop] >= 0
+        for i in range(width):
+            token_ids[row, i] = drafts[row, i] if i < stop else I64(NO_TOKEN)
+        if good:
+            token_ids[row, stop] = token_of(word)[0]
+        accepted[row], row_status[row] = stop, status[row, stop]
