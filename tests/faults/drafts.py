@@ -123,6 +123,34 @@ tpsample/backends/numba_/kernels/laws.py
     - U32(step), U32(step >> U64(32)), U32(i), DOMAIN_RECOVERY,
     + U32(step), U32(step >> U64(32)), U32(0), DOMAIN_RECOVERY,
     > test_every_stage_finds_the_integers_of_the_definition[numba-rejection-None]
+    native: a draft of a NaN's law is accepted
+    - if key_of(draft_word) == KEY_NAN and given[row, i] >= 0 and status[row, i] == OK:
+    + if False:
+    > test_every_stage_finds_the_integers_of_the_definition
+    native: a greedy law keeps more than its first token
+    - cut[row, i] = word if certain else I64(LOWEST_DRAWABLE)
+    + cut[row, i] = I64(LOWEST_DRAWABLE)
+    native: a draft that its drafter excludes stays
+    - if draft_mass <= 0:
+    + if False:
+    native: a chance above one passes the next position
+    - chain = smaller(chain * (p / q if q > 0.0 else 0.0), 1.0)
+    + chain = chain * (p / q if q > 0.0 else 0.0)
+    native: a uniform is that of the next position
+    - elif stop < 0 and not (q > 0.0 and uniform(seed[row], position[row], i) * q < p):
+    + elif stop < 0 and not (q > 0.0 and uniform(seed[row], position[row], i + 1) * q < p):
+    native: the shortest prefix that passes is taken
+    - if uniform(seed, position, i - 1) * (left + 1.0 - c) < left:
+    + if accepted == 0 and uniform(seed, position, i - 1) * (left + 1.0 - c) < left:
+    native: the residuals of one rank decide
+    - sums[i] += gathered[rank, 1, row, i]
+    + sums[i] = gathered[rank, 1, row, i]
+    native: a row that has failed emits a token
+    - good = status[row, stop] == OK and sampled[row, stop] >= 0
+    + good = True
+    native: tokens behind the last are emitted
+    - token_ids[row, i] = drafts[row, i] if i < stop else I64(NO_TOKEN)
+    + token_ids[row, i] = drafts[row, i]
     a native kernel bounds logarithms from below
     - ABOVE = F32(0.0872 - 127.0)
     + ABOVE = F32(-2.0 - 127.0)

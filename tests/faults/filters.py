@@ -208,6 +208,33 @@ tpsample/backends/numba_/kernels/passes.py
     native: a given total is not taken
     - total = given if given >= 0 else total
     + total = total + 0
+    native: the token of a set is its best score although it has none
+    - drawn[i, s] = first[i, j] if key_of(word) > KEY_MINUS_INF else I64(0)
+    + drawn[i, s] = first[i, 0]
+    > test_what_is_kept_of_first_words
+    native: a set ends at the first word that it does not keep
+    - last[i] = first[i, j]
+    + last[i] = first[i, min(j + 1, count - 1)]
+    native: an id before the shard has a word
+    - if 0 <= v < num_ids:
+    + if v < num_ids:
+    > test_kernels_tell_the_logprobs_of_the_definition
+    native: first words lie in no order
+    - sort(heap)
+    + sort(heap[:1])
+    > test_first_words_are_those_of_the_definition
+    native: a masked row has the first word of memory that nobody wrote
+    - if largest == 0 and (len(error_bound) == 0 or error_bound[row] < F32(np.inf)):
+    + if largest == 0:
+    > test_a_masked_row_has_no_first_word
+    native: a threshold is rounded to the nearest logit
+    - least = of_ordered(I32(ordered(floor) + I32(1))) if floor < exact else floor
+    + least = floor
+    > test_least_words
+    native: a greedy row ends where its filters do
+    - cut = least if is_random(temperature) else of_greedy
+    + cut = least
+    > test_the_last_cut_of_several
     native: a mass at its limit does not reach it
     - if mass[j] >= limit and
     + if mass[j] > limit and
@@ -680,15 +707,10 @@ tpsample/filters/logprobs.py
     > test_a_rank_counts_no_tie_that_was_cut_away
 tpsample/backends/numba_/passes.py
     native: the best of a kept set is no NaN where the largest logit is one
-    - self.of_undone(or_nan(best, self.largest))
-    + self.of_undone(best)
+    - best[np.isnan(array_of(self.largest))] = word.KEY_NAN << word.TOKEN_BITS
     > test_sums_down_to_a_word
-    native: a masked row has the first word of memory that nobody wrote
-    - rows = rows[array_of(self.rough.error_bound)[rows] < np.inf]
-    + pass
-    > test_a_masked_row_has_no_first_word
     native: the best words of upper ends are drawn from them
-    - rows = rows[~known[rows]]
+    - rows = rows[error_bound[rows] == 0]
     > test_best_words_of_upper_ends_are_those_that_were_found
 tpsample/backends/numba_/kernels/cuts.py
     native bins count masked tokens
@@ -696,9 +718,39 @@ tpsample/backends/numba_/kernels/cuts.py
     + bins[j] = index
     > test_bins_and_their_words
     a native list ends one word late
-    - while column < count - 1 and (column < 0 or upto < limit[row]):
-    + while column < count - 1 and (column < 0 or upto <= limit[row]):
+    - while column < len(words) - 1 and (column < 0 or upto < limit):
+    + while column < len(words) - 1 and (column < 0 or upto <= limit):
     > test_the_first_word_at_which_a_sum_reaches_its_limit
+    native: masses bound the list of a greedy row
+    - is_bounded = end + 1 < order.COUNTED_BINS and is_random(temperature[row])
+    + is_bounded = end + 1 < order.COUNTED_BINS
+    > test_a_list_ends_below_what_top_p_keeps
+    native: a list has fewer words than were asked for
+    - few += listed < number
+    + few += listed < 1
+    native: a whole mass needs a search
+    - reached = larger(wanted, I64(1)) <= whole if len(share) else wanted < whole
+    + reached = wanted <= whole
+    > test_the_cut_in_a_bin
+    native: what another rank did not list is not missed
+    - left[row] |= listed[rank, row, 0] >= width
+    + left[row] = listed[rank, row, 0] >= width
+    native: a cut of bins is above those of other rules
+    - found = last_cut(top[row], given[row], larger(least[row], found), other)
+    + found = last_cut(top[row], given[row], found, other)
+    native: ties of the last word are cut away
+    - found = found & ~I64(TOKEN_MASK) if keep_ties[row] > 0 else found
+    native: a greedy row keeps what its mask leaves
+    - mass, size = I64(TOP_MASS), I64(end[row] < ABOVE_ALL)
+    > test_which_sets_are_listed
+    native: a set over the cap is listed
+    - whole, listed = size == vocab_size, size <= cap and size != vocab_size
+    + whole, listed = size == vocab_size, size != vocab_size
+    native: a row that drew nothing has a set
+    - size = size if drawn[row] else I64(0)
+    native: sets of two ranks are as large as that of one
+    - longest = larger(longest, gathered[rank, row, 1])
+    + longest = gathered[rank, row, 1]
     native log masses are of the top alone
     - log_masses[first + j] = below - log_totals[row]
     + log_masses[first + j] = below
@@ -718,11 +770,24 @@ tpsample/backends/numba_/kernels/best_scores.py
     - possible = before < high
     + possible = sure
     > test_what_is_decided_is_as_from_the_sums
-    native: an id before the shard has a word
-    - is_own = 0 <= v < logits.shape[1]
-    + is_own = v < logits.shape[1]
-    > test_kernels_tell_the_logprobs_of_the_definition
+    native: of equal best scores the first decides alone
+    - while at > 0 and words[at - 1] < word:
+    + while at > 1 and words[at - 1] < word:
+    > test_best_words_of_upper_ends_are_those_that_were_found
+    native: the order words of best scores are those of other ids
+    - orders[c] = pack(logits[i, token_id - first_id], token_id)
+    + orders[c] = pack(logits[i, 0], token_id)
+    > test_random_steps_of_one_rank_are_the_oracles[thresholds]
 tpsample/backends/numba_/kernels/logprobs.py
+    native: the words of an id are those of the first rank
+    - word = larger(word, gathered[rank, i, count + c])
+    > test_kernels_tell_the_logprobs_of_the_definition
+    native: raw logprobs are divided by the temperature
+    - temperature[i] = given[i] if processed[i] else F32(1)
+    + temperature[i] = given[i]
+    native: what ties with the last of the first words is not counted
+    - marks[i, num_own] = first[i, count - 1] & ~I64(TOKEN_MASK)
+    + marks[i, num_own] = first[i, count - 1]
     native: a rank exceeds its kept set
     - else smaller(rank, num_kept)
     + else rank

@@ -89,7 +89,7 @@ tpsample/backends/numba_/kernels/compiled_ahead.py
     + missing
     > test_another_process_compiles_from_the_end
     a kernel of later steps is not compiled in the constructor
-    -         (passes.count_from, (STORED, INTS_2, INTS_2)),
+    -         (passes.spread, (STORED, FLOATS, INTS_2)),
     > test_every_kernel_that_python_calls_is_among_them
     logits of a caller have one dtype in the constructor
     - for dtype in LOGIT_DTYPES:

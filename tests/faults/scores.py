@@ -171,8 +171,8 @@ tpsample/backends/triton_/kernels/masses.py
     > sampler/test_written_temperatures.py::test_every_backend_takes_the_token_of_the_definition
 tpsample/backends/numba_/kernels/arrays.py
     native: a step makes the caller's tensors unresizable
-    - shape, dtype = tensor.shape, DTYPES[tensor.dtype]
-    + shape, dtype = tensor.shape, DTYPES[tensor.dtype]
+    - shape, dtype, strides = tuple(tensor.shape), DTYPES[tensor.dtype], None
+    + shape, dtype, strides = tuple(tensor.shape), DTYPES[tensor.dtype], None
     +     tensor.detach().numpy() if tensor.dtype != torch.bfloat16 else None
     > test_the_storage_stays_resizable
     native: an array does not keep its tensor
@@ -441,8 +441,8 @@ tpsample/backends/numba_/kernels/first_logits.py
     > test_a_number_that_the_largest_reach
 tpsample/backends/numba_/passes.py
     native: beside listed rows the others have no first words
-    - rows = rows[first[rows, 0] == 0]
-    + rows = rows[:0]
+    - listed = NOT_LISTED if self.first is None else self.first
+    + listed = NOT_LISTED if self.first is None else torch.ones_like(self.first)
     > sampler/test_golden.py::test_one_rank_draws_the_committed_tokens
     native: a token stands before itself
     - self._marks(best, thresholds, count) + 1
@@ -480,14 +480,14 @@ tpsample/backends/numba_/kernels/best_scores.py
     - decided[i] &= word > 0 and word == sure_word
     + decided[i] &= word > 0
     > test_what_is_decided_is_as_from_the_sums
-    native: the total of a rough row has what min_p cuts
-    - edges[i, num_marks] = value_of(least) if least > LOWEST_DRAWABLE else F32(-np.inf)
-    + edges[i, num_marks] = F32(-np.inf)
-    > test_sums_are_within_their_bounds
 tpsample/backends/numba_/kernels/ends.py
     native: the least sums have the logits that may be below a mark
-    - edges[c] = up(marks[row, c] + error_bound[row]) + F32(TINY)
-    + edges[c] = marks[row, c]
+    - edges[c] = up(marks[c] + error_bound) + F32(TINY)
+    + edges[c] = marks[c]
+    > test_sums_are_within_their_bounds
+    native: the total of a rough row has what min_p cuts
+    - return value_of(least) if least > LOWEST_DRAWABLE else F32(-np.inf)
+    + return F32(-np.inf)
     > test_sums_are_within_their_bounds
 tpsample/backends/numba_/kernels/passes.py
     native: a total of top_p leaves out what is below every mark

@@ -46,8 +46,8 @@ def reaching(ends, mass, edge):
     return total, number
 
 
-class Room(NamedTuple):
-    """What `bound_row` works in: fp32 [IDS_AT_ONCE] and [2 C], float64 and int64 [2 C]."""
+class EndSums(NamedTuple):
+    """Memory in which `bound_row` adds up: fp32 [IDS_AT_ONCE] and [2 C], float64 and int64 [2 C]."""
 
     mass: np.ndarray
     edges: np.ndarray
@@ -60,7 +60,7 @@ def room_for(num_marks):
     """Return the room for the bounds of C marks."""
     count = 2 * num_marks
     edges = np.empty(count, F32)
-    return Room(np.empty(IDS_AT_ONCE, F32), edges, np.empty(count, F64), np.empty(count, I64))
+    return EndSums(np.empty(IDS_AT_ONCE, F32), edges, np.empty(count, F64), np.empty(count, I64))
 
 
 @jit()
