@@ -16,6 +16,16 @@ tpsample/backends/numba_/kernels/numbers.py
     - return lanes & within
     + return lanes
     > test_no_lane_outside_of_a_block_reaches_a_threshold
+    native: a proof leaves out the first number of a row
+    -     for d in range(size):
+    -         least = smaller
+    +     for d in range(1, size):
+    +         least = smaller
+    > test_one_small_weight_takes_the_proof_away
+    native: a NaN leaves the sums beside it their proof
+    - high if high == high else F32(np.inf)
+    + high
+    > test_a_weight_that_is_not_finite_takes_the_proof_of_its_neighbours
     native: a sum that is not decided is trusted
     -     if decided or sums_are_exact(
     +     if True or sums_are_exact(
@@ -405,9 +415,19 @@ tpsample/backends/numba_/kernels/products.py
     + if not len(hidden):
     > test_a_weight_of_any_width_is_read_to_its_end_and_no_further
     native: sums that are rounded are said to be exact
-    - most <= 2.0**52 * rows.quanta
-    + most <= 2.0**82 * rows.quanta
-    > test_a_logit_depends_on_the_row_and_the_id_alone
+    - largest <= 2.0**53 * rows.quanta
+    + largest <= 2.0**55 * rows.quanta
+    > test_a_proof_holds_up_to_its_limit_and_no_further
+    native: a sum that is rounded is said to be off by nothing
+    - rows_ratio * ratio <= 2.0**53
+    + rows_ratio * ratio <= 2.0**55
+    native: the norm of weights is that of one of them
+    - norm = 1.01 * math.sqrt(size) * most
+    + norm = 1.01 * most
+    native: a weight that is no number is multiplied as a number
+    - if alone and not math.isfinite(most):
+    + if False:
+    > test_every_weight_of_16_bits_is_multiplied_exactly
 tpsample/backends/numba_/kernels/vectors.py
     native: the last id of a block has the product of the one before
     - builder.sub(count, constant(1))

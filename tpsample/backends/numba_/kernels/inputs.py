@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tpsample.backends.numba_.kernels.arrays import array_of
 from tpsample.backends.numba_.kernels.compiling import F32, F64, U16, U32, U64, jit
-from tpsample.backends.numba_.kernels.numbers import as_fp32, least_bits, quantum_of
+from tpsample.backends.numba_.kernels.numbers import as_fp32, least_and_largest, quantum_of
 from tpsample.backends.numba_.kernels.primitives import bits_as, larger, smaller
 from tpsample.backends.numba_.kernels.vectors import PADDING, ROWS
 from tpsample.backends.screening.int8_copy import BLOCK
@@ -168,7 +168,8 @@ def take_rows(hidden, index):
             if len(bf16):
                 bf16[i, d] = bits >> U32(16)
         norms[i] = math.sqrt(squares) * (1.0 + 2.0**-30)
-        quanta[i] = quantum_of(least_bits(row, 0, size), 23 if low else 7)
+        least, _ = least_and_largest(row, 0, size)
+        quanta[i] = quantum_of(least, 23 if low else 7)
         more |= low
     for i in range(num_rows, len(out)):
         for d in range(size):

@@ -60,6 +60,36 @@ def as_fp32(typing, number):  # type: ignore[no-untyped-def]
     return types.float32(number), generate
 
 
+@intrinsic
+def scaled(typing, number):  # type: ignore[no-untyped-def]
+    """Return a finite weight over 2^(1023 − b) as float64, exactly; b is the bias of its exponent.
+
+    A shift of its bits takes less time than a conversion. A number that is not finite becomes one.
+    """
+    shift = 52 - {types.uint16: 7, types.int16: 10, types.float32: 23}[number]
+    kept = -(2**63) | 2 ** (number.bitwidth - 1 + shift) - 1
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        wide, bits = ir.IntType(64), builder.bitcast(values[0], ir.IntType(number.bitwidth))
+        moved = builder.and_(builder.shl(builder.sext(bits, wide), wide(shift)), wide(kept))
+        return builder.bitcast(moved, ir.DoubleType())
+
+    return types.float64(number), generate
+
+
+@intrinsic
+def size_bits(typing, number, step):  # type: ignore[no-untyped-def]
+    """Return the bits of a weight's absolute value, plus a step, as an unsigned integer."""
+    integer = types.uint32 if number == types.float32 else types.uint16
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        bits = builder.bitcast(values[0], ir.IntType(number.bitwidth))
+        size = builder.and_(bits, bits.type(2 ** (number.bitwidth - 1) - 1))
+        return builder.add(size, builder.trunc(values[1], bits.type))
+
+    return integer(number, types.intp), generate
+
+
 @jit()
 def power_of_2(exponent):
     """Return 2^x of float64 x, |x| <= 1000; twin: `tpsample.core.score.power_of_2`."""
@@ -159,24 +189,31 @@ def largest_size(values):
 
 
 @jit()
-def least_bits(numbers, first, size):
-    """Return the bits of the least absolute value of fp32 numbers but 0, minus 1."""
-    least, part = U32(2**32 - 1), numbers[first : first + size]
+def least_and_largest(numbers, first, size):
+    """Return the least absolute value of some weights but 0, and the largest, as fp32 numbers.
+
+    The least is +inf if there is none, and so is the largest if one is a NaN. Bits are compared,
+    because one instruction compares those of 16 numbers of 16 bits.
+    """
+    part, kind = numbers[first : first + size], numbers.dtype.type
+    least, most = size_bits(kind(0), -1), size_bits(kind(0), 0)  # 0 becomes the largest integer
     for d in range(size):
-        bits = bits_as(F32(as_fp32(part[d])), U32) & U32(0x7FFFFFFF)
-        least = smaller(least, U32(bits - U32(1)))  # 0 becomes the largest integer
-    return least
+        least = smaller(least, size_bits(part[d], -1))
+        most = larger(most, size_bits(part[d], 0))
+    low = as_fp32(bits_as(size_bits(bits_as(least, kind), 1), kind))
+    high = as_fp32(bits_as(most, kind))
+    return low if low > F32(0) else F32(np.inf), high if high == high else F32(np.inf)
 
 
 @jit()
 def quantum_of(least, fraction_bits):
-    """Return a power of two that divides every number that `least_bits` read.
+    """Return a power of two that divides some fp32 numbers.
 
     Args:
-        least: what `least_bits` found of them.
+        least: the least of their absolute values but 0.
         fraction_bits: of their significands, at most.
     """
-    exponent = I64(U32(least + U32(1)) >> U32(23))
+    exponent = I64(bits_as(F32(least), U32) >> U32(23))
     return two_to(larger(exponent, 1) - 127 - fraction_bits)
 
 

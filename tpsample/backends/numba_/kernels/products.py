@@ -9,17 +9,20 @@ import numpy as np
 from numba.extending import overload
 from numba.np.numpy_support import as_dtype
 
-from tpsample.backends.numba_.kernels.compiling import F32, I64, INNER, SUMS, U16, U32, U64, jit
+from tpsample.backends.numba_.kernels.compiling import F32, F64, I64, INNER, SUMS, U16, U64, jit
 from tpsample.backends.numba_.kernels.inputs import BLOCK
 from tpsample.backends.numba_.kernels.numbers import (
     UNIT_64,
     as_fp32,
+    dot_64,
     exact_product,
     is_decided,
     largest_size,
-    least_bits,
+    least_and_largest,
     no_overflow,
     quantum_of,
+    scaled,
+    two_to,
 )
 from tpsample.backends.numba_.kernels.primitives import larger, smaller
 from tpsample.backends.numba_.kernels.vectors import (
@@ -46,6 +49,8 @@ CACHED_ROWS = 8
 
 PAIRS = LANES.bit_length() - 1
 """Additions that make one sum of LANES in pairs."""
+SCALE_BITS = 512
+"""Between those of `scaled` weights, so that no product of one row overflows or is subnormal."""
 
 
 class Products(NamedTuple):
@@ -56,9 +61,10 @@ class Products(NamedTuple):
         errors: fp32 [R], how far the fp32 values of a row are off at most.
         proved: bool [R]. In fp32: whether `errors` holds; if not, the row's values are NaN. In
             float64: whether the sums are exact.
-        squares: [BLOCK], of the type of the values, Σ w² of each id.
+        squares: [BLOCK], of the type of the values, Σ w² of each id; see `float64_products`.
         size: D.
-        hidden: [R or more, ≥ D], the hidden states in that type; zeros fill up several rows.
+        hidden: [R or more, ≥ D], the hidden states in that type; zeros fill up several rows. One
+            row in float64 is 2^SCALE_BITS times as large.
         bf16: uint16 [R or more, D], the same in bf16, or no rows; see `TakenRows`.
         tile: [BLOCK · COLUMNS], converted weights; one row needs none, nor do numbers that are
             multiplied as they lie in memory.
@@ -79,9 +85,10 @@ def products_of(rows, dtype):
     """Return the memory of products of some rows in fp32 or float64."""
     several, num_rows, size = len(rows.hidden) > 1, len(rows.norms), rows.hidden.shape[1]
     hidden = np.empty((len(rows.hidden), padded(size) if several else size), dtype)
+    scale = 1.0 if several or hidden.itemsize == 4 else 2.0**SCALE_BITS
     for i in range(len(hidden)):
         for d in range(hidden.shape[1]):
-            hidden[i, d] = rows.hidden[i, d] if d < size else 0
+            hidden[i, d] = rows.hidden[i, d] * scale if d < size else 0
     return Products(
         np.empty((len(hidden), BLOCK), dtype),
         np.empty(num_rows, F32),
@@ -117,15 +124,15 @@ def rows_ahead(numbers, size):
 
 @jit(fastmath=SUMS)
 def products_of_one(weight, block, hidden, out, squares):
-    """Multiply the weights of a block by one row, in any order; squares are Σ w²."""
-    one, later = hidden.dtype.type, rows_ahead(weight.numbers, len(hidden)) * weight.stride
+    """Multiply the weights of a block by one row in fp32, in any order; squares are Σ w²."""
+    later = rows_ahead(weight.numbers, len(hidden)) * weight.stride
     # Unsigned, because a signed index that might be negative keeps the loop from being vector code.
     for i in range(block.count):
         begin = U64((block.local + i) * weight.stride)
         fetch(weight.numbers, I64(begin) + later, len(hidden))
-        total, square = one(0), one(0)
+        total, square = F32(0), F32(0)
         for d in range(len(hidden)):
-            x = one(as_fp32(weight.numbers[begin + U64(d)]))
+            x = as_fp32(weight.numbers[begin + U64(d)])
             total += x * hidden[d]
             square += x * x
         out[block.lane + i], squares[block.lane + i] = total, square
@@ -179,15 +186,11 @@ def _compiled_add_unconverted_dots(weight, block, first, size, products):
 
 @jit()
 def multiply(weight, block, products):
-    """Multiply the weights of a block by all hidden states, in the type of the products.
+    """Multiply the weights of a block by several hidden states, in the type of the products.
 
-    Values and squares are 0 in the lanes outside of the block.
+    Values and squares are 0 in the lanes outside of the block, if they were 0 in all lanes.
     """
     hidden, tile = products.hidden, products.tile
-    products.values[:], products.squares[:] = 0, 0
-    if len(hidden) == 1:
-        products_of_one(weight, block, hidden[0], products.values[0], products.squares)
-        return
     for first in range(0, products.size, COLUMNS):
         size = smaller(COLUMNS, products.size - first)
         if add_unconverted_dots(weight, block, first, size, products):
@@ -246,7 +249,12 @@ def fp32_products(weight, block, rows, products):
     η covers numbers that are subnormal, or flushed to zero. ‖w‖² itself is a sum in fp32, each of
     whose squares and partial sums may be flushed.
     """
-    multiply(weight, block, products)
+    products.values[:], products.squares[:] = 0, 0
+    if len(products.hidden) == 1:
+        row = products.hidden[0]
+        products_of_one(weight, block, row, products.values[0], products.squares)
+    else:
+        multiply(weight, block, products)
     size = products.size
     spread = (depth_of(products) + 4) * UNIT
     gamma = spread / (1.0 - spread)
@@ -259,25 +267,67 @@ def fp32_products(weight, block, rows, products):
         prove(products, i, norm * most * rounding + lost if spread <= 0.25 else np.inf)
 
 
-@jit(allocates=True)
-def float64_products(weight, block, rows, products):
-    """Multiply in float64; `squares` are then how far the sums are off, over ‖h‖.
+@jit(fastmath=SUMS)
+def scaled_dot(weight, first, hidden):
+    """Return Σ w h of `scaled` weights, in float64 and any order."""
+    total = F64(0)
+    for d in range(len(hidden)):
+        total += scaled(weight[U64(first) + U64(d)]) * hidden[d]
+    return total
 
-    Sums are exact in any order, and `proved`, if all products are multiples of q and Σ |h w|, which
-    is at most ‖h‖ ‖w‖, is below 2^53 q. Products of bf16 numbers often are, and then often end on
-    the midpoint of two fp32 numbers.
+
+@jit()
+def multiply_scaled(weight, block, begin, end, products):
+    """Multiply the finite weights of some ids of a block by the one row in float64."""
+    size = products.size
+    later = rows_ahead(weight.numbers, size) * weight.stride
+    unit = two_to(1023 - (15 if weight.fraction_bits == 10 else 127) - SCALE_BITS)
+    for i in range(begin, end):
+        first = (block.local + i) * weight.stride
+        fetch(weight.numbers, first + later, size)
+        total = scaled_dot(weight.numbers, first, products.hidden[0])
+        products.values[0, block.lane + i] = total * unit
+
+
+@jit()
+def float64_products(weight, block, rows, products):
+    """Multiply in float64; `squares` are then how far the sums are off at most, over ‖h‖.
+
+    A sum is exact in any order if its terms are multiples of q and their sizes add up to at most
+    2^53 q, because then every partial sum is a float64 number. Products of bf16 numbers often
+    fulfil that, and then their sum often is the midpoint of two fp32 numbers. It follows from
+
+        ‖h‖ ‖w‖ <= 2^53 q_h q_w      ‖w‖ <= sqrt(D) max |w|
+
+    where q_h divides all numbers of a row, and q_w those of a few neighbouring ids, which max |w|
+    is of, too. Other sums are off by D u ‖h‖ ‖w‖ (1 + D u) at most. 1 % covers the roundings here.
     """
-    multiply(weight, block, products)
-    least, unit = U32(2**32 - 1), products.size * UNIT_64 * 1.01
-    for i in range(block.count):
-        begin = (block.local + i) * weight.stride
-        least = smaller(least, least_bits(weight.numbers, begin, products.size))
-    quantum = quantum_of(least, weight.fraction_bits)
-    most = 1.01 * math.sqrt(products.squares.max())
+    alone, size, rows_ratio, largest = len(products.hidden) == 1, products.size, 0.0, 0.0
+    products.values[:], products.squares[:] = 0, 0
+    if not alone:
+        multiply(weight, block, products)
+        products.squares[:] = 0
     for i in range(len(rows.norms)):
-        products.proved[i] = rows.norms[i] * most <= 2.0**52 * rows.quanta[i] * quantum
-    for j in range(BLOCK):
-        products.squares[j] = math.sqrt(products.squares[j]) * unit
+        rows_ratio = larger(rows_ratio, rows.norms[i] / rows.quanta[i])
+    few = rows_ahead(weight.numbers, size) if weight.stride == size else 1
+    for begin in range(0, block.count, few):
+        end, first = smaller(begin + few, block.count), (block.local + begin) * weight.stride
+        if alone:
+            multiply_scaled(weight, block, begin, end, products)
+        length = (end - begin - 1) * weight.stride + size
+        least, most = least_and_largest(weight.numbers, first, length)
+        norm = 1.01 * math.sqrt(size) * most
+        ratio = norm / quantum_of(least, weight.fraction_bits)
+        largest = larger(largest, ratio)
+        error = 0.0 if rows_ratio * ratio <= 2.0**53 else 1.01 * UNIT_64 * size * norm
+        for i in range(begin, end):
+            products.squares[block.lane + i] = error
+            if alone and not math.isfinite(most):  # `scaled` weights are finite
+                first = (block.local + i) * weight.stride
+                total, _ = dot_64(weight.numbers, first, rows.hidden[0])
+                products.values[0, block.lane + i] = total
+    for i in range(len(rows.norms)):
+        products.proved[i] = rows.norms[i] * largest <= 2.0**53 * rows.quanta[i]
 
 
 @jit()
