@@ -47,7 +47,7 @@ def reaching(ends, mass, edge):
 
 
 class EndSums(NamedTuple):
-    """Memory in which `bound_row` adds up: fp32 [IDS_AT_ONCE] and [2 C], float64 and int64 [2 C]."""
+    """Memory of `bound_row`: fp32 [IDS_AT_ONCE] and [2 C], float64 [2 C] and int64 [2 C]."""
 
     mass: np.ndarray
     edges: np.ndarray

@@ -61,13 +61,14 @@ class Products(NamedTuple):
         errors: fp32 [R], how far the fp32 values of a row are off at most.
         proved: bool [R]. In fp32: whether `errors` holds; if not, the row's values are NaN. In
             float64: whether the sums are exact.
-        squares: [BLOCK], of the type of the values, Σ w² of each id; see `float64_products`.
+        squares: [BLOCK], of the type of the values; of fp32 Σ w² of each id, else see
+            `float64_products`.
         size: D.
         hidden: [R or more, ≥ D], the hidden states in that type; zeros fill up several rows. One
             row in float64 is 2^SCALE_BITS times as large.
         bf16: uint16 [R or more, D], the same in bf16, or no rows; see `TakenRows`.
-        tile: [BLOCK · COLUMNS], converted weights; one row needs none, nor do numbers that are
-            multiplied as they lie in memory.
+        tile: fp32 [BLOCK · COLUMNS], converted weights; one row needs none, nor do numbers that are
+            multiplied as they lie in memory. In float64 it would take more than a core's cache.
     """
 
     values: np.ndarray
@@ -97,7 +98,7 @@ def products_of(rows, dtype):
         size,
         hidden,
         rows.bf16,
-        np.empty(BLOCK * COLUMNS if several else 0, dtype),
+        np.empty(BLOCK * COLUMNS if several else 0, F32),
     )
 
 
@@ -140,7 +141,7 @@ def products_of_one(weight, block, hidden, out, squares):
 
 @jit()
 def add_dots(hidden, column, numbers, begin, stride, size, block, products):
-    """Add the products of all rows and a block over some columns, and the squares.
+    """Add the products of all rows and a block over some columns, and in fp32 the squares.
 
     Args: as in `tpsample.backends.numba_.kernels.vectors`.
     """
@@ -169,9 +170,10 @@ def add_unconverted_dots(weight, block, first, size, products):
 @overload(add_unconverted_dots, jit_options=INNER)
 def _compiled_add_unconverted_dots(weight, block, first, size, products):
     dtypes = as_dtype(weight[0].dtype), as_dtype(products[0].dtype)
-    if dtypes not in ((F32, F32), (U16, F32)) or (dtypes[0] == U16 and not HAS_BF16):
+    is_bf16 = dtypes == (U16, F32)
+    if dtypes[0] != F32 and not (is_bf16 and HAS_BF16):
         return lambda weight, block, first, size, products: False
-    of_rows = Products._fields.index("hidden" if dtypes[0] == F32 else "bf16")
+    of_rows = Products._fields.index("bf16" if is_bf16 else "hidden")
 
     def add(weight, block, first, size, products):
         hidden = products[of_rows]
@@ -306,7 +308,6 @@ def float64_products(weight, block, rows, products):
     products.values[:], products.squares[:] = 0, 0
     if not alone:
         multiply(weight, block, products)
-        products.squares[:] = 0
     for i in range(len(rows.norms)):
         rows_ratio = larger(rows_ratio, rows.norms[i] / rows.quanta[i])
     few = rows_ahead(weight.numbers, size) if weight.stride == size else 1

@@ -65,7 +65,11 @@ def fetch(typing, numbers, first, size):  # type: ignore[no-untyped-def]
 
 
 def _dots(*, squares: bool) -> Any:
-    """Return the function that multiplies ROWS rows, and finds Σ w² beside it or not."""
+    """Return the function that multiplies ROWS rows.
+
+    Args:
+        squares: whether it also asks for later weights, and finds Σ w² where sums are fp32.
+    """
 
     @intrinsic
     def dots(
@@ -76,7 +80,7 @@ def _dots(*, squares: bool) -> Any:
         Args:
             hidden: [R, ≥ D] of uint16 (bf16), fp32 or float64.
             row, column: where the products begin.
-            numbers: flat, of the same type; id i begins at begin + i · stride.
+            numbers: flat, of uint16 as well, else fp32; id i begins at begin + i · stride.
             id_, count: the first of the IDS ids. Of ids outside of 0 … count − 1 the product is
                 that of the nearest one, which the caller takes away.
             size: columns, a multiple of PADDING.
@@ -97,8 +101,9 @@ def _dots(*, squares: bool) -> Any:
         _, row, column, _, begin, stride, id_, count, size, _, lane, _ = arguments
         hidden, numbers, out, of_ids = array(0), array(3), array(9), array(11)
         number, total = numbers.data.type.pointee, out.data.type.pointee
-        total_bytes = 8 if isinstance(total, ir.DoubleType) else 4
-        width, is_bf16 = VECTOR_BYTES // total_bytes, isinstance(number, ir.IntType)
+        wide = isinstance(total, ir.DoubleType)
+        total_bytes = 8 if wide else 4
+        width, is_bf16 = VECTOR_BYTES // total_bytes, isinstance(number, ir.IntType) and not wide
         sums = ir.VectorType(total, width)
         read = ir.VectorType(ir.IntType(32), width) if is_bf16 else sums
 
@@ -109,6 +114,13 @@ def _dots(*, squares: bool) -> Any:
         def load(pointer: Any) -> Any:
             address = builder.bitcast(pointer, read.as_pointer())
             return builder.load(address, align=2 if is_bf16 else total_bytes)
+
+        def load_weights(pointer: Any) -> Any:
+            """Return weights in the type of the sums."""
+            if not wide:
+                return load(pointer)
+            address = builder.bitcast(pointer, ir.VectorType(number, width).as_pointer())
+            return builder.fpext(builder.load(address, align=4), sums)
 
         def call(name: str, result: Any, *values: Any) -> Any:
             kind = ir.FunctionType(result, [value.type for value in values])
@@ -160,14 +172,15 @@ def _dots(*, squares: bool) -> Any:
         with cgutils.for_range_slice(builder, constant(0), size, step) as (d, _):
             of_rows = [load(builder.gep(pointer, [d])) for pointer in rows]
             for i, pointer in enumerate(ids):
-                w = load(builder.gep(pointer, [d]))
+                w = load_weights(builder.gep(pointer, [d]))
                 if squares:
                     later = builder.add(d, builder.mul(stride, constant(2 * IDS)))
                     _fetch(builder, builder.gep(pointer, [later]))
-                for h, of_row in zip([*of_rows, w], totals, strict=False):
+                for h, of_row in zip(of_rows if wide else [*of_rows, w], totals, strict=False):
                     add_product(h, w, of_row[i])
         outputs = [at(out, builder.add(row, constant(r)), lane) for r in range(ROWS)]
-        outputs.append(builder.gep(of_ids.data, [lane]))
+        if not wide:
+            outputs.append(builder.gep(of_ids.data, [lane]))
         few = ir.VectorType(total, IDS)
         for output, of_row in zip(outputs, totals, strict=False):
             products = in_sum([builder.load(accumulator) for accumulator in of_row])
