@@ -741,11 +741,12 @@ tpsample/backends/numba_/kernels/cuts.py
     native: ties of the last word are cut away
     - found = found & ~I64(TOKEN_MASK) if keep_ties[row] > 0 else found
     native: a greedy row keeps what its mask leaves
-    - mass, size = I64(TOP_MASS), I64(end[row] < ABOVE_ALL)
+    - total, size = I64(TOP_MASS), I64(end[row] < ABOVE_ALL)
+    + total += I64(0)
     > test_which_sets_are_listed
     native: a set over the cap is listed
-    - whole, listed = size == vocab_size, size <= cap and size != vocab_size
-    + whole, listed = size == vocab_size, size != vocab_size
+    - whole[row], overflow[row] = size == vocab_size, size != vocab_size and size > cap
+    + whole[row], overflow[row] = size == vocab_size, False
     native: a row that drew nothing has a set
     - size = size if drawn[row] else I64(0)
     native: sets of two ranks are as large as that of one

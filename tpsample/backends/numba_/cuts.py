@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor, from_numpy
 
 from tpsample.backends.numba_.kernels import cuts as kernels
-from tpsample.backends.numba_.kernels.arrays import arrays_of
+from tpsample.backends.numba_.kernels.arrays import array_of, arrays_of
 from tpsample.backends.numba_.kernels.threads import in_ranges
 from tpsample.backends.numba_.passes import NativeShardLogits
 from tpsample.backends.torch_.cuts import Cuts, EmptyDigits, SetSizes
@@ -100,19 +101,18 @@ class NativeCuts(Cuts):
         return from_numpy(cut), from_numpy(left)
 
     def set_sizes(self, gathered: Tensor, cut: Tensor, cap: int, drawn: Tensor) -> SetSizes:
-        numbers, flags = np.empty((4, len(cut) + 1), np.int64), np.empty((2, len(cut)), np.bool_)
-        needed, given = np.zeros(3, np.int64), (gathered, cut, self.rows.noise.temperature, drawn)
-        kernels.set_sizes(*arrays_of(given), cap, self.rows.vocab_size, numbers, flags, needed)
-        sizes, offsets, mass, ends = map(from_numpy, numbers)
-        whole, overflow = map(from_numpy, flags)
-        rows = slice(len(cut))
-        return SetSizes(
-            sizes[rows], whole, overflow, offsets, mass[rows], ends[rows], from_numpy(needed)
-        )
+        sizes, mass, ends = (torch.empty_like(cut) for _ in range(3))
+        whole, overflow = torch.empty_like(drawn), torch.empty_like(drawn)
+        offsets, needed = cut.new_empty(len(cut) + 1), cut.new_zeros(3)
+        given = arrays_of((gathered, cut, self.rows.noise.temperature, drawn))
+        found = SetSizes(sizes, whole, overflow, offsets, mass, ends, needed)
+        kernels.set_sizes(*given, cap, self.rows.vocab_size, *map(array_of, found))
+        return found
 
     def listed_sets(self, words: Tensor, sets: SetSizes, total: int) -> tuple[Tensor, Tensor]:
-        ids, log_masses = np.full(total, word.NO_TOKEN), np.full(total, np.nan)
+        ids = words.new_full((total,), word.NO_TOKEN)
+        log_masses = torch.full_like(ids, torch.nan, dtype=torch.float64)
         numbers = self.rows.temperature, self.rows.largest, log_totals(sets.mass)
         given = words, sets.cut, *numbers, sets.offsets, ids, log_masses
         in_ranges(kernels.listed_sets, 0, len(words), 1, *arrays_of(given))
-        return from_numpy(ids), from_numpy(log_masses)
+        return ids, log_masses

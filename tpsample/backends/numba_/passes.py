@@ -166,14 +166,16 @@ class NativeShardLogits(ShardLogits):
     ) -> Logprobs:
         asked = sampled, logprob_rows.chosen, logprob_rows.top_of, logprob_rows.as_logits
         rows, width = sums.shape[0], logprob_rows.top + words.own.shape[1]
-        token_ids, ranks = (np.empty((rows, width), np.int64) for _ in range(2))
-        values, entropies = np.empty((rows, width)), np.empty(rows)
+        # The caller gets these, and may resize them.
+        token_ids, ranks = (sampled.new_empty(rows, width) for _ in range(2))
+        log_total = log_totals(sums[:, 0])
+        values, entropies = log_total.new_empty(rows, width), torch.empty_like(log_total)
         cuts = np.zeros(rows, np.int64) if cut is None else cut
-        told = cuts, sums, log_totals(sums[:, 0]), self.vocab_size
+        told = cuts, sums, log_total, self.vocab_size
         own, given = (tuple(arrays_of(its)) for its in (words[:4], asked))
-        told_logprobs(own, given, *arrays_of(told), token_ids, values, ranks, entropies)
-        numbers = from_numpy(token_ids), from_numpy(values), from_numpy(ranks)
-        return Logprobs(*numbers, from_numpy(entropies))
+        found = token_ids, values, ranks, entropies
+        told_logprobs(own, given, *arrays_of(told), *map(array_of, found))
+        return Logprobs(token_ids, values, ranks, entropies)
 
     def best_kept(self, cut: Tensor) -> Tensor:
         best = self._scores(self._stored.rows, array_of(cut.contiguous()), 1)[:, :, 0]

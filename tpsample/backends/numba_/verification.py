@@ -54,16 +54,16 @@ class NativeVerification(Verification):
         return replace(laws, drafts=from_numpy(drafts)), places
 
     def output(self, laws: Laws, places: Places, gathered: Tensor) -> VerifyOutput:
-        token_ids = np.empty(self.drafts.shape, np.int64)
-        accepted, status = np.empty(len(token_ids), np.int64), np.empty(len(token_ids), np.int32)
+        token_ids = torch.empty_like(self.drafts)  # the caller gets these, and may resize them
+        accepted, status = torch.empty_like(self.seed), torch.empty_like(self.status[:, 0])
         of_laws, of_places = (
             tuple(arrays_of(its))
             for its in ((laws.drafts, laws.status), (places.index, places.coefficient))
         )
         words, sampled, *at = arrays_of((gathered, self.sampled, self.seed, self.positions))
-        kernels.emit(words, of_laws, sampled, of_places, *at, token_ids, accepted, status)
-        tokens = from_numpy(accepted), from_numpy(token_ids), from_numpy(status)
-        return VerifyOutput(*tokens, self.seed)
+        out = map(array_of, (token_ids, accepted, status))
+        kernels.emit(words, of_laws, sampled, of_places, *at, *out)
+        return VerifyOutput(accepted, token_ids, status, self.seed)
 
     def sums(self, laws: Laws) -> Tensor:
         sums = self.drafts.new_zeros(2 if self.draft is None else 4, self.drafts.numel())

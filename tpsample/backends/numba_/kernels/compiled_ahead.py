@@ -50,7 +50,9 @@ LONG_S = 10
 INTS, INTS_2, INTS_3, INTS_4 = (types.Array(int64, axes, "C") for axes in range(1, 5))
 FLOATS, FLOATS_2 = float32[::1], float32[:, ::1]
 DOUBLES, DOUBLES_2 = float64[::1], float64[:, ::1]
-BOOLS, BOOLS_2 = types.bool_[::1], types.bool_[:, ::1]
+BOOLS = types.bool_[::1]
+SIZED = INTS_3, INTS, FLOATS, BOOLS, int64, int64
+SIZES = INTS, BOOLS, BOOLS, INTS, INTS, INTS, INTS
 HEAD = typeof(NativeHead())
 MEMORY = typeof(Memory(np.empty(0, np.int64)))
 _FLOATS, _INTS = np.empty(0, np.float32), np.empty(0, np.int64)
@@ -133,7 +135,7 @@ def entries(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]
         (passes.last_cuts, (FLOATS, FLOATS, *[INTS] * 3)),
         (cuts.list_ends, (INTS_2, INTS, DOUBLES, FLOATS_2, int64, FLOATS, FLOATS, INTS, INTS)),
         (cuts.cuts_of_bins, (INTS_3, PAIR, INTS, types.bool_, TRIPLE, PAIR, INTS, BOOLS)),
-        (cuts.set_sizes, (INTS_3, INTS, FLOATS, BOOLS, int64, int64, INTS_2, BOOLS_2, INTS)),
+        (cuts.set_sizes, (*SIZED, *SIZES)),
         (laws.find_laws, (INTS_3, INTS_2, FLOATS, INTS_2, STATUS, FLOATS_2, FLOATS_2, INTS_2)),
         (laws.accept, (INTS_2, INTS_3, INTS, INTS, types.bool_, INTS_2, INTS_3, DOUBLES_2)),
         (laws.emit, (INTS_4, OF_LAWS, INTS_2, OF_PLACES, INTS, INTS, INTS_2, INTS, int32[::1])),

@@ -224,32 +224,32 @@ def cuts_of_bins(listed, search, keep_ties, weighs, rows, ends, cut, left):
 
 
 @jit(entry=True)
-def set_sizes(gathered, end, temperature, drawn, cap, vocab_size, numbers, flags, needed):
+def set_sizes(
+    gathered, end, temperature, drawn, cap, vocab_size, sizes, whole, overflow, offsets, mass, cut,
+    needed,
+):  # fmt: skip
     """Find how large kept sets are, and which are listed; twin: `Cuts.set_sizes`.
 
     Args:
         gathered: int64 [W, F, 2]; end: int64 [F]; drawn: bool [F].
         temperature: fp32 [F], of the requests.
-        numbers: int64 [4, F + 1], out: sizes, offsets, masses, and where listed sets end.
-        flags: bool [2, F], out: whether a set is whole, and whether it overflows.
-        needed: int64 [3], zeros; see `SetSizes`.
+        sizes, whole, overflow, offsets, mass, cut, needed: out, as in `SetSizes`; `needed` are
+            zeros.
     """
-    sizes, offsets, masses, ends = numbers
     offsets[0] = 0
     for row in range(len(end)):
-        mass, size, longest = I64(0), I64(0), I64(0)
+        total, size, longest = I64(0), I64(0), I64(0)
         for rank in range(len(gathered)):
-            mass += gathered[rank, row, 0]
+            total += gathered[rank, row, 0]
             size += gathered[rank, row, 1]
             longest = larger(longest, gathered[rank, row, 1])
         if not is_random(temperature[row]):  # the first token is kept, if there is one
-            mass, size = I64(TOP_MASS), I64(end[row] < ABOVE_ALL)
+            total, size = I64(TOP_MASS), I64(end[row] < ABOVE_ALL)
         size = size if drawn[row] else I64(0)
-        whole, listed = size == vocab_size, size <= cap and size != vocab_size
-        kept = size if listed else I64(0)
-        sizes[row], masses[row], offsets[row + 1] = size, mass, offsets[row] + kept
-        flags[0, row], flags[1, row] = whole, not (listed or whole)
-        ends[row] = end[row] if kept > 0 else ABOVE_ALL
+        whole[row], overflow[row] = size == vocab_size, size != vocab_size and size > cap
+        kept = I64(0) if whole[row] or overflow[row] else size
+        sizes[row], mass[row], offsets[row + 1] = size, total, offsets[row] + kept
+        cut[row] = end[row] if kept > 0 else ABOVE_ALL
         if kept > 0:
             needed[0], needed[1] = larger(needed[0], longest), larger(needed[1], kept)
     needed[2] = offsets[len(end)]
