@@ -782,6 +782,7 @@ tpsample/backends/numba_/kernels/best_scores.py
 tpsample/backends/numba_/kernels/logprobs.py
     native: the words of an id are those of the first rank
     - word = larger(word, gathered[rank, i, count + c])
+    + word = larger(word, I64(0))
     > test_kernels_tell_the_logprobs_of_the_definition
     native: raw logprobs are divided by the temperature
     - temperature[i] = given[i] if processed[i] else F32(1)

@@ -47,7 +47,7 @@ HEAPED = 64
 """Largest top_k whose tokens are kept in a heap while the weights are read."""
 NONE = np.empty(0, np.int64)
 NOTHING_STORED = NONE, NONE.astype(np.bool_), NONE.astype(np.float64)
-"""What a draw takes of rows that store nothing; see `draw`."""
+"""The arguments by which a draw finds nothing but words; see `draw`."""
 
 
 class NativeBackend(Backend):
