@@ -28,7 +28,7 @@ from tpsample.core.row_noise import RowNoise
 from tpsample.output import Logprobs
 from tpsample.request.filters import LogprobRows, Thresholds
 
-NONE, NO_BOUND = np.empty(0, np.int64), np.empty(0, np.float32)
+NONE = np.empty(0, np.int64)
 NOT_LISTED = np.empty((0, 0, 0), np.int64)
 
 
@@ -67,9 +67,8 @@ class NativeShardLogits(ShardLogits):
     def _own_words(self, count: int, token_ids: np.ndarray) -> Tensor:
         """Return what `own_words` does of rows whose first words are not known."""
         listed = NOT_LISTED if self.first is None else self.first
-        error_bound = NO_BOUND if self.rough is None else self.rough.error_bound
         out = np.zeros((len(token_ids), count + token_ids.shape[1]), np.int64)
-        self.run(passes.own_words, listed, error_bound, token_ids, out)
+        self.run(passes.own_words, listed, token_ids, out)
         return from_numpy(out)
 
     def best_scores(self, count: int) -> Tensor:

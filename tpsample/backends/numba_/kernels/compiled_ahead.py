@@ -100,7 +100,7 @@ def entries(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]
     kept = typeof(weight_of(torch.empty(1, 1, dtype=torch.float32, device="cpu"), 0, 0, 1))
     kernels += [
         (draw_stored, (kept, INTS, DRAWS, HEAD, INTS, INTS_3)),
-        (passes.own_words, (STORED, INTS_3, FLOATS, INTS_2, INTS_2)),
+        (passes.own_words, (STORED, INTS_3, INTS_2, INTS_2)),
         (cuts.words_from, (STORED, INTS, INTS_2)),
         (passes.weigh, (STORED, FLOATS, INTS_2, INTS, INTS_2)),
         (passes.moment_from, (STORED, FLOATS, INTS, INTS_2, INTS_2)),

@@ -56,11 +56,10 @@ def own_words(start, stop, part, arguments):
     Args:
         listed: int64 [threads, F, m], the first order words of rows that the local step has listed,
             in any order; 0 in the others.
-        error_bound: fp32 [F], inf in rows that store nothing that was not listed; or no rows.
         token_ids: int64 [F, C]; those of other ranks, and -1, have the word 0.
         out: int64 [F, n + C], zeros.
     """
-    stored, listed, error_bound, token_ids, out = arguments
+    stored, listed, token_ids, out = arguments
     num_ids, count = stored.logits.shape[1], out.shape[1] - token_ids.shape[1]
     words = np.empty(BLOCK, I64)
     for row in stored.rows[start:stop]:
@@ -76,7 +75,7 @@ def own_words(start, stop, part, arguments):
             for word in listed[thread, row]:
                 push(heap, count, word)
                 largest = larger(largest, word)
-        if largest == 0 and (len(error_bound) == 0 or error_bound[row] < F32(np.inf)):
+        if largest == 0:
             push_all(logits, stored.first_id, words, heap)
         sort(heap)
 
