@@ -73,7 +73,7 @@ def test_kernels_tell_the_logprobs_of_the_definition(backend, top, chosen):
     gathered: Tensor = torch.stack(
         [torch.cat([firsts, own], dim=1), torch.cat([others, torch.zeros_like(own)], dim=1)]
     )
-    for each in (gathered, gathered[:1]):
+    for each in (gathered, gathered.flip(0), gathered[:1]):
         words = plain.listed_words(asked, each)
         same(its.listed_words(asked, each)._asdict(), words._asdict())
         for cut in (

@@ -779,7 +779,7 @@ tpsample/backends/numba_/kernels/best_scores.py
     native: the order words of best scores are those of other ids
     - orders[c] = pack(logits[i, token_id - first_id], token_id)
     + orders[c] = pack(logits[i, 0], token_id)
-    > test_random_steps_of_one_rank_are_the_oracles[thresholds]
+    > test_best_words_of_upper_ends_are_those_that_were_found
 tpsample/backends/numba_/kernels/logprobs.py
     native: the words of an id are those of the first rank
     - word = larger(word, gathered[rank, i, count + c])

@@ -124,7 +124,9 @@ def test_best_words_of_upper_ends_are_those_that_were_found():
     assert found is not None
     words = word.pack(torch.randn(1, 6, 2, 2 * BEST_SCORES), torch.arange(2 * BEST_SCORES))
     rough = replace(ends.rough, rough=replace(found, best=words))
-    scores = rough.best_scores(BEST_SCORES)[:, 1:].unflatten(1, (2, 2, -1))[:, 0]
+    best = rough.best_scores(BEST_SCORES)[:, 1:].unflatten(1, (2, 2, -1))
+    scores, orders = best.unbind(dim=1)
+    assert torch.equal(orders.flatten(1), rough.words_of(word.token_of(scores).flatten(1)))
     known = found.error_bound > 0
     assert torch.equal(scores[known], words[0].topk(BEST_SCORES, dim=2).values[known])
     exact = ends.best[:, 1:].unflatten(1, (2, 2, -1))[:, 0]
