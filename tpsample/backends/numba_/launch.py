@@ -175,7 +175,8 @@ class NativeBackend(Backend):
             rows = index, sources, draws_of(step.noise), head, NONE
             self._run(draw_given, source, num_rows, *rows, outputs=(words_of_threads,))
         words = words_of_threads[0] if threads == 1 else words_of_threads.max(axis=0)
-        best[:, index] = np.maximum(best[:, index], words[:, :, 0].T)
+        its = index if step.batch.plan.stored_index is not None else slice(None)
+        best[:, its] = np.maximum(best[:, its], words[:, :, 0].T)
 
     def _draw_roughly(
         self, step: Step, source: Weight, index: np.ndarray, head: native.NativeHead, memory: Memory
