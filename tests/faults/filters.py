@@ -706,8 +706,10 @@ tpsample/backends/numba_/passes.py
     - best[np.isnan(array_of(self.largest))] = word.KEY_NAN << word.TOKEN_BITS
     > test_sums_down_to_a_word
     native: the best words of upper ends are drawn from them
-    - rows = rows[error_bound[rows] == 0]
+    - rows = rows[bound[rows] == 0]
     > test_best_words_of_upper_ends_are_those_that_were_found
+    native: the tokens of kept sets are drawn from upper ends
+    - rows = rows[error_bound[rows] == 0]
 tpsample/backends/numba_/kernels/cuts.py
     native bins count masked tokens
     - bins[j] = index if logits[j] > F32(-np.inf) else I32(-1)

@@ -129,7 +129,9 @@ def test_best_words_of_upper_ends_are_those_that_were_found():
     assert torch.equal(orders.flatten(1), rough.words_of(word.token_of(scores).flatten(1)))
     known = found.error_bound > 0
     assert torch.equal(scores[known], words[0].topk(BEST_SCORES, dim=2).values[known])
-    exact = ends.best[:, 1:].unflatten(1, (2, 2, -1))[:, 0]
+    exact, cut = ends.best[:, 1:].unflatten(1, (2, 2, -1))[:, 0], torch.zeros(6, dtype=torch.int64)
+    drawn = replace(rough, top=word.value_of(ends.best[:, 0])).best_kept(cut)
+    assert torch.equal(drawn, torch.where(known[:, None], words[0].amax(dim=2), exact[:, :, 0]))
     assert torch.equal(scores[~known], exact[~known]) and known.sum() == 4
 
 

@@ -196,7 +196,7 @@ class NativeBackend(Backend):
         outputs = best[:threads], first[:threads], of_threads
         self._run_draw(step, source, index, head, memory, of_rows, outputs)
         if threads > 1:
-            of_threads.max(axis=0, out=error_bound)
+            np.maximum(error_bound, of_threads.max(axis=0), out=error_bound)
 
     def _run_draw(
         self,

@@ -75,13 +75,10 @@ class NativeShardLogits(ShardLogits):
         rows, best = self._stored.rows, self.noise.num_samples * count
         out = np.zeros((self.logits.shape[0], 1 + 2 * best), np.int64)
         if self.rough is not None:  # what its rows store has other scores
-            assert self.first is not None
-            first, best_words = array_of(self.first), array_of(self.rough.best)
-            error_bound = array_of(self.rough.error_bound)
-            rough = first, best_words, error_bound
-            if known_best(*rough, *self._stored[:2], count, out) == len(out):
+            *known, bound = arrays_of((self.first, self.rough.best, self.rough.error_bound))
+            if known_best(*known, bound, *self._stored[:2], count, out) == len(out):
                 return from_numpy(out)
-            rows = rows[error_bound[rows] == 0]
+            rows = rows[bound[rows] == 0]
         if len(rows):
             scores = self._scores(rows, NONE, count).reshape(len(out), best)
             ids = np.where(scores > 0, word.TOKEN_MASK - (scores & word.TOKEN_MASK), word.NO_TOKEN)
@@ -177,7 +174,15 @@ class NativeShardLogits(ShardLogits):
         return Logprobs(token_ids, values, ranks, entropies)
 
     def best_kept(self, cut: Tensor) -> Tensor:
-        best = self._scores(self._stored.rows, array_of(cut.contiguous()), 1)[:, :, 0]
+        rows, shape = self._stored.rows, (self.logits.shape[0], self.noise.num_samples)
+        best = np.zeros(shape, np.int64)
+        if self.rough is not None:  # their words are known, and of all tokens
+            words, error_bound = arrays_of((self.rough.best, self.rough.error_bound))
+            known = np.flatnonzero(error_bound)
+            best[known] = words[:, known].max(axis=(0, 3))
+            rows = rows[error_bound[rows] == 0]
+        if len(rows):
+            best[rows] = self._scores(rows, array_of(cut.contiguous()), 1)[rows, :, 0]
         best[np.isnan(array_of(self.largest))] = word.KEY_NAN << word.TOKEN_BITS
         return self.of_undone(from_numpy(best))
 
