@@ -141,11 +141,8 @@ def test_a_warmed_sampler_launches_nothing_new_for_random_steps(way, seeds, step
 @pytest.mark.heavy
 @pytest.mark.parametrize(("seeds", "steps"), [(range(1, 3), 12), *long((range(1, 21), 25))])
 @pytest.mark.parametrize("way", ["no arguments", "kinds"])
-def test_a_warmed_sampler_of_a_cpu_compiles_nothing_for_random_steps(
-    way, seeds, steps, monkeypatch
-):
+def test_a_warmed_sampler_of_a_cpu_compiles_nothing_for_random_steps(way, seeds, steps):
     pytest.importorskip("numba")
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # rows are cut out of what both find
     for seed in seeds:
         pick = random.Random(seed)
         theme = THEMES[pick.choice(list(THEMES))]
@@ -156,6 +153,21 @@ def test_a_warmed_sampler_of_a_cpu_compiles_nothing_for_random_steps(
             Story(pick, head, ranks, theme, max_rows=12, name=f"seed {seed}").run(steps)
         assert late == []
     print(f"{len(seeds) * steps} steps")
+
+
+def test_a_warmed_sampler_of_a_cpu_compiles_nothing_for_rows_of_every_method(monkeypatch):
+    """Rows of each method are cut out of what two threads have found, so they have gaps."""
+    pytest.importorskip("numba")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    sampler = LMHeadSampler(torch.randn(99, 16), backend="numba")
+    sampler.warm_up(["plain"])
+    fields: list[dict[str, Any]] = [{"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, {"top_k": 300}]
+    requests = [SamplingParams(seed=row, **each) for row, each in enumerate([*fields, *fields])]
+    for order in (requests, sorted(requests, key=lambda each: each.top_p)):
+        batch = SamplingBatch.from_params(order, vocab_size=99)
+        with _compiled() as late:
+            sampler(torch.randn(8, 16), batch, 5)
+        assert late == []
 
 
 def test_a_warmed_sampler_of_a_cpu_compiles_nothing_for_kept_sets():
