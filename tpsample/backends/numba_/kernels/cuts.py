@@ -85,21 +85,20 @@ def masses_of_bins(start, stop, part, arguments):
 
 @jit()
 def bin_reached(bins, limit):
-    """Return the first bin at which the sum over bins reaches a limit >= 1, what is before it, and
-    the whole sum; of a limit above that the bin is the last but for bins of zero behind it.
+    """Return the first bin at which a sum reaches a limit >= 1, the sum before it, and the whole.
+
+    A limit above the whole sum counts as the whole.
 
     Args:
-        bins: integers [BINS].
+        bins: int64 [BINS].
     """
-    whole = I64(0)
+    whole, upto, index = I64(0), I64(0), 0
     for j in range(len(bins)):
-        whole += I64(bins[j])
-    upto, limit = I64(0), smaller(limit, whole)
-    for j in range(len(bins)):
-        before, upto = upto, upto + I64(bins[j])
-        if upto >= limit:
-            return j, before, whole
-    return len(bins) - 1, upto, whole  # is not reached
+        whole += bins[j]
+    while upto + bins[index] < smaller(limit, whole):
+        upto += bins[index]
+        index += 1
+    return index, upto, whole
 
 
 @jit(entry=True)

@@ -143,7 +143,9 @@ def last_cut(top, temperature, least, of_greedy):
     """Return where a kept set ends; twin: `ShardLogits.last_cut`.
 
     Args:
-        temperature: of the request, which says whether the row is greedy.
+        top: fp32, the largest logit.
+        temperature: fp32, of the request: it says whether the row is greedy.
+        least, of_greedy: int64, where the set ends of a row that is drawn, and of a greedy one.
     """
     cut = least if is_random(temperature) else of_greedy
     return cut if top > F32(-np.inf) else I64(ABOVE_ALL)
