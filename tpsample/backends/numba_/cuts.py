@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, from_numpy
 
 from tpsample.backends.numba_.kernels import cuts as kernels
-from tpsample.backends.numba_.kernels.arrays import array_of, arrays_of
+from tpsample.backends.numba_.kernels.arrays import NONE, array_of, arrays_of
 from tpsample.backends.numba_.kernels.threads import in_ranges
 from tpsample.backends.numba_.passes import NativeShardLogits
 from tpsample.backends.torch_.cuts import Cuts, EmptyDigits, SetSizes
@@ -17,7 +17,7 @@ from tpsample.backends.torch_.logprobs import log_totals
 from tpsample.core import word
 from tpsample.core.order import BINS, DIGITS, Search, tokens_per_mass
 
-NONE, NO_SHARE = np.empty(0, np.int64), np.empty(0)
+NO_SHARE = NONE.astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,8 @@ class NativeCuts(Cuts):
     def search_bins(
         self, bins: Tensor, limit: Tensor, count: int, share: Tensor | None = None
     ) -> tuple[Search, Tensor]:
-        search, words = (
-            np.empty((3, len(bins)), np.int64),
-            np.zeros((len(bins), 1 + count), np.int64),
-        )
+        rows = len(bins)
+        search, words = np.empty((3, rows), np.int64), np.zeros((rows, 1 + count), np.int64)
         shares = NO_SHARE if share is None else share
         given = self.rows.largest, bins.long(), limit, shares
         self.rows.run(kernels.search_bins, *given, search, words)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tpsample.backends.backend import Backend
 from tpsample.backends.numba_.kernels import head as native
-from tpsample.backends.numba_.kernels.arrays import array_of
+from tpsample.backends.numba_.kernels.arrays import NONE, array_of
 from tpsample.backends.numba_.kernels.byte_dots import HAS_VNNI
 from tpsample.backends.numba_.kernels.compiled_ahead import load_all
 from tpsample.backends.numba_.kernels.draw import draw, draw_given
@@ -45,7 +45,6 @@ COPY_ROWS = 2
 So few rows wait for memory."""
 HEAPED = 64
 """Largest top_k whose tokens are kept in a heap while the weights are read."""
-NONE = np.empty(0, np.int64)
 NOTHING_STORED = NONE, NONE.astype(np.bool_), NONE.astype(np.float64)
 """The arguments by which a draw finds nothing but words; see `draw`."""
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, from_numpy
 
 from tpsample.backends.numba_.kernels import ends, passes
-from tpsample.backends.numba_.kernels.arrays import array_of, arrays_of
+from tpsample.backends.numba_.kernels.arrays import NONE, array_of, arrays_of
 from tpsample.backends.numba_.kernels.best_scores import first_kept, known_best
 from tpsample.backends.numba_.kernels.draw import draw_stored
 from tpsample.backends.numba_.kernels.head import NativeHead
@@ -28,7 +28,6 @@ from tpsample.core.row_noise import RowNoise
 from tpsample.output import Logprobs
 from tpsample.request.filters import LogprobRows, Thresholds
 
-NONE = np.empty(0, np.int64)
 NOT_LISTED = np.empty((0, 0, 0), np.int64)
 
 

@@ -26,6 +26,8 @@ _KINDS: dict[torch.dtype, Any] = {
 }
 """How kernels read a dtype; see `tpsample.backends.numba_.kernels.numbers.as_fp32`."""
 DTYPES = {dtype: np.dtype(kind) for dtype, kind in _KINDS.items()}
+NONE = np.empty(0, np.int64)
+"""The array that a kernel takes where rows have no such numbers."""
 
 
 def arrays_of(arguments: Iterable[Any]) -> Iterator[Any]:

@@ -42,8 +42,7 @@ def insert(words, word):
 
 @jit(entry=True)
 def known_best(first, best, error_bound, logits, first_id, count, out):
-    """Find what this rank sends for the rejection, of the rows that store upper ends; return how
-    many they are.
+    """Find what a rank sends for the rejection, of rows that store upper ends; return their number.
 
     Args:
         first: int64 [threads, F, n], the first order words, in any order.

@@ -22,10 +22,7 @@ from torch import Tensor
 
 from tpsample.backends.numba_.kernels import cuts, drafts, ends, laws, passes
 from tpsample.backends.numba_.kernels.arrays import array_of
-from tpsample.backends.numba_.kernels.best_scores import (
-    first_kept,
-    known_best,
-)
+from tpsample.backends.numba_.kernels.best_scores import first_kept, known_best
 from tpsample.backends.numba_.kernels.compiling import is_ready, told
 from tpsample.backends.numba_.kernels.decode import decode
 from tpsample.backends.numba_.kernels.draw import draw, draw_given, draw_stored

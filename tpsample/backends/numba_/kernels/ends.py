@@ -56,15 +56,15 @@ class EndSums(NamedTuple):
 
 
 @jit(allocates=True)
-def room_for(num_marks):
-    """Return the room for the bounds of C marks."""
+def end_sums(num_marks):
+    """Return the memory for the bounds of C marks."""
     count = 2 * num_marks
     edges = np.empty(count, F32)
     return EndSums(np.empty(IDS_AT_ONCE, F32), edges, np.empty(count, F64), np.empty(count, I64))
 
 
 @jit()
-def bound_row(ends, error_bound, top, temperature, marks, room, sums):
+def bound_row(ends, error_bound, top, temperature, marks, memory, sums):
     """Bound the masses and the numbers of the tokens of a row whose logits reach marks.
 
         Σ of ends >= mark + error_bound   <=   Σ of logits > mark   <=   Σ of ends >= mark
@@ -83,7 +83,7 @@ def bound_row(ends, error_bound, top, temperature, marks, room, sums):
             [2, C], without the numbers.
     """
     num_ids, num_marks = len(ends), len(marks)
-    mass, edges, masses, numbers = room
+    mass, edges, masses, numbers = memory
     trivial, spread = num_ids * I64(TOP_MASS), F64(error_bound) / F64(temperature)
     counts = len(sums) > 2
     sums[1] = trivial  # which always holds
@@ -132,7 +132,7 @@ def bound_best(start, stop, part, arguments):
     """
     stored, error_bound, best, least_of_total, count, sums = arguments
     num_scores = sums.shape[2] - 1
-    marks, room = np.empty(num_scores + 1, F32), room_for(num_scores + 1)
+    marks, memory = np.empty(num_scores + 1, F32), end_sums(num_scores + 1)
     for row in stored.rows[start:stop]:
         top, orders = value_of(best[row, 0]), best[row, 1 + num_scores :]
         for c in range(num_scores):
@@ -140,7 +140,7 @@ def bound_best(start, stop, part, arguments):
             marks[c] = value_of(mark) if mark else F32(np.inf)
         marks[num_scores] = logit_of_total(least_of_total[row])
         of_row = error_bound[row], top, stored.temperature[row]
-        bound_row(stored.logits[row], *of_row, marks, room, sums[row])
+        bound_row(stored.logits[row], *of_row, marks, memory, sums[row])
 
 
 @jit(in_parts=True, allocates=True)
@@ -153,8 +153,8 @@ def bound_totals(start, stop, part, arguments):
         sums: int64 [F, 2, 1], those of `bound_row`.
     """
     stored, error_bound, top, least, sums = arguments
-    marks, room = np.empty(1, F32), room_for(1)
+    marks, memory = np.empty(1, F32), end_sums(1)
     for row in stored.rows[start:stop]:
         marks[0] = logit_of_total(least[row])
         of_row = error_bound[row], top[row], stored.temperature[row]
-        bound_row(stored.logits[row], *of_row, marks, room, sums[row])
+        bound_row(stored.logits[row], *of_row, marks, memory, sums[row])

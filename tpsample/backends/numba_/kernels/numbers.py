@@ -64,7 +64,7 @@ def as_fp32(typing, number):  # type: ignore[no-untyped-def]
 def scaled(typing, number):  # type: ignore[no-untyped-def]
     """Return a finite weight over 2^(1023 − b) as float64, exactly; b is the bias of its exponent.
 
-    A shift of its bits takes less time than a conversion. A number that is not finite becomes one.
+    A shift of its bits takes less time than a conversion. An infinity or a NaN becomes finite.
     """
     shift = 52 - {types.uint16: 7, types.int16: 10, types.float32: 23}[number]
     kept = -(2**63) | 2 ** (number.bitwidth - 1 + shift) - 1
