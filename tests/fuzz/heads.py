@@ -25,7 +25,14 @@ ODD_SIZES = (1, 2, 3, 5, 7, 31, 33, 63, 64, 65, 127, 255, 257, 511, 1000)
 
 @dataclass(frozen=True)
 class ModelHead:
-    """An LM head and how it is cut. With `exact`, every product is an integer."""
+    """An LM head and how it is cut.
+
+    Attributes:
+        exact: whether every product is an integer.
+        cancels: whether the last two columns are opposite, as those of the hidden states are equal.
+            Their products may be a million times the logit, so an fp32 sum of all is far off: what
+            a bound proves is little, and what is not exact draws other tokens.
+    """
 
     weight: Tensor
     bias: Tensor | None
@@ -33,6 +40,7 @@ class ModelHead:
     softcap: float | None
     shards: list[VocabShard]
     exact: bool
+    cancels: bool = False
 
     @staticmethod
     def make(pick: random.Random, world_size: int, *, exact: bool, most: int = 1200) -> ModelHead:
@@ -44,6 +52,10 @@ class ModelHead:
             weight = weight.round()
         weight = weight * pick.choice([1.0] * 5 + [2.0, 4.0, 0.0])
         dtype = torch.float32 if exact else pick.choice([torch.float32, torch.bfloat16, torch.half])
+        cancels = not exact and pick.random() < 0.3
+        if cancels:
+            column = torch.randn(size, 1, generator=generator) * pick.choice([10, 1e3, 1e4])
+            weight = torch.cat([weight, column, -column], 1)
         bias = None
         if pick.random() < 0.4:
             bias = torch.randn(size, generator=generator)
@@ -57,7 +69,7 @@ class ModelHead:
         shards = [VocabShard(a, b) for a, b in itertools.pairwise([0, *cuts, size])]
         scale = 1.0 if exact else pick.choice([1.0, 1.0, 0.25, 2.0])
         softcap = None if exact else pick.choice([None, None, None, 30.0])
-        return ModelHead(weight.to(dtype), bias, scale, softcap, shards, exact)
+        return ModelHead(weight.to(dtype), bias, scale, softcap, shards, exact, cancels)
 
     @property
     def size(self) -> int:
@@ -108,6 +120,8 @@ class ModelHead:
         """[*shape, D], sometimes strided, poisoned, or part of a graph."""
         generator = torch.Generator().manual_seed(pick.getrandbits(32))
         wide = torch.randn(*shape, self.weight.shape[1] + 3, generator=generator)
+        if self.cancels:
+            wide[..., -4] = wide[..., -5]
         wide = (wide.round() if self.exact else wide).to(self.weight.dtype)
         found = wide[..., :-3] if pick.random() < 0.3 else wide[..., :-3].contiguous()
         while found.numel() and pick.random() < 0.1:
