@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,25 @@ def test_what_the_handler_of_a_signal_raises_reaches_the_caller(part, folder, ca
     use(folder, monkeypatch)
     assert fresh()(1, 2) == 2001
     assert not warnings_of(caplog)
+
+
+class _Timer:
+    def __call__(self, *_: object) -> None:
+        raise TimeoutError("time is up")
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [partial(_time_is_up), _Timer(), _Timer().__call__, partial(_Timer())],
+    ids=["partial", "object", "method", "partial of an object"],
+)
+def test_a_handler_of_any_kind_is_known_by_its_code(handler):
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        with pytest.raises(TimeoutError), kernel_cache._reported():
+            signal.raise_signal(signal.SIGALRM)
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_the_code_of_another_kernel_is_not_taken(folder, caplog):

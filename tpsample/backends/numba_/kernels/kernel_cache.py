@@ -22,8 +22,9 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import llvmlite
@@ -230,8 +231,15 @@ def _reported() -> Iterator[None]:
 def _from_a_signal(error: Exception) -> bool:
     """Return whether the handler of a signal raised an exception, in the middle of what ran."""
     handlers = map(signal.getsignal, signal.valid_signals())
-    codes = {getattr(handler, "__code__", None) for handler in handlers}
+    codes = {_code_of(handler) for handler in handlers if callable(handler)}
     return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    """Return the code of a function, a method, an object that is called, or a partial of one."""
+    handler = handler.func if isinstance(handler, partial) else handler
+    called = handler if hasattr(handler, "__code__") else type(handler).__call__
+    return getattr(called, "__code__", None)
 
 
 def _named() -> str:
