@@ -86,10 +86,21 @@ def test_what_the_front_end_lets_through_ends_one_request(request_, told, caplog
     assert "request 1 is ended" in record.message and re.search(told, record.message)
 
 
-def test_the_token_that_ends_a_request_is_its_own():
-    assert vllm_params.end_of(Request()) == EOS
-    assert vllm_params.end_of(Request(eos_token_id=None, stop_token_ids=[11])) == 11
-    assert vllm_params.end_of(Request(eos_token_id=None, all_stop_token_ids=set())) == 0
+@pytest.mark.parametrize(
+    ("request_", "end"),
+    [
+        (Request(), EOS),
+        (Request(eos_token_id=None, stop_token_ids=[11]), 11),
+        (Request(eos_token_id=None, all_stop_token_ids=set()), 0),
+        (Request(eos_token_id=V, stop_token_ids=[V, 11]), 11),
+        (Request(eos_token_id=None, stop_token_ids=[-1], all_stop_token_ids={-1, 9}), 9),
+        (Request(eos_token_id=None, stop_token_ids=[2**70], all_stop_token_ids={2**70}), 0),
+    ],
+)
+def test_the_token_that_ends_a_request_is_its_own_and_of_the_vocabulary(request_, end):
+    assert vllm_params.end_of(request_, V) == end
+    request_.thinking_token_budget = 5  # which is refused
+    assert admit("request 1", request_, V, MODE).allowed_token_ids == (end,)
 
 
 def drafts(method: str = "ngram", *, v2: bool = False, **settings: Any) -> dict[str, Any]:

@@ -93,10 +93,14 @@ def to_params(request: Any, vocab_size: int, logprobs_mode: LogprobsMode) -> Sam
     return params
 
 
-def end_of(request: Any) -> int:
-    """Return the token that ends a request; 0 if it ignores all of them."""
-    stops = request.stop_token_ids or sorted(request.all_stop_token_ids) or [0]
-    return int(stops[0] if request.eos_token_id is None else request.eos_token_id)
+def end_of(request: Any, vocab_size: int) -> int:
+    """Return the token that ends a request; 0 if no token of the vocabulary does.
+
+    The ids are the client's, who may name any, and the next step would read one as an index.
+    """
+    eos = () if request.eos_token_id is None else (request.eos_token_id,)
+    ends = *eos, *(request.stop_token_ids or ()), *sorted(request.all_stop_token_ids)
+    return next((int(token_id) for token_id in ends if 0 <= token_id < vocab_size), 0)
 
 
 def admit(
@@ -112,5 +116,6 @@ def admit(
         return to_params(request, vocab_size, logprobs_mode)
     except (TypeError, ValueError) as error:
         logger.error("request %s is ended without a token: %s", name, error)
-        logprobs, end = None if request.num_logprobs is None else 0, end_of(request)
-        return SamplingParams(temperature=0.0, allowed_token_ids=[end], logprobs=logprobs)
+        logprobs = None if request.num_logprobs is None else 0
+        ends = [end_of(request, vocab_size)]
+        return SamplingParams(temperature=0.0, allowed_token_ids=ends, logprobs=logprobs)

@@ -68,7 +68,7 @@ class EngineSteps(Sealed):
         """
         params = admit(name, own, self.vocab_size, self.logprobs_mode)
         prompt, output = tokens() if params.reads_output else ((), ())
-        return EngineRequest(params, prompt, output, end_of(own))
+        return EngineRequest(params, prompt, output, end_of(own, self.vocab_size))
 
     def sample(
         self,
