@@ -109,6 +109,7 @@ CHANGES: dict[str, Callable[[SamplingBatch], object]] = {
     "add": lambda batch: batch.add(SamplingParams()),
     "permute": lambda batch: batch.permute([2, 1, 0]),
     "append": lambda batch: batch.append(torch.zeros(3).long()),
+    "select": lambda batch: batch.select(torch.arange(3)),
     "a step": lambda batch: SECOND(torch.ones(3, 8), batch, 0),
 }
 

@@ -303,9 +303,9 @@ tpsample/request/selection.py
     + _ = self._found
     > test_a_step_reads_what_was_written_to_the_batch_after_the_selection
     an interrupted selection is taken for one that has found its slots
-    - none, (index, (undrawn, bad), _, seed) = self._table.slots, self._slot_rows
+    - none, (index, (undrawn, bad), *_) = self._table.slots, self._slot_rows
     + vars(self)["_is_found"] = True
-    +         none, (index, (undrawn, bad), _, seed) = self._table.slots, self._slot_rows
+    +         none, (index, (undrawn, bad), *_) = self._table.slots, self._slot_rows
     > test_a_selection_that_is_used_again_reads_its_own_slots_after_an_interrupt
     slots that the host does not know report no kept sets
     - kept_cap=kept_cap,

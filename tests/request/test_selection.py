@@ -203,3 +203,19 @@ def test_a_copied_selection_knows_the_steps_of_its_batch():
     out = sampler_of()(torch.zeros(2, D), rows, 1, num_samples=3)
     with pytest.raises(ValueError, match=r"^token_ids: got the 3 samples of each row"):
         other.append(out.token_ids)
+
+
+def test_rows_that_are_read_while_their_slots_are_found_are_those_of_the_slots(monkeypatch):
+    """As in the handler of a signal."""
+    batch = SamplingBatch.from_params([SamplingParams(seed=i) for i in range(4)], vocab_size=V)
+    rows, compare, read = batch.select(torch.tensor([2, 0, -1])), torch.ne, []
+
+    def read_and_compare(*given: Any, **named: Any) -> torch.Tensor:
+        if not read:
+            read.append(None)
+            read.append(rows.seed.tolist())
+        return compare(*given, **named)
+
+    monkeypatch.setattr(torch, "ne", read_and_compare)
+    assert rows.seed.tolist() == read[1]
+    assert rows.seed[:2].tolist() == [2, 0]

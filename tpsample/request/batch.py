@@ -424,8 +424,9 @@ class SamplingBatch(StepBatch):
 
         Raises:
             TypeError, ValueError: another shape, dtype or device, or another kind of `out`.
+            RuntimeError: another thread is in the batch, or this one in the middle of a step.
         """
-        with self._table.thread:
+        with self._table.thread.changing():
             if not self._selects:
                 self._ready_to_select()
             return Selection.of(self, slots, out, host)

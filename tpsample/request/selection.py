@@ -170,11 +170,11 @@ class Selection(HasViews, StepBatch):
         kernel."""
         if self._is_found:
             return self._slot_rows
-        none, (index, (undrawn, bad), _, seed) = self._table.slots, self._slot_rows
+        none, (index, (undrawn, bad), *_) = self._table.slots, self._slot_rows
         index.copy_(self._named).clamp_(PADDING, none).remainder_(none + 1)
         first = self._first.copy_(self._table.occupancy)
         first.scatter_reduce_(0, index, self._numbers, "amin")
-        winner = torch.index_select(first, 0, index, out=seed)  # which is read later
+        winner = self._scratch.pick("winner", first, index)
         torch.ne(winner, self._numbers, out=undrawn)
         torch.ne(self._named, PADDING, out=bad).logical_and_(undrawn)
         index.masked_fill_(undrawn, none)
