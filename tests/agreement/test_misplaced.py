@@ -103,19 +103,25 @@ def test_arguments_without_a_place_on_one_rank_are_told_to_every_rank() -> None:
 
 
 def _without_a_sampler() -> list[tuple[str, str]]:
-    """Return what this rank is told where rank 1 has no sampler to verify or draft with."""
-    sampler, told = calls.sampler_of(), []
-    expected = calls.step(sampler)
-    for name in ("verify", "verify_logits", "sample_draft"):
-        given = None if dist.get_rank() else sampler
-        told.append(outcome(lambda n=name, g=given: calls.call(g, n)))  # type: ignore[misc]
-        assert calls.step(sampler) == expected
+    """Return what this rank is told where rank 1 gives no sampler to verify or draft with.
+
+    Both ranks have built two samplers of their group, and one of each rank alone.
+    """
+    samplers, told = [calls.sampler_of(), calls.sampler_of("p2p")], []
+    alone = LMHeadSampler(torch.ones(V, D), group="alone", backend="torch")
+    expected = [calls.step(each) for each in samplers]
+    for sampler in samplers:
+        for name in ("verify", "verify_logits", "sample_draft"):
+            given = None if dist.get_rank() else sampler
+            told.append(outcome(lambda n=name, g=given: calls.call(g, n)))  # type: ignore[misc]
+            assert [calls.step(each) for each in samplers] == expected
+    alone.close()
     return told
 
 
 def test_a_call_without_a_sampler_on_one_rank_is_told_to_every_rank() -> None:
     told = ("RankMismatch", "rank 1: sampler: expected an LMHeadSampler, got None")
-    assert same_on_ranks(2, _without_a_sampler, group_timeout_s=20) == [told] * 3
+    assert same_on_ranks(2, _without_a_sampler, group_timeout_s=20) == [told] * 6
 
 
 def _group_without_its_name() -> list[tuple[str, str]]:

@@ -412,8 +412,8 @@ tpsample/agreement/misplaced.py
     + pass
     > test_arguments_without_a_place_on_one_rank_are_told_to_every_rank
     a call without a sampler is refused on its rank alone
-    - if len(samplers) == 1 and not
-    + if len(samplers) == 0 and not
+    - if len({id(it.ranks.shared) for it in with_peers}) == 1:
+    + if len(with_peers) == 1:
     > test_a_call_without_a_sampler_on_one_rank_is_told_to_every_rank
     an error of a call is told as one of its arguments
     - if here is None or here.tb_next is not None:

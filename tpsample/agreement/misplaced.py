@@ -62,17 +62,24 @@ def refuse_on_sampler(given: Mapping[str, Any], error: TypeError) -> None:
 
 
 def require_sampler_on_all_ranks(sampler: Any) -> None:
-    """Raise a TypeError for anything but a sampler, on every rank if this process has one sampler.
+    """Raise a TypeError for anything but a sampler, on every rank of this process's samplers.
 
-    The peers make the call with a sampler, and wait for this rank there. Among several samplers it
-    is not known in which, so this rank raises alone.
+    The peers make the call with a sampler, and wait for this rank there. On CPUs they hear of the
+    error in any sampler of their group. Among samplers of several groups it is not known in which
+    group they wait, so this rank raises alone.
     """
     try:
         require_sampler(sampler)
     except TypeError as error:
-        samplers = [it for it in living() if isinstance(getattr(it, "settings", None), Settings)]
-        if len(samplers) == 1 and not samplers[0].checks.closed:
-            samplers[0].agreement.refuse(error)
+        with_peers = [
+            it
+            for it in living()
+            if isinstance(getattr(it, "settings", None), Settings)
+            and not it.checks.closed
+            and it.ranks.world_size > 1
+        ]
+        if len({id(it.ranks.shared) for it in with_peers}) == 1:
+            with_peers[0].agreement.refuse(error)
         raise
 
 
