@@ -17,11 +17,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.support.calls import outcome
 from tests.support.ranks import same_on_ranks
 from tests.support.tiers import long
 from tests.support.tiny_model import VOCAB_SIZE
 from tests.support.tried import need_transformers
-from tpsample import SamplingBatch, SamplingParams, UnsupportedParameter, reference
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, UnsupportedParameter, reference
 from tpsample.agreement import construction
 
 transformers: Any = pytest.importorskip("transformers", reason="needs the extra hf")
@@ -387,6 +388,38 @@ def _on_ranks(folder: Path) -> dict[str, Any]:
     with torch.inference_mode():
         assert found["filters"] == generate(model, **KINDS["filters"])
     return found | {"kind": kind}
+
+
+def _wrong_on_one_rank(folder: Path) -> list[str]:
+    """Return what this rank is told of arguments that are wrong on rank 1."""
+    mock.patch.object(construction, "interpreted", lambda: False).start()
+    rank = dist.get_rank()
+    os.environ.update(RANK=f"{rank}", WORLD_SIZE="2", LOCAL_RANK=f"{rank}")
+    model = load(folder, tp_plan="auto")
+    sampler = adapter().sampler_of(model, max_rows=3)
+    whole = model.lm_head.weight.detach().full_tensor()
+    alone, closed = (LMHeadSampler(whole, group="alone") for _ in range(2))
+    closed.close()
+    expected, told = generate(model, **KINDS["plain"]), []
+    right: dict[str, Any] = {"sampler": sampler}
+    for wrong in ("x", alone, closed, None, [1, 2]):
+        name = "seeds" if isinstance(wrong, list) else "sampler"
+        options = {**KINDS["plain"], **right, **({name: wrong} if rank else {})}
+        told.append(outcome(lambda how=options: generate(model, **how))[1])
+        assert generate(model, **KINDS["plain"], sampler=sampler) == expected
+    return told
+
+
+def test_what_is_wrong_on_one_rank_is_told_to_every_rank_before_the_model_runs(llama):
+    told = same_on_ranks(2, _wrong_on_one_rank, llama, group_timeout_s=20)
+    assert told == [
+        "rank 1: sampler: expected one of sampler_of(model), got 'x'",
+        "rank 1: sampler: has another size, dtype, scale, soft-cap or bias than the model's head; "
+        "pass one of sampler_of(model), or leave sampler out",
+        "rank 1: sampler: closed; build a new LMHeadSampler",
+        "sampler: must be the same on every rank, got rank 0: given, rank 1: left out",
+        "rank 1: seeds: expected one per row, 3, got 2",
+    ]
 
 
 def test_two_ranks_of_tensor_parallelism_write_the_text_of_one(model, llama):

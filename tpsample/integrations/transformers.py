@@ -75,6 +75,8 @@ def generate(
 
     Raises:
         UnsupportedParameter: (a ValueError) something that is not honoured, by name.
+        RankMismatch: (a ValueError) an argument is wrong on some ranks of a tensor-parallel model,
+            or `sampler` is given on some alone; every rank raises it before its model runs.
         ImportError: this version of transformers was not tried.
         NoToken: (a RuntimeError) a row has none, because a logit is NaN or everything is masked.
     """
@@ -83,57 +85,61 @@ def generate(
             "generate: is called by transformers; call model.generate(input_ids, …, "
             "custom_generate=tpsample.integrations.transformers.generate)"
         )
-    if seed is not None:
-        raise TypeError(f"seed: got {describe(seed)}; pass seeds=, one per row, such as [1, 2]")
-    if stream_to is not None and not hasattr(stream_to, "put"):
-        raise TypeError(
-            "stream_to: expected a streamer of transformers, such as TextStreamer(tokenizer), got "
-            f"{describe(stream_to)}"
-        )
-    _check(model, generation_config, synced_gpus)
-    _check_dropped(inspect.currentframe())
-    rows, mask = input_ids.shape[0], model_kwargs.get("attention_mask")
-    prompts = Prompts.of(input_ids, mask, getattr(generation_config, "_mask_length", None))
-    if params is None:
-        check_version("transformers", transformers.__version__)
-    elif seeds is not None or logits_processor:
-        given = ["seeds"] * (seeds is not None) + [
-            type(processor).__name__ for processor in logits_processor
-        ]
-        raise UnsupportedParameter(
-            f"params: expected neither seeds nor logits processors beside it, got "
-            f"{', '.join(given)}; set fields of params and "
-            "model.generation_config = GenerationConfig()"
-        )
-    if seeds is not None and not generation_config.do_sample:
-        raise UnsupportedParameter(
-            "seeds: do_sample=False takes the most likely tokens and draws none; pass "
-            "do_sample=True, or leave seeds out"
-        )
-    if seeds is not None and not isinstance(seeds, Sequence):
-        raise TypeError(f"seeds: expected one per row, such as [1, 2], got {describe(seeds)}")
-    seeds = [None] * rows if seeds is None else list(seeds)
-    if len(seeds) != rows:
-        raise ValueError(f"seeds: expected one per row, {rows}, got {len(seeds)}")
-    requests: dict[str, Any] = {"params": params, "prompt_token_ids": prompts.rows}
-    if params is None:
-        how = {"do_sample": generation_config.do_sample, "prompts": prompts, "seeds": seeds}
-        with named_as_given(logits_processor):
-            requests = requests_of(logits_processor, **how)
-    head = TransformersHead(model)
-    own = head.sampler(max_rows=rows) if sampler is None else head.rebind_sampler(sampler)
-    config = copy.copy(generation_config)
-    config.do_sample, config.disable_compile = False, True  # the argmax of `_Drawn` is a draw
-    try:
+    _check_model(model, synced_gpus)
+    head, rows = TransformersHead(model), input_ids.shape[0]
+    with head.agreed(sampler="left out" if sampler is None else "given"):
+        if seed is not None:
+            raise TypeError(f"seed: got {describe(seed)}; pass seeds=, one per row, such as [1, 2]")
+        if stream_to is not None and not hasattr(stream_to, "put"):
+            raise TypeError(
+                "stream_to: expected a streamer of transformers, such as TextStreamer(tokenizer), "
+                f"got {describe(stream_to)}"
+            )
+        _check_mode(generation_config)
+        _check_dropped(inspect.currentframe())
+        mask = model_kwargs.get("attention_mask")
+        prompts = Prompts.of(input_ids, mask, getattr(generation_config, "_mask_length", None))
+        if params is None:
+            check_version("transformers", transformers.__version__)
+        elif seeds is not None or logits_processor:
+            given = ["seeds"] * (seeds is not None) + [
+                type(processor).__name__ for processor in logits_processor
+            ]
+            raise UnsupportedParameter(
+                f"params: expected neither seeds nor logits processors beside it, got "
+                f"{', '.join(given)}; set fields of params and "
+                "model.generation_config = GenerationConfig()"
+            )
+        if seeds is not None and not generation_config.do_sample:
+            raise UnsupportedParameter(
+                "seeds: do_sample=False takes the most likely tokens and draws none; pass "
+                "do_sample=True, or leave seeds out"
+            )
+        if seeds is not None and not isinstance(seeds, Sequence):
+            raise TypeError(f"seeds: expected one per row, such as [1, 2], got {describe(seeds)}")
+        seeds = [None] * rows if seeds is None else list(seeds)
+        if len(seeds) != rows:
+            raise ValueError(f"seeds: expected one per row, {rows}, got {len(seeds)}")
+        requests: dict[str, Any] = {"params": params, "prompt_token_ids": prompts.rows}
+        if params is None:
+            how = {"do_sample": generation_config.do_sample, "prompts": prompts, "seeds": seeds}
+            with named_as_given(logits_processor):
+                requests = requests_of(logits_processor, **how)
         with named_as_given(logits_processor if params is None else ()):
             batch = SamplingBatch.from_params(
-                **requests, vocab_size=own.vocab_size, device=own.weight.device
+                **requests, vocab_size=len(head.weight), device=head.weight.device
             )
         if any(request.asks_logprobs for request in batch.requests):
             raise UnsupportedParameter(
                 "params: logprobs and logprob_token_ids are not supported, because generate "
                 "returns token ids alone; leave them out"
             )
+        if sampler is not None:
+            head.check_sampler(sampler)
+    own = head.sampler(max_rows=rows) if sampler is None else head.rebind_sampler(sampler)
+    config = copy.copy(generation_config)
+    config.do_sample, config.disable_compile = False, True  # the argmax of `_Drawn` is a draw
+    try:
         positions = torch.tensor(prompts.positions, device=input_ids.device)
         draws = _Draws(stopping_criteria, own, head, batch, positions)
         if stream_to is not None:
@@ -220,20 +226,24 @@ def _check_dropped(frame: Any) -> None:
             )
 
 
-def _check(model: Any, config: Any, synced_gpus: bool) -> None:
+def _check_model(model: Any, synced_gpus: bool) -> None:
+    """Refuse models that `generate` can run and this loop cannot."""
+    if model.config.is_encoder_decoder:
+        raise UnsupportedParameter("model: encoder-decoder models are not supported")
+    if synced_gpus or any(type(part).__name__.startswith("FSDP") for part in model.modules()):
+        raise UnsupportedParameter("model: FSDP and DeepSpeed ZeRO-3 are not supported")
+
+
+def _check_mode(config: Any) -> None:
     """Refuse what `generate` can do and this loop does not."""
     mode = config.get_generation_mode()
     if mode not in (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH):
         raise UnsupportedParameter(f"generate: expected sampling or greedy search, got {mode}")
-    if model.config.is_encoder_decoder:
-        raise UnsupportedParameter("model: encoder-decoder models are not supported")
     if config.return_dict_in_generate or any(getattr(config, name, False) for name in _OUTPUTS):
         raise UnsupportedParameter(
             "return_dict_in_generate, " + ", ".join(_OUTPUTS) + ": not supported, because no "
             "logits are made; leave them off"
         )
-    if synced_gpus or any(type(part).__name__.startswith("FSDP") for part in model.modules()):
-        raise UnsupportedParameter("model: FSDP and DeepSpeed ZeRO-3 are not supported")
 
 
 class _Generates(ModuleType):

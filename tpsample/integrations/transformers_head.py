@@ -11,11 +11,14 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from tpsample.agreement.caller_tensors import local_arguments
 from tpsample.core.checks import describe, is_dtensor
 from tpsample.core.score import Head, head_logits
 from tpsample.core.sealed import Sealed
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.errors import UnsupportedParameter
+from tpsample.ranks.process import ALONE, ranks_of
+from tpsample.ranks.ranks import gather_or_raise, require_equal
 from tpsample.sampler import LMHeadSampler
 from tpsample.settings import require_sampler
 
@@ -65,29 +68,65 @@ class TransformersHead(Sealed):
             options["group"] = "alone" if world_size == 1 else None
         return LMHeadSampler(weight, vocab_size=vocab_size, bias=bias, **self.options, **options)
 
-    def rebind_sampler(self, sampler: LMHeadSampler) -> LMHeadSampler:
-        """Let a sampler for several calls read this head, whose weight may be another by now.
+    @contextmanager
+    def agreed(self, **given: Any) -> Iterator[None]:
+        """Raise what the body raises on every rank of a tensor-parallel model. Collective.
+
+        Args:
+            given: numbers and texts that the ranks must have alike, by name.
+        """
+        error = None
+        try:
+            yield
+        except Exception as wrong:  # of whatever kind: the other ranks must hear of it
+            error = wrong
+        group: object = ALONE
+        if is_dtensor(self.weight):
+            arguments = {"weight": self.weight, "bias": None, "shard": None, "vocab_size": None}
+            group, *_ = local_arguments(None, arguments)
+        ranks = ranks_of(group)
+        with ranks.during("generate"):
+            require_equal(gather_or_raise(ranks, given, error))
+
+    def check_sampler(self, sampler: Any) -> None:
+        """Check a sampler for several calls.
 
         Raises:
-            UnsupportedParameter: it is of a head with another scale, soft-cap or bias.
+            UnsupportedParameter: it is of a head of another kind or size.
             TypeError: it is none.
-            ValueError: it is of a head of another size or dtype.
+            RuntimeError: it was closed.
         """
         require_sampler(sampler, "one of sampler_of(model)")
-        own: Any = sampler.settings
-        if Head(**self.options) != own.head or (self.bias is None) != (own.bias is None):
+        sampler.checks.ready()
+        own = sampler.settings
+        other = Head(**self.options) != own.head or (self.bias is None) != (own.bias is None)
+        if other or any(
+            (part.shape, part.dtype, part.device) != (alias.shape, alias.dtype, alias.device)
+            for part, alias in self._parts(sampler)
+        ):
             raise UnsupportedParameter(
-                "sampler: has another scale, soft-cap or bias than the model's head; pass one of "
-                "sampler_of(model), or leave sampler out"
+                "sampler: has another size, dtype, scale, soft-cap or bias than the model's head; "
+                "pass one of sampler_of(model), or leave sampler out"
             )
-        weight, bias = self.weight, self.bias
-        if not is_dtensor(weight) and len(weight) == sampler.vocab_size:
-            weight, bias = _rows(sampler.shard, weight, bias)
-        pairs: Any = (weight, own.weight), (bias, own.bias)
-        local = [(part.to_local() if is_dtensor(part) else part, alias) for part, alias in pairs]
-        if any(part is not None and part.data_ptr() != alias.data_ptr() for part, alias in local):
-            sampler.refresh(weight, bias)
+
+    def rebind_sampler(self, sampler: LMHeadSampler) -> LMHeadSampler:
+        """Let a sampler that was checked read this head, whose weight may be another by now."""
+        if any(part.data_ptr() != alias.data_ptr() for part, alias in self._parts(sampler)):
+            sampler.refresh(*self._rows_of(sampler))
         return sampler
+
+    def _parts(self, sampler: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield weight and bias on this rank, beside those that a sampler reads."""
+        rows: Any = self._rows_of(sampler)
+        aliases = sampler.settings.weight, sampler.settings.bias
+        for part, alias in zip(rows, aliases, strict=True):
+            if part is not None:
+                yield part.to_local() if is_dtensor(part) else part, alias
+
+    def _rows_of(self, sampler: LMHeadSampler) -> tuple[Tensor, Tensor | None]:
+        if is_dtensor(self.weight) or len(self.weight) != sampler.vocab_size:
+            return self.weight, self.bias
+        return _rows(sampler.shard, self.weight, self.bias)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
