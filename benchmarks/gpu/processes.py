@@ -21,6 +21,7 @@ from benchmarks.lab import ranks
 from benchmarks.lab.problem import Candidate, Problem, make_sampler, make_weight
 from benchmarks.lab.started_ranks import StartedRanks
 from benchmarks.lab.timing import captured, one_line
+from benchmarks.lab.virtual_ranks import even_shards
 from tpsample import VocabShard
 from tpsample.ranks.ranks import Ranks
 
@@ -44,7 +45,7 @@ def virtual_ranks(device: torch.device, dry_run: bool) -> Iterator[dict[str, Any
     expected, wrong = _expected(problem, distinct), []
     for world_size in (1, 2) if dry_run else (1, 2, 4, 8):
         try:
-            shards = ranks.even_shards(vocab_size, world_size)
+            shards = even_shards(vocab_size, world_size)
             candidate, sampler = ranks.virtual(problem, shards)
             candidate.check()
             _again(candidate, captured(candidate.step, device), expected, replays)

@@ -16,11 +16,6 @@ from tpsample.request.step import Inputs
 EXCHANGES = ("collective", "p2p", "two_level", "peer")
 
 
-def even_shards(vocab_size: int, world_size: int) -> list[VocabShard]:
-    """The shards of all ranks, in rank order."""
-    return [VocabShard.even(vocab_size, rank, world_size) for rank in range(world_size)]
-
-
 def virtual(
     problem: Problem, shards: list[VocabShard], chunks: int = 1
 ) -> tuple[Candidate, LMHeadSampler]:

@@ -22,10 +22,15 @@ from tpsample.request.step import Inputs
 T = TypeVar("T")
 
 
+def even_shards(vocab_size: int, world_size: int) -> list[VocabShard]:
+    """Return the shards of all ranks, in rank order."""
+    return [VocabShard.even(vocab_size, rank, world_size) for rank in range(world_size)]
+
+
 class VirtualWorld:
     """Several ranks in one process, on one device. They launch all the kernels of `peer`.
 
-        world = VirtualWorld([VocabShard.even(V, r, 4) for r in range(4)], device)
+        world = VirtualWorld(even_shards(V, 4), device)
         samplers = [LMHeadSampler(weight[s.start : s.stop], group=ranks, exchange="peer")
                     for s, ranks in zip(world.shards, world.ranks)]
         outputs = world.step(samplers, hidden_states, batch, positions)

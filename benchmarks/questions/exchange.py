@@ -17,6 +17,7 @@ from benchmarks.lab.harness import Benchmark, Run
 from benchmarks.lab.problem import Candidate, Problem, make_sampler, make_weight
 from benchmarks.lab.results import Row, View, row
 from benchmarks.lab.timing import Timing, one_line
+from benchmarks.lab.virtual_ranks import even_shards
 from tpsample import LMHeadSampler, VocabShard
 from tpsample.ranks.ranks import Ranks
 
@@ -87,7 +88,7 @@ def _processes(run: Run, problem: Problem) -> Built:
 
 def _virtual(problem: Problem, world_size: int) -> Built:
     built: Built = {}
-    shards = ranks.even_shards(problem.vocab_size, world_size)
+    shards = even_shards(problem.vocab_size, world_size)
     for chunks in CHUNKS:
         built[_name("peer", chunks)] = ranks.virtual(problem, shards, chunks)
         built[_name(ALONE, chunks)] = _locals(problem, shards, chunks)

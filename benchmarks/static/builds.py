@@ -22,8 +22,7 @@ import tpsample.backends.triton_.kernels
 from benchmarks.lab.absent import AMD_ARCHS
 from benchmarks.lab.launches import Launch, Pointer, filled, listed
 from benchmarks.lab.problem import make_sampler, override_tile
-from benchmarks.lab.ranks import even_shards
-from benchmarks.lab.virtual_ranks import VirtualWorld
+from benchmarks.lab.virtual_ranks import VirtualWorld, even_shards
 from benchmarks.static.aot import GPUS
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, sample_draft, verify
 from tpsample.agreement import construction

@@ -11,7 +11,6 @@ those of `EXPECTED`, or the command fails.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -25,9 +24,9 @@ os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
 import torch
 
 from benchmarks.lab.calls import Calls, counted
-from benchmarks.lab.machine import describe
 from benchmarks.lab.requests import REQUESTS
-from benchmarks.lab.text import cell, table
+from benchmarks.lab.text import table
+from benchmarks.static.counts_page import write_page
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, sample_draft, verify
 from tpsample.core import tensors
 from tpsample.speculative import drawn_drafts
@@ -201,25 +200,17 @@ def main() -> None:
     rows = [(name, *its) for name, its in counts.items()]
     print(lines := table(("call", *Counts._fields), rows, right=1))
     if options.page:
-        write_page(options.page, counts, lines)
+        sections = [
+            "# Kinds of calls, counted",
+            f"{V} ids, {ROWS} rows, {K} drafts a row, one rank. Nothing ran on a GPU, and no "
+            "figure is a time. " + " ".join(str(__doc__).split("\n\n")[2].split()),
+            lines,
+            "## Machine",
+        ]
+        write_page(
+            options.page, sections, counts={name: its._asdict() for name, its in counts.items()}
+        )
     sys.exit(counts != EXPECTED)
-
-
-def write_page(folder: Path, counts: dict[str, Counts], lines: str) -> None:
-    facts = describe(torch.device("cpu"))
-    cells = [(name, cell(value)) for name, value in facts.items() if value is not None]
-    sections = [
-        "# Kinds of calls, counted",
-        f"{V} ids, {ROWS} rows, {K} drafts a row, one rank. Nothing ran on a GPU, and no figure is "
-        "a time. " + " ".join(str(__doc__).split("\n\n")[2].split()),
-        lines,
-        "## Machine",
-        table(("name", "value"), cells, right=2),
-    ]
-    folder.mkdir(parents=True, exist_ok=True)
-    kept = {**facts, "counts": {name: its._asdict() for name, its in counts.items()}}
-    (folder / "result.json").write_text(json.dumps(kept, indent=1) + "\n")
-    (folder / "README.md").write_text("\n\n".join(sections) + "\n")
 
 
 if __name__ == "__main__":

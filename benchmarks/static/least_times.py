@@ -27,7 +27,7 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,7 +36,7 @@ import torch
 import triton
 
 from benchmarks.lab.launches import Launch
-from benchmarks.lab.machine import RESULTS, describe
+from benchmarks.lab.machine import RESULTS
 from benchmarks.lab.text import cell, table
 from benchmarks.static import builds
 from benchmarks.static.aot import GPUS, Binary, compile_all
@@ -48,6 +48,7 @@ from benchmarks.static.chips import (
     Chip,
     results,
 )
+from benchmarks.static.counts_page import write_page
 from tpsample.backends.triton_.passes import MOST_BLOCKS, PROGRAMS_PER_SM
 from tpsample.backends.triton_.tile_table import Gpu, Tile, rule
 from tpsample.core.weight_format import BF16
@@ -490,17 +491,6 @@ def _chips() -> str:
     return table([*header, "int8, TOP/s", "sources"], lines, right=9)
 
 
-def write_page(folder: Path, lines: Sequence[str], counts: dict[int, Counts]) -> None:
-    """Write the page and its record."""
-    facts = describe(torch.device("cpu"))
-    cells = [(name, cell(value)) for name, value in facts.items() if value is not None]
-    machine = ["## Machine\n\nIt compiled and counted.", table(("name", "value"), cells, right=2)]
-    folder.mkdir(parents=True, exist_ok=True)
-    kept = {**facts, "steps_us": {c.name: steps(c, counts[c.arch])._asdict() for c in CHIPS}}
-    (folder / "result.json").write_text(json.dumps(kept, indent=1) + "\n")
-    (folder / "README.md").write_text("\n\n".join([*lines, *machine]) + "\n")
-
-
 def main(arguments: Iterable[str] | None = None) -> int:
     """Compile, print and judge; 1 if a requirement fails, 2 in an interpreting process."""
     parser = argparse.ArgumentParser(prog="least_times", description=__doc__.split("\n")[0])
@@ -522,7 +512,9 @@ def main(arguments: Iterable[str] | None = None) -> int:
         print(f"FAULT {fault}")
     print("requirements fail" if faults else "all requirements hold")
     if options.page:
-        write_page(options.page, lines, counts)
+        of_chips = {c.name: steps(c, counts[c.arch])._asdict() for c in CHIPS}
+        machine = "## Machine\n\nIt compiled and counted."
+        write_page(options.page, [*lines, machine], steps_us=of_chips)
     return int(bool(faults))
 
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from benchmarks.lab.virtual_ranks import VirtualWorld
+from benchmarks.lab.virtual_ranks import VirtualWorld, even_shards
 from tests.support.calls import outcome, sampler_of, step
-from tests.support.cases import Case, even_shards, own_sampler
+from tests.support.cases import Case, own_sampler
 from tests.support.limits import slowness
 from tests.support.ranks import run_ranks, same_on_ranks
 from tests.support.tiers import long
@@ -45,23 +45,32 @@ def _settled(limits: tuple[int, int]) -> tuple[int, int]:
     return held
 
 
-def _resets(exchange: str, times: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """(file descriptors, threads) after two resets and after many; a right step follows each."""
+def _resets(exchange: str, times: int, anew: bool) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return what is held after two resets and after many; a right step follows each.
+
+    Args:
+        anew: a new sampler with groups of its own is built and closed in place of each reset.
+    """
     socket.gethostname = lambda: "ab"[dist.get_rank() % 2]
     case, held = Case.make(40, 3), []
     sampler = own_sampler(case.weight, exchange=exchange)
-    expected = case.oracle().token_ids.tolist()
     for _ in range(times):
-        sampler.reset()
+        if anew:
+            sampler.close()
+            del sampler
+            sampler = own_sampler(case.weight, exchange=exchange)
+        else:
+            sampler.reset()
         out = sampler(case.hidden_states, case.batch, case.positions)
-        assert out.token_ids.tolist() == expected
+        assert torch.equal(out.token_ids, case.oracle().token_ids)
         held.append(_held())
     first = _most(held[:2])
     return first, _settled(first)
 
 
-def _require_no_more(held: list[tuple[tuple[int, int], tuple[int, int]]]) -> None:
-    for first, last in held:
+def _require_no_more(world_size: int, exchange: str, times: int, *, anew: bool = False) -> None:
+    timeout_s = 60 + 2 * times
+    for first, last in run_ranks(world_size, _resets, exchange, times, anew, timeout_s=timeout_s):
         assert all(map(int.__le__, last, first)), (first, last)
 
 
@@ -69,7 +78,7 @@ def _require_no_more(held: list[tuple[tuple[int, int], tuple[int, int]]]) -> Non
 @pytest.mark.parametrize(("world_size", "times"), [(2, 6), *long((3, 200))])
 @pytest.mark.parametrize("exchange", ["collective", "p2p", "two_level"])
 def test_resets_hold_no_more_than_the_first(exchange, world_size, times):
-    _require_no_more(run_ranks(world_size, _resets, exchange, times, timeout_s=60 + 2 * times))
+    _require_no_more(world_size, exchange, times)
 
 
 def _lost_and_found(backend: str) -> bool:
@@ -90,22 +99,8 @@ def test_a_reset_recovers_whatever_the_group_calls_its_backend(backend):
     assert run_ranks(2, _lost_and_found, backend) == [True, True]
 
 
-def _samplers(times: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return what two samplers with groups of their own hold once they are gone, and many."""
-    socket.gethostname = lambda: "ab"[dist.get_rank() % 2]
-    case, held = Case.make(40, 3), []
-    for _ in range(times):
-        sampler = own_sampler(case.weight, exchange="two_level")
-        sampler(case.hidden_states, case.batch, case.positions)
-        sampler.close()
-        del sampler
-        held.append(_held())
-    first = _most(held[:2])
-    return first, _settled(first)
-
-
 def test_samplers_that_are_gone_hold_nothing():
-    _require_no_more(run_ranks(2, _samplers, 5))
+    _require_no_more(2, "two_level", 5, anew=True)
 
 
 @pytest.mark.parametrize("exchange", ["none", "peer"])

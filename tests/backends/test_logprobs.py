@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.support.twins import require_same
 from tpsample.backends import room_of
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core import word
@@ -47,14 +47,6 @@ def asked_of(top: int, chosen: int) -> LogprobRows:
     )
 
 
-def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Compare the tensors of two values."""
-    for name, a in found.items():
-        b = expected[name]
-        assert a.dtype == b.dtype, name
-        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True, msg=name)
-
-
 @pytest.mark.parametrize(("top", "chosen"), [(0, 0), (5, 0), (1, 3), (20, 40), (40, 3)])
 @pytest.mark.parametrize("backend", ["numba", "triton"])
 def test_kernels_tell_the_logprobs_of_the_definition(backend, top, chosen):
@@ -75,7 +67,7 @@ def test_kernels_tell_the_logprobs_of_the_definition(backend, top, chosen):
     )
     for each in (gathered, gathered.flip(0), gathered[:1]):
         words = plain.listed_words(asked, each)
-        same(its.listed_words(asked, each)._asdict(), words._asdict())
+        require_same(its.listed_words(asked, each), words)
         for cut in (
             torch.zeros_like(ids[:, 0]),
             words.first[:, words.first.shape[1] // 2].contiguous(),
@@ -85,9 +77,7 @@ def test_kernels_tell_the_logprobs_of_the_definition(backend, top, chosen):
             sums[:, :2].clamp_(min=1)
             given = asked, sampled, words, cut, sums
             expected = plain.logprobs_of_words(*given)
-            found, known = asdict(its.logprobs_of_words(*given)), asdict(expected)
-            assert found.pop("num_chosen") == known.pop("num_chosen")
-            same(found, known)
+            require_same(its.logprobs_of_words(*given), expected)
     assert expected.values.isnan().any() and not expected.values.isnan().all()
 
 
@@ -99,5 +89,5 @@ def test_written_temperatures_are_made_safe_however_many_words_are_listed(top):
     gathered = plain.first_words(top).unsqueeze(0)
     found = replace(its, temperature=written).listed_words(asked, gathered)
     expected = replace(plain, temperature=safe_temperature(written)[0])
-    same(found._asdict(), expected.listed_words(asked, gathered)._asdict())
+    require_same(found, expected.listed_words(asked, gathered))
     assert found.temperature.isfinite().all() and (found.temperature > 0).all()

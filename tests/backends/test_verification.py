@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, fields, replace
-from typing import Any
+from dataclasses import astuple, replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from tests.support.filtered import kinds_of_logits
+from tests.support.twins import require_same
 from tpsample import SampleOutput
 from tpsample.backends import room_of
 from tpsample.backends.torch_.verification import Verification
@@ -72,17 +72,6 @@ def problem(backend: str, block: bool, law: torch.dtype | None, width: int = WID
     return room_of(backend).verification(rows, draft, *its, block)
 
 
-def same(found: Any, expected: Any) -> None:
-    """Compare tensors, or the fields of values, bit for bit."""
-    if isinstance(found, Tensor):
-        assert found.dtype == expected.dtype and found.shape == expected.shape
-        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
-        return
-    for field in fields(expected):
-        if getattr(expected, field.name) is not None:
-            same(getattr(found, field.name), getattr(expected, field.name))
-
-
 @pytest.mark.parametrize("width", [1, 2, 5, 40])
 @pytest.mark.parametrize("with_undrawn", [False, True])
 def test_drafted_rows(width, with_undrawn):
@@ -91,8 +80,7 @@ def test_drafted_rows(width, with_undrawn):
     undrawn = torch.arange(9) % 4 == 1 if with_undrawn else None
     given = drafts, undrawn, torch.arange(9) * 7 + 2**40, 11
     expected = room_of("torch").drafted_rows(*given)
-    same(room_of("triton").drafted_rows(*given)[0], expected[0])
-    same(room_of("triton").drafted_rows(*given)[1], expected[1])
+    require_same(room_of("triton").drafted_rows(*given), expected)
     assert expected[1].view(9, width)[2].tolist() == [2**40 + 14 + i for i in range(width)]
     for row, own in enumerate(expected[0].tolist()):
         ends = [i for i, id_ in enumerate(drafts[row].tolist()) if not 0 <= id_ < 11]
@@ -111,7 +99,7 @@ def test_coupled_outputs(width):
     status = torch.arange(9 * width, dtype=torch.int32)
     out = SampleOutput(tokens.flatten(), status, torch.arange(9 * width) + 100)
     expected = room_of("torch").coupled_output(drafts, out)
-    same(room_of("triton").coupled_output(drafts, out), expected)
+    require_same(room_of("triton").coupled_output(drafts, out), expected)
     assert expected.num_accepted[4] == width - 1 and expected.num_accepted[5] == 0
     for row, accepted in enumerate(expected.num_accepted.tolist()):
         assert drafts[row, :accepted].equal(tokens[row, :accepted])
@@ -129,31 +117,31 @@ def test_every_stage_finds_the_integers_of_the_definition(backend, block, law):
     """The other rank has less of everything, except of some rows."""
     its, plain = (problem(name, block, law) for name in (backend, "torch"))
     own = plain.tops()
-    same(its.tops(), own)
+    require_same(its.tops(), own)
     other = (own - (40 << word.TOKEN_BITS)).clamp(min=0)
     other[::4] = own[::4] + (1 << word.TOKEN_BITS)
     tops = torch.stack([own, other])
     laws = plain.laws(tops)
-    same(its.laws(tops), laws)
+    require_same(its.laws(tops), laws)
 
     cut = laws.cut.clone()
     cut[::3] = cut[::3].maximum(own[::3, : K + 1] - (1 << 42))  # of rows with filters
     laws = replace(laws, cut=cut)
     sums = plain.sums(laws)
-    same(its.sums(laws), sums)
+    require_same(its.sums(laws), sums)
 
     sums = 2 * sums
     wanted, places = plain.accept(laws, sums)
     for found, expected in zip(its.accept(laws, sums), (wanted, places), strict=True):
-        same(found, expected)
+        require_same(found, expected)
     assert len(places.index.unique()) > 2
     good = (laws.status == 0).gather(1, places.index)
     found, expected = its.residuals(wanted, places), plain.residuals(wanted, places)
-    same(found * good, expected * good)
+    require_same(found * good, expected * good)
     assert (expected[0] > 0).any()
 
     gathered = torch.stack([expected, expected.flip(1)]) * good
-    same(its.output(wanted, places, gathered), plain.output(wanted, places, gathered))
+    require_same(its.output(wanted, places, gathered), plain.output(wanted, places, gathered))
 
 
 @pytest.mark.parametrize("backend", ["numba", "triton"])

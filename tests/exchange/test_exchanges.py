@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 import tpsample.exchange
-from tests.support.cases import Case, even_shards, own_sampler, uneven_shards
+from benchmarks.lab.virtual_ranks import even_shards
+from tests.support.cases import Case, own_sampler, uneven_shards
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 from tpsample import (

@@ -12,7 +12,8 @@ import torch
 
 import tpsample.backends.triton_.launch
 import tpsample.exchange.peer
-from tests.support.cases import Case, even_shards, uneven_shards
+from benchmarks.lab.virtual_ranks import even_shards
+from tests.support.cases import Case, uneven_shards
 from tests.support.settings import settings_of
 from tests.support.tiers import long
 from tests.support.virtual import Spy, assert_all_equal, step, virtual

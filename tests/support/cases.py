@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from benchmarks.lab.virtual_ranks import even_shards
 from tpsample import (
     LMHeadSampler,
     SampleOutput,
@@ -91,10 +92,6 @@ def own_sampler(weight: torch.Tensor, *, even: bool = True, **options: Any) -> L
     backend = "triton" if options.get("exchange") == "peer" else "torch"
     options = {"backend": backend, "vocab_size": len(weight), "shard": shard, **options}
     return LMHeadSampler(weight[shard.start : shard.stop], **options)
-
-
-def even_shards(vocab_size: int, world_size: int) -> list[VocabShard]:
-    return [VocabShard.even(vocab_size, rank, world_size) for rank in range(world_size)]
 
 
 def uneven_shards(vocab_size: int, world_size: int) -> list[VocabShard]:

@@ -25,8 +25,7 @@ import tpsample.backends.triton_.launch  # it keeps Triton's way to launch, whic
 import tpsample.exchange
 from benchmarks.lab.absent import AbsentGpu
 from benchmarks.lab.problem import override_tile
-from benchmarks.lab.ranks import even_shards
-from benchmarks.lab.virtual_ranks import VirtualRanks, VirtualWorld
+from benchmarks.lab.virtual_ranks import VirtualRanks, VirtualWorld, even_shards
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, verify
 from tpsample.agreement import construction
 from tpsample.backends.triton_.tile_table import Gpu, Tile

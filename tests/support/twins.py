@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 import torch
 
@@ -66,3 +67,19 @@ class Twins:
 def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return whether two tensors are the same in dtype, shape and numbers."""
     return a.dtype == b.dtype and torch.equal(a, b)
+
+
+def require_same(found: Any, expected: Any) -> None:
+    """Compare tensors bit for bit, and the values of a tuple or an object; None in `expected` is
+    not compared."""
+    if isinstance(expected, torch.Tensor):
+        assert found.dtype == expected.dtype and found.shape == expected.shape
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    elif isinstance(expected, tuple):
+        for one, other in zip(found, expected, strict=True):
+            require_same(one, other)
+    elif isinstance(expected, int):
+        assert found == expected
+    elif expected is not None:
+        for field in fields(expected):
+            require_same(getattr(found, field.name), getattr(expected, field.name))
