@@ -72,6 +72,10 @@ tpsample/request/plan.py
     + return (all_ask
     > test_each_kind_of_call_is_as_dear_as_its_page_says
 tpsample/request/row_filter.py
+    rows with a small top_p have as few candidates as others
+    - if self.top_p < SMALL_TOP_P:
+    + if False:
+    > test_more_candidates_decide_flat_rows_with_a_small_top_p
     masses of upper ends are taken for masses
     - exact=not known,
     + exact=False,

@@ -9,11 +9,12 @@ first words  sends each rank's first k tokens of the order. The first k of these
              takes one exchange more, which sums their mass.
 rejection    takes the first token in descending score that is in the kept set. Whether a token is
              in it follows from its logit, and from the number and the mass of the tokens before it.
-             Exchange 1 gathers each rank's 8 best scores. Exchange 2 sums number and mass over the
-             shards, for those of the 8 best of all that have every better score behind them in the
-             order: a set that keeps another one keeps one of these, too. If none is kept, the row
-             is undecided. So is one that kernels leave open, because they sum masses in fp32, which
-             is far quicker, and know how far these sums may be off.
+             Exchange 1 gathers each rank's 8 best scores; of rows with a small top_p a CPU finds 32
+             (`ShardLogits.num_best`). Exchange 2 sums number and mass over the shards, for those of
+             the best of all that have every better score behind them in the order: a set that keeps
+             another one keeps one of these, too. If none is kept, the row is undecided. So is one
+             that kernels leave open, because they sum masses in fp32, which is far quicker, and
+             know how far these sums may be off.
 search       looks for the last kept token (`tpsample.filters.kept_sets`), then takes the best score
              down to it, from a list of the kept tokens if that is short. It decides the undecided
              rows. Rows with a top_p of what a top_k over 256 leaves, or one with ties, begin with
@@ -54,7 +55,7 @@ from tpsample.filters.kept_sets import search
 from tpsample.filters.thresholds import thresholds_of, thresholds_of_first
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.filters import RowFilters, Thresholds, index_of
-from tpsample.request.row_filter import BEST_SCORES, BY_FIRST_WORDS, SEARCHED, Method
+from tpsample.request.row_filter import BY_FIRST_WORDS, SEARCHED, Method
 
 
 def sample_filtered(
@@ -117,7 +118,7 @@ def _candidates(
     """Return what this rank sends in the first exchange of a method."""
     match method:
         case Method.REJECTION:
-            return rows.best_scores(BEST_SCORES)
+            return rows.best_scores(rows.num_best)
         case Method.SEARCH:
             return rows.first_words(1)
         case Method.FIRST_WORDS:
@@ -187,7 +188,8 @@ def _by_rejection(
     Args:
         gathered: int64 [W, F, …], the `best_scores` of all ranks.
     """
-    return _of_best(rows, filters, ranks, rows.merged(gathered, BEST_SCORES), may_read=may_read)
+    best = rows.merged(gathered, rows.num_best)
+    return _of_best(rows, filters, ranks, best, may_read=may_read)
 
 
 def _of_best(
@@ -197,12 +199,12 @@ def _of_best(
     if filters.demand.ends and rows.top is None:
         rows = replace(rows, top=rows.top_of(best.unsqueeze(0))[1])
     thresholds = thresholds_of(rows, filters, ranks)
-    judged = rows
+    judged, count = rows, best.shape[1] // (2 * rows.noise.num_samples)
     if filters.demand.weighed:
-        sums = ranks.sum_integers(rows.before(best, thresholds, BEST_SCORES))
+        sums = ranks.sum_integers(rows.before(best, thresholds, count))
     else:  # whether a token is kept follows from its logit alone
         judged, sums = replace(rows, rough=None), best.new_zeros(best.shape)
-    words, decided, top = judged.first_kept(best, sums, thresholds, BEST_SCORES)
+    words, decided, top = judged.first_kept(best, sums, thresholds, count)
     if filters.demand.searched:
         decided &= ~filters.column(SEARCHED) | top.isnan()
 

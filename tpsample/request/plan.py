@@ -229,6 +229,13 @@ class BatchPlan:
         asking = set() if self.logprobs is None else set(self.logprobs.row_list)
         return {index: demand for index, row, demand in decided if row not in asking}
 
+    @property
+    def num_best(self) -> int:
+        """How many best scores a rank finds of each rough row; of a row with a kept set its own."""
+        if self.kept_cap is not None or self.filters is None:
+            return min(1, len(self.rough))
+        return max((self.filters.kinds[index].num_best for index in self.rough), default=0)
+
     @cached_property
     def by_cuts(self) -> bool:
         """Whether tokens of filtered rows follow from where their kept sets end: sets, or processed

@@ -33,6 +33,10 @@ KEEP_TIES = "keep_ties"
 BEST_SCORES = 8
 """Candidates of the rejection. On real logits at T = 1 none of 8 was kept for fewer than 0.3 % of
 rows with top_p."""
+MANY_BEST_SCORES, SMALL_TOP_P = 32, 0.35
+"""Candidates of rows with a smaller top_p where a rank stores upper ends; of rows with a top_k half
+as many. Of a flat row with top_p 0.1 none of 8 is kept with probability 0.9^8 = 0.43, and none of
+32 with 0.03. Each candidate more costs a CPU about 9 exact logits."""
 
 
 class Method(Enum):
@@ -184,6 +188,13 @@ class RowFilter(NamedTuple):
             least=max(least, default=-math.inf),
             exact=not known,
         )
+
+    @property
+    def num_best(self) -> int:
+        """How many candidates of the rejection are found while upper ends are stored."""
+        if self.top_p < SMALL_TOP_P:
+            return MANY_BEST_SCORES
+        return MANY_BEST_SCORES // 2 if self.demand.counts else BEST_SCORES
 
     def packed(self) -> bytes:
         """Return what a device reads of it: `COLUMNS` numbers of 8 bytes."""

@@ -36,7 +36,6 @@ from tpsample.backends.screening.int8_copy import BLOCK, GROUP, Int8Copy
 from tpsample.core.word import KEY_MINUS_INF, TOKEN_BITS, TOKEN_MASK
 from tpsample.request.controls.apply import StepControls
 from tpsample.request.plan import BatchPlan
-from tpsample.request.row_filter import BEST_SCORES
 from tpsample.request.step import Found, Push, Step, halves
 from tpsample.settings import Settings
 
@@ -66,9 +65,9 @@ class NativeBackend(Backend):
         listed = (k for k in most if k <= HEAPED)
         count = max([1, *listed, *(demand.first for demand in plan.rough.values())])
         shape = torch.get_num_threads(), len(plan.stored_list)
-        of_rough = num_samples, BEST_SCORES if plan.rough else 0
         first = self._scratch.take("first words", torch.int64, *shape, count).zero_()
-        best = self._scratch.take("best words", torch.int64, *shape, *of_rough).zero_()
+        of_rough = *shape, num_samples, plan.num_best
+        best = self._scratch.take("best words", torch.int64, *of_rough).zero_()
         error_bound = self._scratch.take("error_bound", torch.float32, shape[1]).zero_()
         return Found(first, best, error_bound, self._store_logits)
 

@@ -33,6 +33,7 @@ from tpsample.core.spread import spread_sums
 from tpsample.output import Logprobs
 from tpsample.request.filters import LogprobRows, Thresholds
 from tpsample.request.plan import BatchView
+from tpsample.request.row_filter import BEST_SCORES
 from tpsample.request.step import Found, TileWords, halves
 
 if TYPE_CHECKING:
@@ -301,6 +302,11 @@ class ShardLogits:
         """
         first = self.first_words(count) if first is None else first[:, :count]
         return torch.cat([first, self.words_of(token_ids)], dim=1)
+
+    @property
+    def num_best(self) -> int:
+        """How many best scores a rank sends for the rejection; the same on every rank."""
+        return BEST_SCORES if self.rough is None else self.rough.best.shape[-1]
 
     def best_scores(self, count: int) -> Tensor:
         """Return what a rank sends for the rejection: int64 [F, 1 + 2 · num_samples · count].
