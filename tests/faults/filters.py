@@ -709,6 +709,10 @@ tpsample/backends/numba_/passes.py
     native: the best of a kept set is no NaN where the largest logit is one
     - best[np.isnan(array_of(self.largest))] = word.KEY_NAN << word.TOKEN_BITS
     > test_sums_down_to_a_word
+    native: a set of all tokens counts masked ones
+    - np.count_nonzero(self._stored.logits[row] > -np.inf)
+    + len(self._stored.logits[row])
+    > test_kept_sets_of_all_ids_are_counted
     native: the best words of upper ends are drawn from them
     - rows = rows[bound[rows] == 0]
     > test_best_words_of_upper_ends_are_those_that_were_found

@@ -474,8 +474,8 @@ tpsample/backends/numba_/kernels/draw.py
     + slacks[i] = F32(0)
     > backends/screening/test_words.py::test_rows_that_store_their_logits
     native: the exact logits of a whole block are not stored
-    - if weighed[i] or whole:
-    + if weighed[i]:
+    - if storing[i] or whole:
+    + if storing[i]:
     > test_the_logits_of_the_best_scores_of_flat_rows_are_stored
     native: logits of a whole block are computed once more
     - : 0 if whole else rows.hidden.shape[1]

@@ -25,7 +25,7 @@ from tpsample.backends.numba_.kernels import head as native
 from tpsample.backends.numba_.kernels.arrays import NONE, array_of
 from tpsample.backends.numba_.kernels.byte_dots import HAS_VNNI
 from tpsample.backends.numba_.kernels.compiled_ahead import load_all
-from tpsample.backends.numba_.kernels.draw import draw, draw_given
+from tpsample.backends.numba_.kernels.draw import BOUNDED_ENDS, ENDS, draw, draw_given
 from tpsample.backends.numba_.kernels.first_logits import store_first
 from tpsample.backends.numba_.kernels.inputs import Memory, Weight, weight_of
 from tpsample.backends.numba_.kernels.int8 import Copy
@@ -44,7 +44,7 @@ COPY_ROWS = 2
 So few rows wait for memory."""
 HEAPED = 64
 """Largest top_k whose tokens are kept in a heap while the weights are read."""
-NOTHING_STORED = NONE, NONE.astype(np.bool_), NONE.astype(np.float64)
+NOTHING_STORED = NONE, NONE, NONE.astype(np.float64)
 """The arguments by which a draw finds nothing but words; see `draw`."""
 
 
@@ -188,9 +188,9 @@ class NativeBackend(Backend):
             of_threads = np.zeros((threads, len(error_bound)), np.float32)
         counted, demands = step.batch.plan.kept_cap is not None, step.batch.plan.rough.values()
         listed = np.array([max(1, demand.first) for demand in demands])
-        weighed = np.array([counted or demand.weighed for demand in demands])
+        storing = [BOUNDED_ENDS * demand.weighed or ENDS * counted for demand in demands]
         least = np.array([demand.least for demand in demands])
-        of_rows = listed, weighed, least
+        of_rows = listed, np.array(storing), least
         outputs = best[:threads], first[:threads], of_threads
         self._run_draw(step, source, index, head, memory, of_rows, outputs)
         if threads > 1:

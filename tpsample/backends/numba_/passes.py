@@ -190,7 +190,14 @@ class NativeShardLogits(ShardLogits):
 
     def held_from(self, cut: Tensor) -> Tensor:
         sums, none = np.zeros((len(cut), 3), np.int64), np.full(len(cut), ABOVE_ALL)
-        self.run(passes.weigh, self.largest, cut.unsqueeze(1), none, sums)
+        rows = self
+        if self.rough is not None:  # a set of all tokens is only counted
+            cuts, error_bound = arrays_of((cut, self.rough.error_bound))
+            is_whole = (cuts == word.LOWEST_DRAWABLE) & (error_bound > 0)
+            for row in np.flatnonzero(is_whole):
+                sums[row, 1] = np.count_nonzero(self._stored.logits[row] > -np.inf)
+            rows = self.without(from_numpy(is_whole))
+        rows.run(passes.weigh, self.largest, cut.unsqueeze(1), none, sums)
         return from_numpy(sums[:, :2])
 
     def moment_from(self, cut: Tensor) -> Tensor:

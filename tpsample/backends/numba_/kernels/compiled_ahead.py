@@ -80,7 +80,7 @@ def entries(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]
     if weight.shape[1]:  # else there is no weight, and all logits are given
         rows = torch.empty(1, 1, dtype=weight.dtype, device="cpu")
         own = typeof(weight_of(rows, 0, 0, 1)), typeof(array_of(rows)), INTS
-        drawn = DRAWS, HEAD, MEMORY, INTS, BOOLS, DOUBLES, INTS_4, INTS_3, FLOATS_2, INTS_3
+        drawn = DRAWS, HEAD, MEMORY, INTS, INTS, DOUBLES, INTS_4, INTS_3, FLOATS_2, INTS_3
         kernels += [(draw, (*own, copy, *drawn)) for copy in (types.none, COPY)[: 1 + screened]]
         kernels += [
             (list_kept, (*own, HEAD, MEMORY, INTS, FLOATS, DOUBLES, INTS_3, INTS_3)),

@@ -56,6 +56,10 @@ from tpsample.backends.numba_.kernels.products import (
 from tpsample.backends.numba_.kernels.store import filter_threshold, is_cheaper_whole
 from tpsample.core.word import KEY_NAN, LOWEST_DRAWABLE
 
+ENDS, BOUNDED_ENDS = 1, 2
+"""A row stores upper ends of its logits, and with BOUNDED_ENDS how far above the logits these may
+be. The bound of other rows is inf."""
+
 
 @jit()
 def push_block(heap, upper, top, logits, block, stream, weight, hidden, row, head, stored):
@@ -169,7 +173,7 @@ def draw(start, stop, part, arguments):
         index: int64 [R], the rows of the batch.
         copy: what is multiplied first in place of the weight, or None.
         listed: int64 [R], how many first words of a row are found, where `memory` has rows.
-        weighed: bool [R], which of these rows have upper ends there; others have a bound of inf.
+        storing: int64 [R], what these rows store there: 0, ENDS or BOUNDED_ENDS.
         y: float64 [R], `Demand.least`; see `store.filter_threshold`: what lies below has no best
             word. Rows with several first words have none.
         best: int64 [parts, rows of the memory, samples, count], raised; the least word first.
@@ -180,7 +184,7 @@ def draw(start, stop, part, arguments):
         computed: int64 [parts, 2, R], added to: how many exact logits a row took in blocks with a
             proof, and in others and whole ones.
     """
-    weight, hidden, index, copy, draws, head, memory, listed, weighed, y = arguments[:10]
+    weight, hidden, index, copy, draws, head, memory, listed, storing, y = arguments[:10]
     best, first, error_bound, computed = arguments[10:]
     weight = part_of(weight, start, stop)
     rows, noise = take_rows(hidden, index), noise_of(draws, index)
@@ -194,7 +198,7 @@ def draw(start, stop, part, arguments):
         draws.samples, head, plain,
     )  # fmt: skip
     step = heated(draws.temperature, index, y)
-    of_rows = listed, weighed, step, first[part], error_bound[part]
+    of_rows = listed, storing, step, first[part], error_bound[part]
     draw_blocks(shared, memory, of_rows, best[part], computed[part])
 
 
@@ -205,7 +209,7 @@ def draw_blocks(shared, memory, of_rows, best, computed):
         weight, rows, index, copy, quantised, products, sums, ends, slacks, lanes, noise,
         samples, head, plain,
     ) = shared  # fmt: skip
-    listed, weighed, step, first, error_bound = of_rows
+    listed, storing, step, first, error_bound = of_rows
     upper, lower, stored = lanes[0], lanes[1], lanes[0, :0]
     for n in range(blocks_of(weight)):
         block, pairs = block_at(weight, n), 0
@@ -216,7 +220,7 @@ def draw_blocks(shared, memory, of_rows, best, computed):
                 end_logits(ends[i], block, index[i], head, F32(1))
             slacks[i] = np.inf
             if len(memory.raw):
-                if weighed[i]:
+                if storing[i] == BOUNDED_ENDS:
                     lower_ends(products.values[i], products.errors[i], lower)
                     if changes_block(plain[i], head, index[i], block):
                         end_logits(lower, block, index[i], head, F32(-1))
@@ -238,9 +242,9 @@ def draw_blocks(shared, memory, of_rows, best, computed):
                 computed[1, i] += block.count
             if len(memory.raw):
                 stored = (memory.processed if len(memory.processed) else memory.raw)[stored_row]
-                if weighed[i] or whole:
+                if storing[i] or whole:
                     put(logits, block, stored)
-                if not (weighed[i] and whole):
+                if not (storing[i] and whole):
                     error_bound[stored_row] = larger(error_bound[stored_row], slacks[i])
                 # Asked here as well, because a call with a head costs as much as 64 ids.
                 least = value_of(first[stored_row, 0])
