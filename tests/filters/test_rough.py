@@ -236,7 +236,7 @@ def test_kept_sets_of_all_ids_are_counted(monkeypatch):
     ):
         params = [SamplingParams(seed=i, **each) for i, each in enumerate(fields)]
         batch = SamplingBatch.from_params(params, vocab_size=V, kept_cap=50)
-        batch.temperature[3] = 0.0  # of which the requests know nothing
+        batch.temperature[3] = 0.0  # which the requests do not know
         kept = []
         for backend in ("numba", "torch"):
             out = LMHeadSampler(case.weight, backend=backend)(case.hidden_states, batch, 3)
