@@ -410,6 +410,18 @@ tpsample/backends/numba_/kernels/products.py
     -         products.values[i] = np.nan
     +         products.values[i] = -3e38
     > backends/screening/test_words.py::test_numbers_that_are_not_finite_or_nearly_so
+    native: one row is multiplied by a multiple of four ids
+    - for i in range(block.count - 3 * apart):
+    + for i in range(apart):
+    > test_screened_rows_with_filters_draw_as_from_all_logits
+    native: the fourth id of four has the product of the third
+    - c, d = c + scaled(numbers[third + at]) * h, d + scaled(numbers[fourth + at]) * h
+    + c, d = c + scaled(numbers[third + at]) * h, d + scaled(numbers[third + at]) * h
+    > test_every_weight_of_16_bits_is_multiplied_exactly
+    native: an id alone reads beyond its weights
+    - U64(apart if count == 4 else 0) * stride
+    + U64(apart) * stride
+    > test_a_weight_of_any_width_is_read_to_its_end_and_no_further
     native: fp32 rows of any width are multiplied as they lie in memory
     - if size % PADDING != 0 or not len(hidden):
     + if not len(hidden):
@@ -422,7 +434,7 @@ tpsample/backends/numba_/kernels/products.py
     - rows_ratio * ratio <= 2.0**53
     + rows_ratio * ratio <= 2.0**55
     native: the norm of weights is that of one of them
-    - norm = 1.01 * math.sqrt(size) * most
+    - norm = 1.01 * math.sqrt(products.size) * most
     + norm = 1.01 * most
     native: a weight that is no number is multiplied as a number
     - if alone and not math.isfinite(most):

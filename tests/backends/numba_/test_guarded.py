@@ -174,19 +174,21 @@ def test_no_kernel_touches_what_is_beside_its_tensors(first_seed, rows):
 
 
 def _widths() -> int:
-    """Draw from weights of all dtypes and many widths that end where a page does."""
+    """Draw from weights of all dtypes and many widths that end where a page does, also with
+    logprobs, which need all exact logits."""
     drawn = 0
-    for dtype, width, rows in product(DTYPES, (1, 24, 33, 64), (1, 4)):
+    for dtype, width, rows, logprobs in product(DTYPES, (1, 24, 33, 64), (1, 4), (None, 1)):
         weight = guarded(torch.randn(65, width).to(dtype), at_end=True)
         sampler = LMHeadSampler(weight, backend="numba", group="alone")
-        batch = SamplingBatch.from_params([SamplingParams(seed=1)] * rows, vocab_size=65)
+        params = [SamplingParams(seed=1, logprobs=logprobs)] * rows
+        batch = SamplingBatch.from_params(params, vocab_size=65)
         hidden_states = guarded(torch.randn(rows, width).to(dtype), at_end=True)
         drawn += len(sampler(hidden_states, batch, 0).token_ids)
     return drawn
 
 
 def test_a_weight_of_any_width_is_read_to_its_end_and_no_further():
-    assert run_ranks(1, _widths, timeout_s=240) == [3 * 4 * (1 + 4)]
+    assert run_ranks(1, _widths, timeout_s=240) == [3 * 4 * (1 + 4) * 2]
 
 
 def _copies() -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from numba.extending import overload
 from numba.np.numpy_support import as_dtype
 
-from tpsample.backends.numba_.kernels.compiling import F32, F64, I64, INNER, SUMS, U16, U64, jit
+from tpsample.backends.numba_.kernels.compiling import F32, F64, INNER, SUMS, U16, U64, jit
 from tpsample.backends.numba_.kernels.inputs import BLOCK
 from tpsample.backends.numba_.kernels.numbers import (
     UNIT_64,
@@ -41,7 +41,7 @@ COLUMNS = 640
 """Most columns that are multiplied at once: 64 rows and 64 ids of them are 320 KB in fp32, which a
 core's second cache holds."""
 AHEAD = 8192
-"""Bytes that one row's products ask for before their turn: what memory sends in about 0.5 µs."""
+"""Bytes of weights that are asked for before they are converted: what memory sends in 0.5 µs."""
 CACHED_ROWS = 8
 """Rows that are multiplied by all ids of a block before the next ones; the first cache holds them.
 """
@@ -124,19 +124,43 @@ def rows_ahead(numbers, size):
 
 
 @jit(fastmath=SUMS)
-def products_of_one(weight, block, hidden, out, squares):
-    """Multiply the weights of a block by one row in fp32, in any order; squares are Σ w²."""
-    later = rows_ahead(weight.numbers, len(hidden)) * weight.stride
+def products_of_four(numbers, begin, step, hidden):
+    """Multiply one row by the weights of four ids in fp32, in any order.
+
+    Args:
+        begin, step: uint64, where the first id begins, and how far the next one is from it.
+
+    Returns:
+        The four products, then the four Σ w².
+    """
     # Unsigned, because a signed index that might be negative keeps the loop from being vector code.
-    for i in range(block.count):
-        begin = U64((block.local + i) * weight.stride)
-        fetch(weight.numbers, I64(begin) + later, len(hidden))
-        total, square = F32(0), F32(0)
-        for d in range(len(hidden)):
-            x = as_fp32(weight.numbers[begin + U64(d)])
-            total += x * hidden[d]
-            square += x * x
-        out[block.lane + i], squares[block.lane + i] = total, square
+    second, third, fourth = begin + step, begin + U64(2) * step, begin + U64(3) * step
+    a, b, c, d = F32(0), F32(0), F32(0), F32(0)
+    aa, bb, cc, dd = F32(0), F32(0), F32(0), F32(0)
+    for column in range(len(hidden)):
+        h, at = hidden[column], U64(column)
+        x, y = as_fp32(numbers[begin + at]), as_fp32(numbers[second + at])
+        z, w = as_fp32(numbers[third + at]), as_fp32(numbers[fourth + at])
+        a, b, c, d = a + x * h, b + y * h, c + z * h, d + w * h
+        aa, bb, cc, dd = aa + x * x, bb + y * y, cc + z * z, dd + w * w
+    return (a, b, c, d), (aa, bb, cc, dd)
+
+
+@jit()
+def products_of_one(weight, block, hidden, out, squares):
+    """Multiply the weights of a block by one row in fp32, in any order; squares are Σ w².
+
+    Four ids are read at once, a quarter of the block apart. A processor foresees a few runs of
+    memory, and waits for more lines of several runs than of one.
+    """
+    stride, apart = U64(weight.stride), block.count // 4
+    for i in range(block.count - 3 * apart):
+        id_, step, count = (i, apart, 4) if i < apart else (i + 3 * apart, 0, 1)
+        begin = U64(block.local + id_) * stride
+        found, sizes = products_of_four(weight.numbers, begin, U64(step) * stride, hidden)
+        for k in range(count):
+            lane = block.lane + id_ + k * step
+            out[lane], squares[lane] = found[k], sizes[k]
 
 
 @jit()
@@ -270,25 +294,56 @@ def fp32_products(weight, block, rows, products):
 
 
 @jit(fastmath=SUMS)
-def scaled_dot(weight, first, hidden):
-    """Return Σ w h of `scaled` weights, in float64 and any order."""
-    total = F64(0)
-    for d in range(len(hidden)):
-        total += scaled(weight[U64(first) + U64(d)]) * hidden[d]
-    return total
+def scaled_products_of_four(numbers, begin, step, hidden):
+    """Return Σ w h of the `scaled` weights of four ids, in float64 and any order.
+
+    Args: as in `products_of_four`.
+    """
+    second, third, fourth = begin + step, begin + U64(2) * step, begin + U64(3) * step
+    a, b, c, d = F64(0), F64(0), F64(0), F64(0)
+    for column in range(len(hidden)):
+        h, at = hidden[column], U64(column)
+        a, b = a + scaled(numbers[begin + at]) * h, b + scaled(numbers[second + at]) * h
+        c, d = c + scaled(numbers[third + at]) * h, d + scaled(numbers[fourth + at]) * h
+    return a, b, c, d
 
 
 @jit()
-def multiply_scaled(weight, block, begin, end, products):
-    """Multiply the finite weights of some ids of a block by the one row in float64."""
-    size = products.size
-    later = rows_ahead(weight.numbers, size) * weight.stride
+def multiply_scaled(weight, block, i, apart, count, products):
+    """Multiply the finite weights of one or four ids of a block by the one row in float64.
+
+    Args:
+        i, apart, count: the first of the ids, how far the next one is from it, and how many.
+    """
+    stride = U64(weight.stride)
+    begin, step = U64(block.local + i) * stride, U64(apart if count == 4 else 0) * stride
+    found = scaled_products_of_four(weight.numbers, begin, step, products.hidden[0])
     unit = two_to(1023 - (15 if weight.fraction_bits == 10 else 127) - SCALE_BITS)
-    for i in range(begin, end):
-        first = (block.local + i) * weight.stride
-        fetch(weight.numbers, first + later, size)
-        total = scaled_dot(weight.numbers, first, products.hidden[0])
-        products.values[0, block.lane + i] = total * unit
+    for k in range(count):
+        products.values[0, block.lane + i + k * apart] = found[k] * unit
+
+
+@jit()
+def bound_sums(weight, block, i, apart, count, rows, rows_ratio, products):
+    """Find how far the float64 sums of some ids are off, over ‖h‖; return their largest ‖w‖ / q_w.
+
+    Args:
+        i, apart, count: as in `multiply_scaled`.
+        rows_ratio: the largest ‖h‖ / q_h; see `float64_products`.
+    """
+    largest, alone = 0.0, len(products.hidden) == 1
+    for id_ in range(i, i + count * apart, apart):
+        first = (block.local + id_) * weight.stride
+        least, most = least_and_largest(weight.numbers, first, products.size)
+        norm = 1.01 * math.sqrt(products.size) * most
+        ratio = norm / quantum_of(least, weight.fraction_bits)
+        largest = larger(largest, ratio)
+        error = 0.0 if rows_ratio * ratio <= 2.0**53 else 1.01 * UNIT_64 * products.size * norm
+        products.squares[block.lane + id_] = error
+        if alone and not math.isfinite(most):  # `scaled` weights are finite
+            total, _ = dot_64(weight.numbers, first, rows.hidden[0])
+            products.values[0, block.lane + id_] = total
+    return largest
 
 
 @jit()
@@ -301,32 +356,23 @@ def float64_products(weight, block, rows, products):
 
         ‖h‖ ‖w‖ <= 2^53 q_h q_w      ‖w‖ <= sqrt(D) max |w|
 
-    where q_h divides all numbers of a row, and q_w those of a few neighbouring ids, which max |w|
-    is of, too. Other sums are off by D u ‖h‖ ‖w‖ (1 + D u) at most. 1 % covers the roundings here.
+    where q_h divides all numbers of a row, and q_w those of an id. Other sums are off by
+    D u ‖h‖ ‖w‖ (1 + D u) at most. 1 % covers the roundings here.
     """
-    alone, size, rows_ratio, largest = len(products.hidden) == 1, products.size, 0.0, 0.0
+    rows_ratio, largest, count = 0.0, 0.0, block.count
     products.values[:], products.squares[:] = 0, 0
-    if not alone:
-        multiply(weight, block, products)
     for i in range(len(rows.norms)):
         rows_ratio = larger(rows_ratio, rows.norms[i] / rows.quanta[i])
-    few = rows_ahead(weight.numbers, size) if weight.stride == size else 1
-    for begin in range(0, block.count, few):
-        end, first = smaller(begin + few, block.count), (block.local + begin) * weight.stride
-        if alone:
-            multiply_scaled(weight, block, begin, end, products)
-        length = (end - begin - 1) * weight.stride + size
-        least, most = least_and_largest(weight.numbers, first, length)
-        norm = 1.01 * math.sqrt(size) * most
-        ratio = norm / quantum_of(least, weight.fraction_bits)
-        largest = larger(largest, ratio)
-        error = 0.0 if rows_ratio * ratio <= 2.0**53 else 1.01 * UNIT_64 * size * norm
-        for i in range(begin, end):
-            products.squares[block.lane + i] = error
-            if alone and not math.isfinite(most):  # `scaled` weights are finite
-                first = (block.local + i) * weight.stride
-                total, _ = dot_64(weight.numbers, first, rows.hidden[0])
-                products.values[0, block.lane + i] = total
+    if len(products.hidden) > 1:
+        multiply(weight, block, products)
+        largest = bound_sums(weight, block, 0, 1, count, rows, rows_ratio, products)
+    else:
+        apart = count // 4
+        for i in range(count - 3 * apart):
+            ids = (i, apart, 4) if i < apart else (i + 3 * apart, 1, 1)
+            multiply_scaled(weight, block, *ids, products)
+            ratio = bound_sums(weight, block, *ids, rows, rows_ratio, products)
+            largest = larger(largest, ratio)
     for i in range(len(rows.norms)):
         products.proved[i] = rows.norms[i] * largest <= 2.0**53 * rows.quanta[i]
 
