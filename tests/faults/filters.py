@@ -75,7 +75,10 @@ tpsample/request/row_filter.py
     rows with a small top_p have as few candidates as others
     - if self.top_p < SMALL_TOP_P:
     + if False:
-    > test_more_candidates_decide_flat_rows_with_a_small_top_p
+    > test_more_candidates_decide_flat_rows
+    rows with a large top_k have as few candidates as others
+    - return MANY_BEST_SCORES // 2 if
+    + return BEST_SCORES if
     masses of upper ends are taken for masses
     - exact=not known,
     + exact=False,

@@ -419,8 +419,8 @@ tpsample/backends/numba_/kernels/products.py
     + c, d = c + scaled(numbers[third + at]) * h, d + scaled(numbers[third + at]) * h
     > test_every_weight_of_16_bits_is_multiplied_exactly
     native: an id alone reads beyond its weights
-    - U64(apart if count == 4 else 0) * stride
-    + U64(apart) * stride
+    - (i + 3 * apart, 0, 1)
+    + (i + 3 * apart, 1, 1)
     > test_a_weight_of_any_width_is_read_to_its_end_and_no_further
     native: fp32 rows of any width are multiplied as they lie in memory
     - if size % PADDING != 0 or not len(hidden):

@@ -28,7 +28,7 @@ from tpsample.core import word
 from tpsample.core.row_noise import RowNoise
 from tpsample.filters.thresholds import thresholds_of
 from tpsample.ranks.ranks import Ranks
-from tpsample.request.row_filter import BEST_SCORES, MANY_BEST_SCORES
+from tpsample.request.row_filter import BEST_SCORES
 
 V, D = 1500, 40
 KINDS = [
@@ -190,17 +190,18 @@ def test_rows_that_their_bounds_leave_open(fields, monkeypatch):
     assert len(batch.plan.rough) == 40 and sum(stores) > 5, stores
 
 
-def test_more_candidates_decide_flat_rows_with_a_small_top_p(monkeypatch):
-    """None of 8 would be kept in 18 of these 40 rows, none of 32 is in one."""
+@pytest.mark.parametrize(("fields", "count"), [({"top_p": 0.1}, 32), ({"top_k": 300}, 16)])
+def test_more_candidates_decide_flat_rows(fields, count, monkeypatch):
+    """With 8 candidates, 18 of these 40 rows with top_p 0.1 would store their logits."""
     case, stores = problem("normal", V, 40, D), stores_of(monkeypatch)
-    params = [SamplingParams(seed=i, temperature=50.0, top_p=0.1) for i in range(40)]
+    params = [SamplingParams(seed=i, temperature=50.0, **fields) for i in range(40)]
     drawn = []
     for backend in ("numba", "torch"):
         batch = SamplingBatch.from_params(params, vocab_size=V)
         sampler = LMHeadSampler(case.weight, backend=backend)
         drawn.append(sampler(case.hidden_states, batch, 3).token_ids)
     assert_same_rows(*drawn, params)
-    assert batch.plan.num_best == MANY_BEST_SCORES and sum(stores) <= 5, stores
+    assert batch.plan.num_best == count and sum(stores) <= 5, stores
 
 
 @pytest.mark.parametrize("fields", [{"min_p": 0.05}, {"top_k": 300, "ties": "keep"}], ids=str)

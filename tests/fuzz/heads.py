@@ -30,8 +30,8 @@ class ModelHead:
     Attributes:
         exact: whether every product is an integer.
         cancels: whether the last two columns are opposite, as those of the hidden states are equal.
-            Their products may be a million times the logit, so an fp32 sum of all is far off: what
-            a bound proves is little, and what is not exact draws other tokens.
+            Their products may be ten thousand times the logit. So an fp32 sum of all is far off, a
+            bound proves little, and a score that is not exact may draw another token.
     """
 
     weight: Tensor

@@ -9,9 +9,9 @@ first words  sends each rank's first k tokens of the order. The first k of these
              takes one exchange more, which sums their mass.
 rejection    takes the first token in descending score that is in the kept set. Whether a token is
              in it follows from its logit, and from the number and the mass of the tokens before it.
-             Exchange 1 gathers each rank's 8 best scores; of rows with a small top_p a CPU finds 32
-             (`ShardLogits.num_best`). Exchange 2 sums number and mass over the shards, for those of
-             the best of all that have every better score behind them in the order: a set that keeps
+             Exchange 1 gathers each rank's 8 best scores; up to 32 on a CPU, where the filters may
+             keep little (`RowFilter.num_best`). Exchange 2 sums number and mass, for those of the
+             best of all that have every better score behind them in the order: a set that keeps
              another one keeps one of these, too. If none is kept, the row is undecided. So is one
              that kernels leave open, because they sum masses in fp32, which is far quicker, and
              know how far these sums may be off.

@@ -231,7 +231,10 @@ class BatchPlan:
 
     @property
     def num_best(self) -> int:
-        """How many best scores a rank finds of each rough row; of a row with a kept set its own."""
+        """How many best scores of each sample a rank finds of the rough rows.
+
+        Where kept sets are asked for, rough rows keep all tokens, and the best one is drawn.
+        """
         if self.kept_cap is not None or self.filters is None:
             return min(1, len(self.rough))
         return max((self.filters.kinds[index].num_best for index in self.rough), default=0)

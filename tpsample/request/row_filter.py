@@ -34,9 +34,9 @@ BEST_SCORES = 8
 """Candidates of the rejection. On real logits at T = 1 none of 8 was kept for fewer than 0.3 % of
 rows with top_p."""
 MANY_BEST_SCORES, SMALL_TOP_P = 32, 0.35
-"""Candidates of rows with a smaller top_p where a rank stores upper ends; of rows with a top_k half
-as many. Of a flat row with top_p 0.1 none of 8 is kept with probability 0.9^8 = 0.43, and none of
-32 with 0.03. Each candidate more costs a CPU about 9 exact logits."""
+"""A row with a smaller top_p has more candidates where a rank stores upper ends, and a row with a
+top_k has half as many. Of a flat row with top_p 0.1 none of 8 is kept with probability 0.9^8 =
+0.43, and none of 32 with 0.03. Each candidate more costs a CPU about 9 exact logits."""
 
 
 class Method(Enum):

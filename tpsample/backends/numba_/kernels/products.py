@@ -118,9 +118,16 @@ def convert(weight, first, size, out):
 
 
 @jit()
-def rows_ahead(numbers, size):
-    """Return how many rows of so many numbers AHEAD bytes are."""
-    return AHEAD // (size * numbers.itemsize) + 1
+def ids_of_turn(i, apart):
+    """Return the ids that turn i of a block reads at once: four, or one that is left.
+
+    A core has more lines of memory under way where it reads runs that lie far apart. So the four
+    ids are a quarter of the block from each other.
+
+    Returns:
+        The first id, how far the next one is from it, and how many they are.
+    """
+    return (i, apart, 4) if i < apart else (i + 3 * apart, 0, 1)
 
 
 @jit(fastmath=SUMS)
@@ -148,14 +155,10 @@ def products_of_four(numbers, begin, step, hidden):
 
 @jit()
 def products_of_one(weight, block, hidden, out, squares):
-    """Multiply the weights of a block by one row in fp32, in any order; squares are Σ w².
-
-    Four ids are read at once, a quarter of the block apart. A processor foresees a few runs of
-    memory, and waits for more lines of several runs than of one.
-    """
+    """Multiply the weights of a block by one row in fp32, in any order; squares are Σ w²."""
     stride, apart = U64(weight.stride), block.count // 4
     for i in range(block.count - 3 * apart):
-        id_, step, count = (i, apart, 4) if i < apart else (i + 3 * apart, 0, 1)
+        id_, step, count = ids_of_turn(i, apart)
         begin = U64(block.local + id_) * stride
         found, sizes = products_of_four(weight.numbers, begin, U64(step) * stride, hidden)
         for k in range(count):
@@ -221,7 +224,7 @@ def multiply(weight, block, products):
         size = smaller(COLUMNS, products.size - first)
         if add_unconverted_dots(weight, block, first, size, products):
             continue
-        later = rows_ahead(weight.numbers, size) * weight.stride
+        later = (AHEAD // (size * weight.numbers.itemsize) + 1) * weight.stride
         for i in range(block.count):
             begin = (block.local + i) * weight.stride + first
             fetch(weight.numbers, begin + later, size)
@@ -310,13 +313,13 @@ def scaled_products_of_four(numbers, begin, step, hidden):
 
 @jit()
 def multiply_scaled(weight, block, i, apart, count, products):
-    """Multiply the finite weights of one or four ids of a block by the one row in float64.
+    """Multiply the finite weights of some ids of a block by the one row in float64.
 
     Args:
-        i, apart, count: the first of the ids, how far the next one is from it, and how many.
+        i, apart, count: the ids, as `ids_of_turn` returns them.
     """
     stride = U64(weight.stride)
-    begin, step = U64(block.local + i) * stride, U64(apart if count == 4 else 0) * stride
+    begin, step = U64(block.local + i) * stride, U64(apart) * stride
     found = scaled_products_of_four(weight.numbers, begin, step, products.hidden[0])
     unit = two_to(1023 - (15 if weight.fraction_bits == 10 else 127) - SCALE_BITS)
     for k in range(count):
@@ -328,11 +331,12 @@ def bound_sums(weight, block, i, apart, count, rows, rows_ratio, products):
     """Find how far the float64 sums of some ids are off, over ‖h‖; return their largest ‖w‖ / q_w.
 
     Args:
-        i, apart, count: as in `multiply_scaled`.
+        i, apart, count: the first of the ids, how far the next one is from it, and how many.
         rows_ratio: the largest ‖h‖ / q_h; see `float64_products`.
     """
     largest, alone = 0.0, len(products.hidden) == 1
-    for id_ in range(i, i + count * apart, apart):
+    for k in range(count):
+        id_ = i + k * apart
         first = (block.local + id_) * weight.stride
         least, most = least_and_largest(weight.numbers, first, products.size)
         norm = 1.01 * math.sqrt(products.size) * most
@@ -369,7 +373,7 @@ def float64_products(weight, block, rows, products):
     else:
         apart = count // 4
         for i in range(count - 3 * apart):
-            ids = (i, apart, 4) if i < apart else (i + 3 * apart, 1, 1)
+            ids = ids_of_turn(i, apart)
             multiply_scaled(weight, block, *ids, products)
             ratio = bound_sums(weight, block, *ids, rows, rows_ratio, products)
             largest = larger(largest, ratio)

@@ -36,7 +36,7 @@ FUSED = ("contract", "nsz")
 
 
 def _fetch(builder: Any, pointer: Any) -> None:
-    """Ask for memory that a later call reads: processors foresee one run, not several.
+    """Ask for memory that a later call reads: processors do not foresee runs of neighbouring ids.
 
     It goes to the second cache, because the first one waits for few lines at a time.
     """
