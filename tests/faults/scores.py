@@ -246,6 +246,10 @@ tpsample/backends/numba_/kernels/head.py
     + history[drafts[k] - first_id] += I32(0)
     > test_drafts_count_as_output
 tpsample/backends/numba_/kernels/store.py
+    native: a list of first tokens has no masked ones
+    - if logits[j] == F32(-np.inf):
+    + if False:
+    > test_masked_tokens_follow_where_a_head_leaves_fewer_than_are_asked_for
     native: a plain row beside others stores no processed logits
     -             if len(memory.processed):
     -                 memory.processed[stored_row, v] = logit

@@ -9,7 +9,7 @@ import torch
 from benchmarks.lab import calls
 from tests.support.filtered import Rows, assert_same, kinds_of_logits
 from tests.support.slots import GPU
-from tpsample import SamplingBatch, SamplingParams, Status
+from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, Status
 from tpsample.request.params import LogprobsMode
 
 INF, NAN = math.inf, math.nan
@@ -144,3 +144,19 @@ def test_a_spike_over_a_long_tail_is_within_tolerance():
     got = rows.step().logprobs
     exact = logits.double().log_softmax(0)[got.token_ids[0]]
     assert (got.values[0] - exact).abs().max() < 2e-6
+
+
+@pytest.mark.parametrize("mode", ["processed_logits", "processed_logprobs"])
+@pytest.mark.parametrize("backend", ["torch", "numba", "triton"])
+def test_masked_tokens_follow_where_a_head_leaves_fewer_than_are_asked_for(backend, mode):
+    """They have the least ids, and no row reports an id outside of the vocabulary."""
+    bias = torch.full((130,), -INF)
+    bias[[7, 70, 128]] = 0.5
+    params = [
+        SamplingParams(seed=1, top_k=top_k, logprobs=5, logprobs_mode=mode) for top_k in (2, 3, 20)
+    ]
+    sampler = LMHeadSampler(torch.ones(130, 4), bias=bias, backend=backend)
+    batch = SamplingBatch.from_params(params, vocab_size=130)
+    logprobs = sampler(torch.ones(3, 4), batch, 0).logprobs
+    assert logprobs is not None
+    assert logprobs.token_ids[:, 1:].tolist() == [[7, 70, 128, 0, 1]] * 3

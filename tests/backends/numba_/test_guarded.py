@@ -114,6 +114,8 @@ def guarded_head(pick: random.Random) -> GuardedHead:
     if pick.random() < 0.3:
         weight = (4 * weight).round()
     bias = None if head.bias is None else torch.randn(v, generator=generator)
+    if bias is not None and pick.random() < 0.3:  # masked: all but a few tokens
+        bias[torch.randperm(v, generator=generator)[pick.choice([1, 5, 20]) :]] = -torch.inf
     sized = ModelHead.of_size(v, 1, 1)
     return GuardedHead(
         weight.to(head.weight.dtype),

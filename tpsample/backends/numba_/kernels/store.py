@@ -167,6 +167,27 @@ def list_kept(start, stop, part, arguments):
     for i in range(num_rows):
         threshold = filter_threshold(bounds[i, 0], top_k[i], tops[i], step[i])
         store_waiting(shared, waiting, i, threshold, top_k[i], first, computed)
+        if top_k[i] > 0:
+            stored = (memory.processed if len(memory.processed) else memory.raw)[
+                memory.stored_rows[i], weight.start : weight.stop
+            ]
+            list_masked(
+                stored, weight.first_id + weight.start, first[memory.stored_rows[i]], top_k[i]
+            )
+
+
+@jit()
+def list_masked(logits, first_id, first, top_k):
+    """Add masked tokens to a list of first order words that has all others, until it is full.
+
+    Args:
+        logits: of a row, from id first_id on; the others are as in `list_kept`.
+    """
+    for j in range(len(logits)):
+        if first[0] > 0:
+            return
+        if logits[j] == F32(-np.inf):
+            push(first, top_k, pack(logits[j], first_id + j))
 
 
 @jit()
