@@ -259,6 +259,11 @@ def test_the_cut_in_a_bin(twins, mass):
         search = cuts_of(plain).bin_of(bins, limit, share)
         assert (search.prefix == BINS)[numbers].all() == (tenths >= 10 or not len(plain.logits[0]))
         words = cuts_of(plain).words_of_bin(search.prefix, len(plain.logits[0]) or 1)
+        bound, both = cuts_of(plain).words_in_bin(bins, limit, share, mass=mass), 2 * words[:, 0]
+        assert (both <= bound)[numbers].all() and (bound <= (1 + mass / 9) * both)[numbers].all()
+        for rows in twins.kernels:
+            its = cuts_of(rows).words_in_bin(bins, limit, share, mass=mass)
+            assert equal(its[numbers], bound[numbers])
         listed = torch.stack([words, words])
         cut, left = cuts_of(plain).cut_of(search, listed, ties, mass=mass)
         assert not left.any()

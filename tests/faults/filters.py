@@ -165,6 +165,18 @@ tpsample/filters/kept_sets.py
     - if not self.one_of_greedy:
     + if True:
     > test_processed_logprobs_of_rows_made_greedy_are_of_all_ids
+    a bin of many words is not listed
+    - wanted = [bound if bound <= most else LISTED for bound in bounds]
+    + wanted = [min(bound, LISTED) for bound in bounds]
+    > test_flat_rows_are_searched_by_lists[torch-1]
+    each rank has room for the words of all
+    - 2 * max(LISTED, n) // (1 + world_size)
+    + 2 * max(LISTED, n)
+    > test_flat_rows_are_searched_by_lists[torch-2]
+    a few words take the room of many
+    - max(1, *(min(n, 2 * max(LISTED, n)
+    + max(1, *(min(LISTED, 2 * max(LISTED, n)
+    > test_bytes_and_memory_follow_the_sizes_that_fit
 tpsample/backends/torch_/cuts.py
     masses of kept sets are of one rank
     - mass, sizes = masses.sum(dim=0)
@@ -196,6 +208,10 @@ tpsample/backends/torch_/cuts.py
     a list of a greedy row is bounded by its top_p
     - bounded = (end + 1 < COUNTED_BINS) & rows.noise.random.squeeze(1)
     + bounded = end + 1 < COUNTED_BINS
+    a bin is taken to have the fewest words of its mass
+    - words = (tokens_per_mass(bins.device)[1, place] * words)
+    + words = (tokens_per_mass(bins.device)[0, place] * words)
+    > test_the_cut_in_a_bin
     a search keeps no ties
     - return torch.where(keep_ties > 0, cut & ~word.TOKEN_MASK, cut)
     + return cut
@@ -746,6 +762,9 @@ tpsample/backends/numba_/kernels/cuts.py
     - reached = larger(wanted, I64(1)) <= whole if len(share) else wanted < whole
     + reached = wanted <= whole
     > test_the_cut_in_a_bin
+    native: a bin is taken to have the fewest words of its mass
+    - number = I64(math.floor(F32(number) * per_mass[1, index]))
+    + number = I64(math.floor(F32(number) * per_mass[0, index]))
     native: what another rank did not list is not missed
     - left[row] |= listed[rank, row, 0] >= width
     + left[row] = listed[rank, row, 0] >= width

@@ -181,7 +181,7 @@ def _told_of(
     """Return the logprobs of a call, or None, its kept sets, and how many searches it took."""
     batch = SamplingBatch.from_params(requests, vocab_size=V, kept_cap=cap)
     batch.temperature[3:5] = 0.0
-    with patch.object(Cuts, "bin_of", autospec=True, side_effect=Cuts.bin_of) as bins:
+    with patch.object(Cuts, "search_bins", autospec=True, side_effect=Cuts.search_bins) as bins:
         if method is None:
             out: Any = rows.sampler()(rows.hidden_states, batch, rows.positions)
         else:

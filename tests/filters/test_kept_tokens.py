@@ -2,20 +2,25 @@
 
 import math
 from dataclasses import fields
+from unittest.mock import patch
 
 import pytest
 import torch
 
-from tests.support.cases import uneven_shards
+from tests.support.cases import own_shard, uneven_shards
 from tests.support.filtered import Rows, V, grid, kinds_of_logits, masked, steps
 from tests.support.memory import cost_of
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 from tpsample import KeptSets, LMHeadSampler, SamplingBatch, SamplingParams
-from tpsample.core.order import BINS, order_words
-from tpsample.filters.kept_sets import LISTED
+from tpsample.backends.numba_.cuts import NativeCuts
+from tpsample.backends.torch_.cuts import Cuts
+from tpsample.core.order import BINS, bins_of, order_words
+from tpsample.filters import kept_sets
+from tpsample.filters.kept_sets import LISTED, MOST_LISTED
 
 KINDS = kinds_of_logits()
+CUTS = {"torch": Cuts, "numba": NativeCuts}
 SIZES = [[1, 3], *long([1, 2, 8])]
 
 
@@ -119,14 +124,47 @@ def test_bytes_and_memory_follow_the_sizes_that_fit():
     shards = uneven_shards(vocab_size, world_size)
     # The first ids are the likeliest, so the first shard holds all of every set that fits.
     widest = 100
+    bins = bins_of(logits[None], logits[:1], torch.ones(1))[0]
+    words = [int((bins == bins[request.top_k - 1]).sum()) for request in params]
     for sent, elements, kept in run_ranks(world_size, _costs, rows, cap):
         assert kept.overflow.tolist() == [k > cap for k in (5, 60, 100, 101, 3000, 7, 8, 9)]
         # The largest logit, the token, mass and size, and the words of the set.
         of_words = 8 * (world_size - 1) * (1 + 1 + 2 + widest) * count
         of_sums = (world_size - 1) * 4 * BINS * count  # numbers of tokens, to each peer
-        of_lists = 8 * (world_size - 1) * (1 + 2 * LISTED // (1 + world_size)) * count
+        listed = max(min(number, 2 * LISTED // (1 + world_size)) for number in words)
+        of_lists = 8 * (world_size - 1) * (1 + listed) * count
         assert sent == of_words + of_sums + of_lists
         assert elements <= 1.1 * count * max(map(len, shards))
+
+
+def _without_digits(rows: Rows, backend: str) -> tuple[int, KeptSets | None]:
+    """How many words have room at most, and the sets."""
+    head = rows.head(own_shard(rows.vocab_size, even=True))
+    sampler, kind = LMHeadSampler(**head | {"backend": backend}), CUTS[backend]
+    listed = patch.object(kind, "search_bins", autospec=True, side_effect=kind.search_bins)
+    digits = patch.object(kept_sets, "_by_digits", side_effect=AssertionError("digits"))
+    with digits, listed as searches:
+        out = sampler(rows.hidden_states, rows.batch, rows.positions)
+    return max(call.args[3] for call in searches.call_args_list), out.kept
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+def test_flat_rows_are_searched_by_lists(backend, world_size):
+    """A bin of normal logits has more words than one rank lists where it knows no bound."""
+    logits = torch.randn(32768, generator=torch.Generator().manual_seed(2))
+    words = bins_of(logits[None], logits.max()[None], torch.ones(1))[0].bincount()
+    assert LISTED < words.max() < MOST_LISTED * len(logits)
+    requests = [{"top_p": 0.5}, {"top_p": 0.9}, {"top_k": 9000}, {"top_k": 20000, "top_p": 0.8}]
+    params = [SamplingParams(seed=seed, **request) for seed, request in enumerate(requests)]
+    rows = Rows([logits], params, kept_cap=len(logits))
+    sizes = rows.kept_mask().sum(dim=1).tolist()
+    assert min(sizes) > 4000
+    of_rank = 2 * int(words.max()) // (1 + world_size)
+    for room, kept in run_ranks(world_size, _without_digits, rows, backend):
+        assert 0.8 * of_rank < room < 1.1 * of_rank
+        assert kept.sizes.tolist() == sizes
+        _assert_is_the_oracles(kept, rows, len(logits))
 
 
 def test_no_cap_reports_nothing():

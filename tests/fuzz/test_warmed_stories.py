@@ -22,6 +22,7 @@ from tests.support.tiers import long
 from tests.support.virtual import small_tiles
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams
 from tpsample.core.rules import ENDING
+from tpsample.filters import kept_sets
 from tpsample.request.kinds import KINDS, Kind
 from tpsample.request.row_filter import MAX_TOP_WORDS, MAX_WEIGHED_WORDS
 
@@ -115,7 +116,8 @@ def _new_launches(seed: int, steps: int, way: str) -> set[Launch]:
     with patch("tpsample.core.tensors.READ_ON", ()), listed(run_them=True) as warm, filled():
         drawn = {"num_samples": most, "num_drafts": most} if most else {}
         sampler.warm_up(*([kinds] if way == "kinds" else []), **drawn)
-    with _only(kinds), listed(run_them=True) as later:
+    as_on_a_gpu = patch.object(kept_sets, "readable", return_value=False)
+    with as_on_a_gpu, _only(kinds), listed(run_them=True) as later:
         story = Story(pick, ranks.head, ranks, theme, max_rows=4, name=f"seed {seed}")
         story.run(steps).require_none_wrong(f"a warmed sampler, {', '.join(kinds)}")
     assert later

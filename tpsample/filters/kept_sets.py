@@ -8,12 +8,12 @@ These two are searched for, unless the first words over all ranks hold every set
 Where the host may read the device, one exchange sums a histogram over 512 even steps of y: 4 KB per
 row. The masses of the steps bound how many tokens a top_p keeps. If these are few in all rows, one
 exchange gathers them, and every rank has the sets. Else it gathers the words of the step in which
-the limit is reached, for at most 4 KB per row. A row with too many words in that step goes on by
-digits, and in fixed rounds every row does: the ranks
-sum a histogram of the next digit's weights, 256 integers per row, and the cut has the digit in
-which the running sum reaches the limit. A logit has 32 bits, so that ends after four rounds,
-whatever the logits. These histograms are those of radix select. The last ones are gathered. So each
-rank knows how many of its tokens with the last logit are kept, which it finds by itself.
+the limit is reached, for at most 4 KB per row; on a CPU the histogram first says how many these may
+be. A row with too many words in that step goes on by digits, and in fixed rounds every row does:
+the ranks sum a histogram of the next digit's weights, 256 integers per row, and the cut has the
+digit in which the running sum reaches the limit. A logit has 32 bits, so that ends after four
+rounds, whatever the logits. These histograms are those of radix select. The last ones are gathered.
+So each rank knows how many of its tokens with the last logit are kept, which it finds by itself.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ import torch
 from torch import Tensor
 
 from tpsample.backends import cuts_of
-from tpsample.backends.torch_.cuts import LastDigits, OtherEnds
+from tpsample.backends.torch_.cuts import Cuts, LastDigits, OtherEnds
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core import word
 from tpsample.core.order import BINS, DIGIT_BITS, Search
 from tpsample.core.rules import TOP_K
+from tpsample.core.tensors import readable
 from tpsample.filters.thresholds import thresholds_of, thresholds_of_first
 from tpsample.output import KeptSets
 from tpsample.ranks.ranks import Ranks
@@ -40,6 +41,9 @@ LISTED = 512
 """Words of a row's bin for which one rank has room. Several ranks have room for up to twice as many
 together, because their parts are uneven. In 76 rows of real logits the bin in which a top_p up to
 0.99 ends had at most 350 words at T = 1, and up to 795 at T = 1.5."""
+MOST_LISTED = 1 / 16
+"""The part of the vocabulary that is listed at most, where the host knows how many words a bin may
+have. The fullest bin of normal logits has 1 / 40 of them at T = 1."""
 
 
 class Cut(NamedTuple):
@@ -314,7 +318,8 @@ def _in_a_bin(
         least, of_greedy: as in `Cuts.cut_of`.
         mass: whether a token's weight is its mass, or one.
     """
-    cuts, room = cuts_of(rows), 2 * LISTED // (1 + ranks.world_size)
+    cuts = cuts_of(rows)
+    room = _room(cuts, bins, limit, share, ranks.world_size, mass=mass)
     search, own = cuts.search_bins(bins, limit, room, share)
     listed = ranks.gather_integers(own)
     cut, left = cuts.cut_of(search, listed, keep_ties, mass=mass, least=least, of_greedy=of_greedy)
@@ -330,6 +335,18 @@ def _in_a_bin(
             words = some.last_cut(least[index].maximum(words), of_greedy=kept)
         cut[index] = words
     return cut
+
+
+def _room(
+    cuts: Cuts, bins: Tensor, limit: Tensor, share: Tensor | None, world_size: int, *, mass: bool
+) -> int:
+    """Return for how many words of a row's bin each rank has room; the same on every rank."""
+    wanted = [LISTED]
+    if readable(bins.device):
+        most = max(LISTED, int(cuts.rows.vocab_size * MOST_LISTED))
+        bounds = cuts.words_in_bin(bins, limit, share, mass=mass).tolist()
+        wanted = [bound if bound <= most else LISTED for bound in bounds]
+    return max(1, *(min(n, 2 * max(LISTED, n) // (1 + world_size)) for n in wanted))
 
 
 def _by_digits(

@@ -18,6 +18,7 @@ from tpsample.core import word
 from tpsample.core.order import BINS, DIGITS, Search, tokens_per_mass
 
 NO_SHARE = NONE.astype(np.float64)
+NO_MASSES = np.empty((0, BINS), np.float32)
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,14 @@ class NativeCuts(Cuts):
         of_rows = arrays_of((rows.largest, rows.noise.temperature))
         kernels.list_ends(*given, number, *of_rows, cut, room)
         return from_numpy(cut), from_numpy(room)
+
+    def words_in_bin(
+        self, bins: Tensor, limit: Tensor, share: Tensor | None = None, *, mass: bool
+    ) -> Tensor:
+        words, shares = np.empty(len(bins), np.int64), NO_SHARE if share is None else share
+        per_mass = tokens_per_mass(bins.device) if mass else NO_MASSES
+        kernels.words_in_bin(*arrays_of((bins.long(), limit, shares, per_mass)), words)
+        return from_numpy(words)
 
     def search_bins(
         self, bins: Tensor, limit: Tensor, count: int, share: Tensor | None = None

@@ -419,6 +419,24 @@ class Cuts:
         prefix = (BINS - 1 - search.prefix).where(reached, BINS)
         return search._replace(prefix=prefix)
 
+    def words_in_bin(
+        self, bins: Tensor, limit: Tensor, share: Tensor | None = None, *, mass: bool
+    ) -> Tensor:
+        """Return at most how many words the ranks have together in `bin_of` each row.
+
+        Args:
+            mass: whether `bins` are masses, or numbers.
+
+        Returns:
+            int64 [F]; of masses it is 0 from `COUNTED_BINS` on, where they bound nothing.
+        """
+        index = self.bin_of(bins, limit, share).prefix
+        place = index.clamp(max=BINS - 1)
+        words = bins.gather(1, place.unsqueeze(1)).squeeze(1).to(torch.int64)
+        if mass:
+            words = (tokens_per_mass(bins.device)[1, place] * words).floor().to(torch.int64)
+        return words.where(index < BINS, 0)
+
     def search_bins(
         self, bins: Tensor, limit: Tensor, count: int, share: Tensor | None = None
     ) -> tuple[Search, Tensor]:

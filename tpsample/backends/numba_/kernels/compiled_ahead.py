@@ -131,6 +131,7 @@ def entries(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]
         (passes.least_words, (FLOATS, FLOATS, DOUBLES, INTS)),
         (passes.last_cuts, (FLOATS, FLOATS, *[INTS] * 3)),
         (cuts.list_ends, (INTS_2, INTS, DOUBLES, FLOATS_2, int64, FLOATS, FLOATS, INTS, INTS)),
+        (cuts.words_in_bin, (INTS_2, INTS, DOUBLES, FLOATS_2, INTS)),
         (cuts.cuts_of_bins, (INTS_3, PAIR, INTS, types.bool_, TRIPLE, PAIR, INTS, BOOLS)),
         (cuts.set_sizes, (*SIZED, *SIZES)),
         (laws.find_laws, (INTS_3, INTS_2, FLOATS, INTS_2, STATUS, FLOATS_2, FLOATS_2, INTS_2)),

@@ -133,25 +133,52 @@ def list_ends(bins, total, share, per_mass, number, top, temperature, cut, room)
         cut[row] = least_word(top[row], safe_temperature(temperature[row]), y)
 
 
-@jit(in_parts=True, allocates=True)
-def search_bins(start, stop, part, arguments):
-    """Find the bin of each row in which a sum reaches its limit, and list its order words.
+@jit()
+def search_of(bins, limit, share, row):
+    """Return the numbers of `Cuts.bin_of`, in the order of `Search`.
 
     Args:
         bins: int64 [F, BINS], of all ranks.
         limit: int64 [F] >= 1; or, with shares, the mass to take that share of.
         share: float64 [F], or no rows.
+    """
+    wanted = mass_limit(limit[row], share[row]) if len(share) else limit[row]
+    index, before, whole = bin_reached(bins[row], wanted)
+    reached = larger(wanted, I64(1)) <= whole if len(share) else wanted < whole
+    return index if reached else BINS, before, smaller(wanted, whole)
+
+
+@jit(entry=True)
+def words_in_bin(bins, limit, share, per_mass, words):
+    """Bound how many words are in a bin of each row; twin: `Cuts.words_in_bin`.
+
+    Args:
+        bins, limit, share: of `search_of`.
+        per_mass: fp32 [2, BINS], of `tpsample.core.order.tokens_per_mass`; no rows for numbers.
+        words: int64 [F], out.
+    """
+    for row in range(len(words)):
+        index, _, _ = search_of(bins, limit, share, row)
+        number = bins[row, index] if index < BINS else I64(0)
+        if len(per_mass) and index < BINS:
+            number = I64(math.floor(F32(number) * per_mass[1, index]))
+        words[row] = number
+
+
+@jit(in_parts=True, allocates=True)
+def search_bins(start, stop, part, arguments):
+    """Find the bin of each row in which a sum reaches its limit, and list its order words.
+
+    Args:
+        sums, limit, share: of `search_of`.
         search: int64 [3, F], out: the fields of the `Search` that `Cuts.bin_of` returns.
         out: int64 [F, 1 + count], zeros: how many words there are, and some of them.
     """
     stored, top, sums, limit, share, search, out = arguments
     num_ids, room, bins = stored.logits.shape[1], out.shape[1], np.empty(BLOCK, I32)
     for row in stored.rows[start:stop]:
-        wanted = mass_limit(limit[row], share[row]) if len(share) else limit[row]
-        index, before, whole = bin_reached(sums[row], wanted)
-        reached = larger(wanted, I64(1)) <= whole if len(share) else wanted < whole
-        index = index if reached else BINS
-        search[0, row], search[1, row], search[2, row] = index, before, smaller(wanted, whole)
+        index, before, wanted = search_of(sums, limit, share, row)
+        search[0, row], search[1, row], search[2, row] = index, before, wanted
         logits, number = stored.logits[row], I64(0)
         per_logit = bins_per_logit(stored.temperature[row])
         for base in range(0, num_ids, BLOCK):
