@@ -45,8 +45,8 @@ tpsample/integrations/transformers.py
     + if False:
     > test_rows_have_requests_of_their_own_with_any_version
     seeds beside requests of generate are dropped
-    - elif seeds is not None or logits_processor:
-    + elif logits_processor:
+    - if seeds is not None or logits_processor:
+    + if logits_processor:
     a row of generate without a token has a text
     - return ends | self._failed.any()
     + return ends

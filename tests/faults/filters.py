@@ -174,8 +174,8 @@ tpsample/filters/kept_sets.py
     + 2 * max(LISTED, n)
     > test_flat_rows_are_searched_by_lists[torch-2]
     a few words take the room of many
-    - max(1, *(min(n, 2 * max(LISTED, n)
-    + max(1, *(min(LISTED, 2 * max(LISTED, n)
+    - max([1, *(min(n, 2 * max(LISTED, n)
+    + max([1, *(min(LISTED, 2 * max(LISTED, n)
     > test_bytes_and_memory_follow_the_sizes_that_fit
 tpsample/backends/torch_/cuts.py
     masses of kept sets are of one rank

@@ -346,7 +346,7 @@ def _room(
         most = max(LISTED, int(cuts.rows.vocab_size * MOST_LISTED))
         bounds = cuts.words_in_bin(bins, limit, share, mass=mass).tolist()
         wanted = [bound if bound <= most else LISTED for bound in bounds]
-    return max(1, *(min(n, 2 * max(LISTED, n) // (1 + world_size)) for n in wanted))
+    return max([1, *(min(n, 2 * max(LISTED, n) // (1 + world_size)) for n in wanted)])
 
 
 def _by_digits(

@@ -101,39 +101,14 @@ def generate(
         prompts = Prompts.of(input_ids, mask, getattr(generation_config, "_mask_length", None))
         if params is None:
             check_version("transformers", transformers.__version__)
-        elif seeds is not None or logits_processor:
-            given = ["seeds"] * (seeds is not None) + [
-                type(processor).__name__ for processor in logits_processor
-            ]
-            raise UnsupportedParameter(
-                f"params: expected neither seeds nor logits processors beside it, got "
-                f"{', '.join(given)}; set fields of params and "
-                "model.generation_config = GenerationConfig()"
-            )
-        if seeds is not None and not generation_config.do_sample:
-            raise UnsupportedParameter(
-                "seeds: do_sample=False takes the most likely tokens and draws none; pass "
-                "do_sample=True, or leave seeds out"
-            )
-        if seeds is not None and not isinstance(seeds, Sequence):
-            raise TypeError(f"seeds: expected one per row, such as [1, 2], got {describe(seeds)}")
-        seeds = [None] * rows if seeds is None else list(seeds)
-        if len(seeds) != rows:
-            raise ValueError(f"seeds: expected one per row, {rows}, got {len(seeds)}")
-        requests: dict[str, Any] = {"params": params, "prompt_token_ids": prompts.rows}
-        if params is None:
-            how = {"do_sample": generation_config.do_sample, "prompts": prompts, "seeds": seeds}
+            own_seeds = _seeds_of_rows(seeds, rows, drawn=generation_config.do_sample)
             with named_as_given(logits_processor):
-                requests = requests_of(logits_processor, **how)
-        with named_as_given(logits_processor if params is None else ()):
-            batch = SamplingBatch.from_params(
-                **requests, vocab_size=len(head.weight), device=head.weight.device
-            )
-        if any(request.asks_logprobs for request in batch.requests):
-            raise UnsupportedParameter(
-                "params: logprobs and logprob_token_ids are not supported, because generate "
-                "returns token ids alone; leave them out"
-            )
+                how = {"do_sample": generation_config.do_sample, "prompts": prompts}
+                requests = requests_of(logits_processor, seeds=own_seeds, **how)
+        else:
+            _check_alone(seeds, logits_processor)
+            requests = {"params": params, "prompt_token_ids": prompts.rows}
+        batch = _batch_of(head, requests, () if params is not None else logits_processor)
         if sampler is not None:
             head.check_sampler(sampler)
     own = head.sampler(max_rows=rows) if sampler is None else head.rebind_sampler(sampler)
@@ -158,6 +133,47 @@ def generate(
 def sampler_of(model: Any, max_rows: int) -> LMHeadSampler:
     """Return a sampler for several calls of `generate` with up to `max_rows` rows. Collective."""
     return TransformersHead(model).sampler(max_rows=max_rows)
+
+
+def _seeds_of_rows(seeds: Any, rows: int, *, drawn: bool) -> list[int | None]:
+    """Return one seed, or None, per row; `drawn` says whether rows draw at all."""
+    if seeds is None:
+        return [None] * rows
+    if not drawn:
+        raise UnsupportedParameter(
+            "seeds: do_sample=False takes the most likely tokens and draws none; pass "
+            "do_sample=True, or leave seeds out"
+        )
+    if not isinstance(seeds, Sequence):
+        raise TypeError(f"seeds: expected one per row, such as [1, 2], got {describe(seeds)}")
+    if len(seeds) != rows:
+        raise ValueError(f"seeds: expected one per row, {rows}, got {len(seeds)}")
+    return list(seeds)
+
+
+def _check_alone(seeds: Any, logits_processor: Any) -> None:
+    """Refuse what stands beside `params` and says the same in another way."""
+    if seeds is not None or logits_processor:
+        given = ["seeds"] * (seeds is not None)
+        given += [type(processor).__name__ for processor in logits_processor]
+        raise UnsupportedParameter(
+            f"params: expected neither seeds nor logits processors beside it, got "
+            f"{', '.join(given)}; set fields of params and "
+            "model.generation_config = GenerationConfig()"
+        )
+
+
+def _batch_of(head: TransformersHead, requests: dict[str, Any], named: Any) -> SamplingBatch:
+    """Return the rows of a call, whose errors name what the logits processors `named` set."""
+    vocab_size, device = len(head.weight), head.weight.device
+    with named_as_given(named):
+        batch = SamplingBatch.from_params(**requests, vocab_size=vocab_size, device=device)
+    if any(request.asks_logprobs for request in batch.requests):
+        raise UnsupportedParameter(
+            "params: logprobs and logprob_token_ids are not supported, because generate "
+            "returns token ids alone; leave them out"
+        )
+    return batch
 
 
 class _Drawn:
