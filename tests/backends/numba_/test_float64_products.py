@@ -108,12 +108,17 @@ def test_one_small_weight_takes_the_proof_away(size, rows, dtype):
 @ROWS
 @pytest.mark.parametrize("other", [math.inf, -math.inf, math.nan])
 def test_a_weight_that_is_not_finite_takes_the_proof_of_its_neighbours(other, rows, dtype):
-    """Their sum is beside a midpoint of fp32 numbers, by less than float64 can tell."""
-    hidden, weight = torch.tensor([[2.0**24, 1.0, 2.0**-60]] * rows), torch.ones(20, 3)
-    weight[11, 1] = other
+    """The sum of one is beside a midpoint of fp32 numbers, by less than float64 can tell; without
+    it and the weight that is not finite, all sums of 16-bit weights are proved."""
+    hidden, small = torch.tensor([[2.0**24, 1.0, 2.0**-10]] * rows), 2.0**-24
+    assert products(hidden, torch.ones(20, 3).to(dtype))[2].all() == (dtype != torch.float32)
     expected = np.full((rows, 20), 2.0**24 + 2, F32)
     expected[:, 11] = other if other < 0 else math.nan
-    assert np.array_equal(products(hidden, weight.to(dtype))[3], expected, equal_nan=True)
+    for neighbour in {*range(20)} - {11}:
+        weight = torch.ones(20, 3)
+        weight[11, 1], weight[neighbour, 2] = other, small
+        found = products(hidden, weight.to(dtype))[3]
+        assert np.array_equal(found, expected, equal_nan=True), neighbour
 
 
 @ROWS

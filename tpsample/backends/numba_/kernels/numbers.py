@@ -189,17 +189,27 @@ def largest_size(values):
 
 
 @jit()
-def least_and_largest(numbers, first, size):
+def least_and_largest(numbers, begin, step, size):
     """Return the least absolute value of some weights but 0, and the largest, as fp32 numbers.
 
     The least is +inf if there is none, and so is the largest if one is a NaN. Bits are compared,
     because one instruction compares those of 16 numbers of 16 bits.
+
+    Args:
+        begin, step: uint64, where the first of four runs begins, and how far the next one is.
+        size: of each run.
     """
-    part, kind = numbers[first : first + size], numbers.dtype.type
+    second, third, fourth = begin + step, begin + U64(2) * step, begin + U64(3) * step
+    kind = numbers.dtype.type
     least, most = size_bits(kind(0), -1), size_bits(kind(0), 0)  # 0 becomes the largest integer
     for d in range(size):
-        least = smaller(least, size_bits(part[d], -1))
-        most = larger(most, size_bits(part[d], 0))
+        at = U64(d)
+        a, b = numbers[begin + at], numbers[second + at]
+        c, e = numbers[third + at], numbers[fourth + at]
+        least = smaller(least, smaller(size_bits(a, -1), size_bits(b, -1)))
+        least = smaller(least, smaller(size_bits(c, -1), size_bits(e, -1)))
+        most = larger(most, larger(size_bits(a, 0), size_bits(b, 0)))
+        most = larger(most, larger(size_bits(c, 0), size_bits(e, 0)))
     low = as_fp32(bits_as(size_bits(bits_as(least, kind), 1), kind))
     high = as_fp32(bits_as(most, kind))
     return low if low > F32(0) else F32(np.inf), high if high == high else F32(np.inf)

@@ -328,26 +328,26 @@ def multiply_scaled(weight, block, i, apart, count, products):
 
 @jit()
 def bound_sums(weight, block, i, apart, count, rows, rows_ratio, products):
-    """Find how far the float64 sums of some ids are off, over ‖h‖; return their largest ‖w‖ / q_w.
+    """Find how far the float64 sums of some ids are off, over ‖h‖; return a bound of ‖w‖ / q_w.
 
     Args:
-        i, apart, count: the first of the ids, how far the next one is from it, and how many.
+        i, apart, count: the ids, as `ids_of_turn` returns them.
         rows_ratio: the largest ‖h‖ / q_h; see `float64_products`.
     """
-    largest, alone = 0.0, len(products.hidden) == 1
+    stride = U64(weight.stride)
+    begin, step = U64(block.local + i) * stride, U64(apart) * stride
+    least, most = least_and_largest(weight.numbers, begin, step, products.size)
+    norm = 1.01 * math.sqrt(products.size) * most
+    ratio = norm / quantum_of(least, weight.fraction_bits)
+    error = 0.0 if rows_ratio * ratio <= 2.0**53 else 1.01 * UNIT_64 * products.size * norm
     for k in range(count):
-        id_ = i + k * apart
-        first = (block.local + id_) * weight.stride
-        least, most = least_and_largest(weight.numbers, first, products.size)
-        norm = 1.01 * math.sqrt(products.size) * most
-        ratio = norm / quantum_of(least, weight.fraction_bits)
-        largest = larger(largest, ratio)
-        error = 0.0 if rows_ratio * ratio <= 2.0**53 else 1.01 * UNIT_64 * products.size * norm
-        products.squares[block.lane + id_] = error
-        if alone and not math.isfinite(most):  # `scaled` weights are finite
+        lane = block.lane + i + k * apart
+        products.squares[lane] = error
+        if len(products.hidden) == 1 and not math.isfinite(most):  # `scaled` weights are finite
+            first = (block.local + i + k * apart) * weight.stride
             total, _ = dot_64(weight.numbers, first, rows.hidden[0])
-            products.values[0, block.lane + id_] = total
-    return largest
+            products.values[0, lane] = total
+    return ratio
 
 
 @jit()
@@ -360,23 +360,22 @@ def float64_products(weight, block, rows, products):
 
         ‖h‖ ‖w‖ <= 2^53 q_h q_w      ‖w‖ <= sqrt(D) max |w|
 
-    where q_h divides all numbers of a row, and q_w those of an id. Other sums are off by
-    D u ‖h‖ ‖w‖ (1 + D u) at most. 1 % covers the roundings here.
+    where q_h divides all numbers of a row, and q_w those of the ids of a turn. Other sums are off
+    by D u ‖h‖ ‖w‖ (1 + D u) at most. 1 % covers the roundings here.
     """
-    rows_ratio, largest, count = 0.0, 0.0, block.count
+    rows_ratio, largest, apart = 0.0, 0.0, block.count // 4
     products.values[:], products.squares[:] = 0, 0
     for i in range(len(rows.norms)):
         rows_ratio = larger(rows_ratio, rows.norms[i] / rows.quanta[i])
-    if len(products.hidden) > 1:
+    several = len(products.hidden) > 1
+    if several:
         multiply(weight, block, products)
-        largest = bound_sums(weight, block, 0, 1, count, rows, rows_ratio, products)
-    else:
-        apart = count // 4
-        for i in range(count - 3 * apart):
-            ids = ids_of_turn(i, apart)
+    for i in range(block.count - 3 * apart):
+        ids = ids_of_turn(i, apart)
+        if not several:
             multiply_scaled(weight, block, *ids, products)
-            ratio = bound_sums(weight, block, *ids, rows, rows_ratio, products)
-            largest = larger(largest, ratio)
+        ratio = bound_sums(weight, block, *ids, rows, rows_ratio, products)
+        largest = larger(largest, ratio)
     for i in range(len(rows.norms)):
         products.proved[i] = rows.norms[i] * largest <= 2.0**53 * rows.quanta[i]
 
