@@ -12,12 +12,13 @@ from tests.support.filtered import Rows, V, grid, kinds_of_logits, masked, steps
 from tests.support.memory import cost_of
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
-from tpsample import KeptSets, LMHeadSampler, SamplingBatch, SamplingParams
+from tpsample import KeptSets, LMHeadSampler, SamplingBatch, SamplingParams, reference
 from tpsample.backends.numba_.cuts import NativeCuts
 from tpsample.backends.torch_.cuts import Cuts
 from tpsample.core.order import BINS, bins_of, order_words
 from tpsample.filters import kept_sets
 from tpsample.filters.kept_sets import LISTED, MOST_LISTED
+from tpsample.ranks.ranks import MAX_PAYLOAD
 
 KINDS = kinds_of_logits()
 CUTS = {"torch": Cuts, "numba": NativeCuts}
@@ -165,6 +166,27 @@ def test_flat_rows_are_searched_by_lists(backend, world_size):
         assert 0.8 * of_rank < room < 1.1 * of_rank
         assert kept.sizes.tolist() == sizes
         _assert_is_the_oracles(kept, rows, len(logits))
+
+
+@pytest.mark.parametrize(("sharp", "is_long"), [(20, True), (300, False)])
+def test_one_flat_row_among_many_is_left_to_digits(sharp, is_long):
+    """The others would have its room, too. In a small message they have it."""
+    flat = torch.randn(32768, generator=torch.Generator().manual_seed(2))
+    logits = torch.stack([30 * flat] * sharp + [flat])
+    params = [SamplingParams(seed=row, top_p=0.9) for row in range(1 + sharp)]
+    batch = SamplingBatch.from_params(params, vocab_size=32768, kept_cap=32768)
+    sampler = LMHeadSampler(torch.zeros(32768, 1), backend="numba", group="alone", max_rows=400)
+    find = patch.object(
+        NativeCuts, "search_bins", autospec=True, side_effect=NativeCuts.search_bins
+    )
+    with find as searches:
+        kept = sampler.sample_logits(logits, batch, 0).kept
+    (room,) = (call.args[3] for call in searches.call_args_list)
+    assert (room > LISTED) == is_long and room * len(logits) <= max(MAX_PAYLOAD, LISTED * 301)
+    mask = reference.kept_mask(
+        logits[-2:], SamplingBatch.from_params(params[-2:], vocab_size=32768)
+    )
+    assert kept is not None and kept.sizes[-2:].tolist() == mask.sum(dim=1).tolist()
 
 
 def test_no_cap_reports_nothing():

@@ -29,7 +29,6 @@ from tpsample.request.kinds import KINDS, Kind
 from tpsample.request.params import LogprobsMode
 
 V, D = 400, 16
-
 OTHERS = {
     "plain": {"temperature": 0.0},
     "top_k": {"top_k": 50},

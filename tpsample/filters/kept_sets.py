@@ -33,7 +33,7 @@ from tpsample.core.rules import TOP_K
 from tpsample.core.tensors import readable
 from tpsample.filters.thresholds import thresholds_of, thresholds_of_first
 from tpsample.output import KeptSets
-from tpsample.ranks.ranks import Ranks
+from tpsample.ranks.ranks import MAX_PAYLOAD, Ranks
 from tpsample.request.filters import RowFilters, Thresholds, index_of
 from tpsample.request.row_filter import MAX_WEIGHED_WORDS, behind
 
@@ -43,7 +43,7 @@ together, because their parts are uneven. In 76 rows of real logits the bin in w
 0.99 ends had at most 350 words at T = 1, and up to 795 at T = 1.5."""
 MOST_LISTED = 1 / 16
 """The part of the vocabulary that is listed at most, where the host knows how many words a bin may
-have. The fullest bin of normal logits has 1 / 40 of them at T = 1."""
+have. The fullest bin of standard normal logits has 1 / 40 of them at T = 1."""
 
 
 class Cut(NamedTuple):
@@ -340,13 +340,21 @@ def _in_a_bin(
 def _room(
     cuts: Cuts, bins: Tensor, limit: Tensor, share: Tensor | None, world_size: int, *, mass: bool
 ) -> int:
-    """Return for how many words of a row's bin each rank has room; the same on every rank."""
+    """Return for how many words of a row's bin each rank has room; the same on every rank.
+
+    All rows have the room of one. So a few rows that need much are left to digits, where the room
+    of all would make the message too large.
+    """
     wanted = [LISTED]
     if readable(bins.device):
         most = max(LISTED, int(cuts.rows.vocab_size * MOST_LISTED))
         bounds = cuts.words_in_bin(bins, limit, share, mass=mass).tolist()
         wanted = [bound if bound <= most else LISTED for bound in bounds]
-    return max([1, *(min(n, 2 * max(LISTED, n) // (1 + world_size)) for n in wanted)])
+    rooms = [min(n, 2 * max(LISTED, n) // (1 + world_size)) for n in wanted]
+    room = max([1, *rooms])
+    if room * len(rooms) > max(MAX_PAYLOAD, 2 * sum(rooms)):
+        return min(room, 2 * LISTED // (1 + world_size))
+    return room
 
 
 def _by_digits(
