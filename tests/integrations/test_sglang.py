@@ -15,7 +15,6 @@ from tpsample import SamplingBatch, SamplingParams, UnsupportedParameter, refere
 from tpsample.integrations import sglang
 from tpsample.integrations.sglang import (
     LEFT_TO_SGLANG,
-    REFUSED,
     REFUSED_OF_REQUEST,
     SAMPLED,
     check_request,
@@ -26,6 +25,15 @@ from tpsample.integrations.sglang import (
 README = Path(sglang.__file__).with_name("README.md")
 HIDDEN = torch.randn(2, D, generator=torch.Generator().manual_seed(4))
 CAP = 8
+
+REFUSED = {
+    **dict.fromkeys(("frequency_penalty", "presence_penalty", "min_new_tokens"), 0),
+    **dict.fromkeys(("logit_bias", "json_schema", "regex", "ebnf", "structural_tag")),
+    **dict.fromkeys(("custom_params", "watermark", "beam_width")),
+    "repetition_penalty": 1,
+    "ebnf_full_assistant": False,
+}
+"""Fields that SGLang applies to logits of all tokens, with the value that asks for nothing."""
 
 ASKS_FOR_NOTHING = {
     **dict.fromkeys((*SAMPLED, *LEFT_TO_SGLANG)),

@@ -68,6 +68,14 @@ def test_a_field_that_is_not_honoured_is_refused_by_name(name):
         to_params(Request(**{name: [1]}), V, MODE)
 
 
+def test_a_field_of_a_later_vllm_is_refused_where_a_request_sets_it(monkeypatch):
+    monkeypatch.setitem(fakes.ASKS_FOR_NOTHING, "top_a", 0.5)
+    monkeypatch.setitem(fakes.ASKS_FOR_NOTHING, "_top_a_of_the_front_end", None)
+    assert to_params(Request(_top_a_of_the_front_end=0.2), V, MODE) == SamplingParams()
+    with pytest.raises(UnsupportedParameter, match=r"^top_a: not .* does not know the field$"):
+        to_params(Request(top_a=0.2), V, MODE)
+
+
 @pytest.mark.parametrize(
     ("request_", "told"),
     [

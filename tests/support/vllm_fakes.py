@@ -26,7 +26,7 @@ class Int8Method:
     """A product of another kind."""
 
 
-_ASKS_FOR_NOTHING: dict[str, Any] = {
+ASKS_FOR_NOTHING: dict[str, Any] = {
     "temperature": 1.0,
     "repetition_penalty": 1.0,
     "top_p": 1.0,
@@ -44,12 +44,19 @@ _ASKS_FOR_NOTHING: dict[str, Any] = {
     ),
 }
 
+_PROPERTIES = ("all_stop_token_ids", "eos_token_id", "bad_words_token_ids")
+"""Attributes whose fields are called by the same name with an underscore."""
+
 
 class Request(SimpleNamespace):
     """`vllm.SamplingParams`, as the front end completes it."""
 
     def __init__(self, **given: Any) -> None:
-        super().__init__(**(_ASKS_FOR_NOTHING | given))
+        super().__init__(**(ASKS_FOR_NOTHING | given))
+
+    @property
+    def __struct_fields__(self) -> tuple[str, ...]:
+        return tuple(f"_{name}" if name in _PROPERTIES else name for name in vars(self))
 
     @property
     def num_logprobs(self) -> int | None:

@@ -41,25 +41,8 @@ LEFT_TO_SGLANG = (
 )
 """Fields that SGLang honours outside its sampler."""
 
-REFUSED: dict[str, Any] = {
-    "frequency_penalty": 0,
-    "presence_penalty": 0,
-    "repetition_penalty": 1,
-    "min_new_tokens": 0,
-    "logit_bias": None,
-    "json_schema": None,
-    "regex": None,
-    "ebnf": None,
-    "ebnf_full_assistant": False,
-    "structural_tag": None,
-    "custom_params": None,
-    "watermark": None,
-    "beam_width": None,
-}
-"""Fields that SGLang applies to logits of all tokens, with the value that asks for nothing."""
-
 REFUSED_OF_REQUEST = ("return_logprob", "custom_logit_processor")
-"""The same of a whole request. A server without LoRA refuses a `lora_path` by itself."""
+"""Of a whole request. A server without LoRA refuses a `lora_path` by itself."""
 
 _SRT = "sglang.srt."
 _WHOLE = ("grammar_mask", "logit_bias", "acc_additive_penalties", "acc_scaling_penalties")
@@ -269,7 +252,7 @@ def check_request(request: Any) -> None:
     for name in params.__struct_fields__:
         if name in SAMPLED or name in LEFT_TO_SGLANG:
             continue
-        if getattr(params, name) != REFUSED.get(name, getattr(unset, name)):
+        if getattr(params, name) != getattr(unset, name):
             raise UnsupportedParameter(f"{name}: not supported with tpsample")
     try:
         params_of(request)

@@ -1,8 +1,8 @@
 """A request of vLLM as one of ours: every field is honoured, left to vLLM, or refused by name.
 
 `vllm.SamplingParams` has more fields than sampling needs. Those of `SAMPLED` become fields of
-ours. Those of `LEFT_TO_VLLM` work as ever, because vLLM honours them outside its sampler. Those of
-`REFUSED` would be dropped, so a request that sets one is ended at once, and the log says why.
+ours. Those of `LEFT_TO_VLLM` work as ever, because vLLM honours them outside its sampler. All
+others would be dropped, so a request that sets one is ended at once, and the log says why.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ REFUSED = {
 }
 """Field by field, why a request that sets it is refused."""
 
+_NEW = "this version of the adapter does not know the field"
+
 
 def to_params(request: Any, vocab_size: int, logprobs_mode: LogprobsMode) -> SamplingParams:
     """Return our request for vLLM's.
@@ -62,10 +64,7 @@ def to_params(request: Any, vocab_size: int, logprobs_mode: LogprobsMode) -> Sam
         UnsupportedParameter: (a ValueError) a field that is not honoured, by name.
         TypeError, ValueError: a value that we cannot take.
     """
-    for name, reason in REFUSED.items():
-        value = getattr(request, name)
-        if value is not None and value is not False:
-            raise UnsupportedParameter(f"{name}: not supported with tpsample: {reason}")
+    _check_all_fields(request)
     held_back = sorted(request.all_stop_token_ids)
     # With ids of its own a request is told theirs and the drawn token's, not the most likely.
     chosen = request.logprob_token_ids or None
@@ -91,6 +90,19 @@ def to_params(request: Any, vocab_size: int, logprobs_mode: LogprobsMode) -> Sam
     )
     params.check_vocab(vocab_size)
     return params
+
+
+def _check_all_fields(request: Any) -> None:
+    """Refuse what a request sets and nobody honours, be it a field of a later vLLM."""
+    for name in request.__struct_fields__:
+        if name.startswith("_") or name in SAMPLED or name in LEFT_TO_VLLM:
+            continue  # with an underscore vLLM speaks to itself
+        value = getattr(request, name)
+        is_new = name not in REFUSED
+        if value is None or value is False or (is_new and value == getattr(type(request)(), name)):
+            continue
+        reason = _NEW if is_new else REFUSED[name]
+        raise UnsupportedParameter(f"{name}: not supported with tpsample: {reason}")
 
 
 def end_of(request: Any, vocab_size: int) -> int:
