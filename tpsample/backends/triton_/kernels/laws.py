@@ -47,27 +47,6 @@ PLAIN_SHIFT, SHARE_BITS = Constant(residual.PLAIN_SHIFT), Constant(residual.SHAR
 LOWEST, HIGHEST = Constant(float("-inf")), Constant(float("inf"))
 
 
-class Logits(NamedTuple):
-    """Where the logits of the target are, and those of the drafter."""
-
-    target_ptr: tl.tensor  # [B · S, V_local] fp32
-    stride_target: tl.tensor
-    draft_ptr: tl.tensor | None  # [B, K, V_local], or None if the drafts were certain
-    stride_draft_b: tl.tensor | None
-    stride_draft_k: tl.tensor | None
-    num_positions: tl.tensor  # S
-
-
-class LawRows(NamedTuple):
-    """The numbers of the laws of each row and position, [B, S]."""
-
-    temperature_ptr: tl.tensor  # fp32
-    top_ptr: tl.tensor  # fp32
-    draft_top_ptr: tl.tensor  # fp32
-    cut_ptr: tl.tensor  # int64
-    drafts_ptr: tl.tensor  # int64, -1 where there is no draft
-
-
 class ShardBlocks(NamedTuple):
     """The ids of this rank, and the blocks of them that the program takes."""
 
@@ -119,16 +98,10 @@ def numbered_block(shard, number, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def target_address(logits, place):
-    """Where the target's logits at a row and position begin."""
-    return logits.target_ptr + place.to(tl.int64) * logits.stride_target
-
-
-@triton.jit
-def draft_address(logits, row, index):
+def draft_address(draft_ptr, stride_draft_b, stride_draft_k, row, index):
     """Where the drafter's logits for one draft of a row begin."""
-    first = row.to(tl.int64) * logits.stride_draft_b + index.to(tl.int64) * logits.stride_draft_k
-    return logits.draft_ptr + first
+    first = row.to(tl.int64) * stride_draft_b + index.to(tl.int64) * stride_draft_k
+    return draft_ptr + first
 
 
 @triton.jit
@@ -138,18 +111,9 @@ def load_logits(address, block):
 
 
 @triton.jit
-def target_law(logits, laws, place):
-    """The `Law` of the target at a row and position."""
-    row = mass_row(tl.load(laws.top_ptr + place), tl.load(laws.temperature_ptr + place))
-    return Law(target_address(logits, place), row)
-
-
-@triton.jit
-def draft_law(logits, laws, place):
-    """The `Law` of the drafter at a row and position that has a draft."""
-    row = mass_row(tl.load(laws.draft_top_ptr + place), tl.load(laws.temperature_ptr + place))
-    positions = logits.num_positions
-    return Law(draft_address(logits, place // positions, place % positions), row)
+def law_of(address, top_ptr, temperature_ptr, place):
+    """The `Law` of logits at an address, with the numbers of a row and position."""
+    return Law(address, mass_row(tl.load(top_ptr + place), tl.load(temperature_ptr + place)))
 
 
 @triton.jit
@@ -277,18 +241,18 @@ def law_tops_kernel(
 ):
     """The largest order words of target and drafter. Grid: (programs, B · (S + K))."""
     shard = shard_of(vocab_start, lead, width, blocks_each, BLOCK)
-    logits = Logits(
-        target_ptr, stride_target, draft_ptr, stride_draft_b, stride_draft_k, num_positions
-    )
     row = tl.program_id(1) // (num_positions + num_drafts)
     index = tl.program_id(1) % (num_positions + num_drafts)
+    target = target_ptr + (row * num_positions + index).to(tl.int64) * stride_target
     if draft_ptr is None:
-        best = best_of_law(target_address(logits, row * num_positions + index), shard, BLOCK)
+        best = best_of_law(target, shard, BLOCK)
     else:
         if index < num_positions:
-            best = best_of_law(target_address(logits, row * num_positions + index), shard, BLOCK)
+            best = best_of_law(target, shard, BLOCK)
         else:
-            best = best_of_law(draft_address(logits, row, index - num_positions), shard, BLOCK)
+            index -= num_positions
+            draft_at = draft_address(draft_ptr, stride_draft_b, stride_draft_k, row, index)
+            best = best_of_law(draft_at, shard, BLOCK)
     tl.atomic_max(tops_ptr + tl.program_id(1), best, sem="relaxed")
 
 
@@ -317,10 +281,6 @@ def law_sums_kernel(
 ):
     """The sums of both laws, and the masses of the drafts. Grid: (programs, B · S)."""
     shard = shard_of(vocab_start, lead, width, blocks_each, BLOCK)
-    logits = Logits(
-        target_ptr, stride_target, draft_ptr, stride_draft_b, stride_draft_k, num_positions
-    )
-    laws = LawRows(temperature_ptr, top_ptr, draft_top_ptr, cut_ptr, drafts_ptr)
     place, rows = tl.program_id(1), tl.num_programs(1)
     sums = sums_ptr + place
     draft = tl.load(drafts_ptr + place)
@@ -329,7 +289,9 @@ def law_sums_kernel(
         column < tl.minimum(shard.last * BLOCK - lead, width)
     )
 
-    target, mark = target_law(logits, laws, place), mark_with_nan(tl.load(cut_ptr + place))
+    address = target_ptr + place.to(tl.int64) * stride_target
+    target = law_of(address, top_ptr, temperature_ptr, place)
+    mark = mark_with_nan(tl.load(cut_ptr + place))
     high_sum, low_sum = tl.zeros((BLOCK // 8,), tl.int32), tl.zeros((BLOCK // 8,), tl.int32)
     for number in range(shard.first, shard.last):
         block = numbered_block(shard, number, BLOCK)
@@ -345,7 +307,9 @@ def law_sums_kernel(
 
     if draft_ptr is not None:  # noqa: SIM102
         if draft >= 0:
-            other = draft_law(logits, laws, place)
+            row, index = place // num_positions, place % num_positions
+            draft_at = draft_address(draft_ptr, stride_draft_b, stride_draft_k, row, index)
+            other = law_of(draft_at, draft_top_ptr, temperature_ptr, place)
             high_sum, low_sum = tl.zeros((BLOCK // 8,), tl.int32), tl.zeros((BLOCK // 8,), tl.int32)
             for number in range(shard.first, shard.last):
                 block = numbered_block(shard, number, BLOCK)
@@ -390,20 +354,18 @@ def residual_kernel(
 ):
     """The best score of a draw from each residual, and its sum. Grid: (programs, B · N)."""
     shard = shard_of(vocab_start, lead, width, blocks_each, BLOCK)
-    logits = Logits(
-        target_ptr, stride_target, draft_ptr, stride_draft_b, stride_draft_k, num_positions
-    )
-    laws = LawRows(temperature_ptr, top_ptr, draft_top_ptr, cut_ptr, drafts_ptr)
     at, rows = tl.program_id(1), tl.num_programs(1)
     row, index = at // num_places, tl.load(place_ptr + at).to(tl.int32)
     place = row * num_positions + index
     draft, draft_weight = tl.load(drafts_ptr + place), tl.load(weights_ptr + rows + at)
-    law, weight = target_law(logits, laws, place), tl.load(weights_ptr + at)
+    address = target_ptr + place.to(tl.int64) * stride_target
+    law, weight = law_of(address, top_ptr, temperature_ptr, place), tl.load(weights_ptr + at)
     mark = mark_with_nan(tl.load(cut_ptr + place))
     if draft_ptr is None:
         own_share = draft_weight  # TOP_MASS · weight / 2^40
     else:
-        other = draft_law(logits, laws, place)
+        draft_at = draft_address(draft_ptr, stride_draft_b, stride_draft_k, row, index)
+        other = law_of(draft_at, draft_top_ptr, temperature_ptr, place)
     one = tl.arange(0, 1)
     seed, position = tl.load(seed_ptr + row + one), tl.load(position_ptr + row + one)
     r0, r1, r2 = row_stream(seed, position + index, index, DOMAIN_RECOVERY)
