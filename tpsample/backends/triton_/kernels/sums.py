@@ -3,7 +3,6 @@
 Twins: the methods of `tpsample.backends.torch_.passes` that serve the same purpose.
 """
 
-import triton
 import triton.language as tl
 
 from tpsample.backends.triton_.kernels.constant import Constant
@@ -266,36 +265,6 @@ def best_kept_kernel(
         tl.atomic_add(out + num_samples + 1, number_of_all, sem="relaxed")
 
 
-@triton.jit
-def keep_first(
-    first_ptr,
-    temperature_ptr,
-    most_ptr,
-    share_ptr,
-    least_ptr,
-    least_of_total_ptr,
-    total_ptr,
-    count,
-    BLOCK: tl.constexpr,
-):
-    """A row's first order words [BLOCK], their masses, which are kept, and the first of all."""
-    row = tl.program_id(0)
-    offs = tl.arange(0, BLOCK)
-    orders = tl.load(first_ptr + row * count + offs, mask=offs < count, other=0)
-    first = tl.max(orders, axis=0)
-    temperature = tl.load(temperature_ptr + row)
-    within = (orders > 0) & (offs < tl.load(most_ptr + row))
-    in_total = within & (orders >= tl.load(least_of_total_ptr + row))
-    mass = tl.where(within, masses(value_of(orders), mass_row(value_of(first), temperature)), 0)
-    total = tl.sum(tl.where(in_total, mass, 0), axis=0)
-    if total_ptr is not None:
-        given = tl.load(total_ptr + row)
-        total = tl.where(given >= 0, given, total)
-    limit = mass_limit(total, tl.load(share_ptr + row))
-    kept = within & (orders >= tl.load(least_ptr + row))
-    return orders, mass, kept & (tl.cumsum(mass, axis=0) - mass < limit), first
-
-
 @row_kernel
 def top_words_kernel(
     # inputs
@@ -321,11 +290,25 @@ def top_words_kernel(
 ):
     """The best score among the kept of a row's first tokens, and where these end. Grid: (F,)."""
     row = tl.program_id(0)
-    orders, mass, kept, first = keep_first(
-        first_ptr, temperature_ptr, most_ptr, share_ptr, least_ptr, least_of_total_ptr, total_ptr,
-        count, BLOCK,
-    )  # fmt: skip
+
+    # which of the first tokens are kept
+    offs = tl.arange(0, BLOCK)
+    orders = tl.load(first_ptr + row * count + offs, mask=offs < count, other=0)
+    first = tl.max(orders, axis=0)
+    temperature = tl.load(temperature_ptr + row)
+    within = (orders > 0) & (offs < tl.load(most_ptr + row))
+    in_total = within & (orders >= tl.load(least_of_total_ptr + row))
     logits = value_of(orders)
+    mass = tl.where(within, masses(logits, mass_row(value_of(first), temperature)), 0)
+    total = tl.sum(tl.where(in_total, mass, 0), axis=0)
+    if total_ptr is not None:
+        given = tl.load(total_ptr + row)
+        total = tl.where(given >= 0, given, total)
+    limit = mass_limit(total, tl.load(share_ptr + row))
+    kept = within & (orders >= tl.load(least_ptr + row))
+    kept = kept & (tl.cumsum(mass, axis=0) - mass < limit)
+
+    # the best score among them
     ids = ((orders & TOKEN_MASK) ^ TOKEN_MASK).to(tl.int32)
     draw = load_draw(seed_ptr, position_ptr, temperature_ptr, row)
     is_nan = ((first >> TOKEN_BITS) & KEY_MASK) == KEY_NAN
@@ -337,9 +320,12 @@ def top_words_kernel(
         if cut_ptr is not None:
             drawn = tl.max(tl.where((words == best) & (best > 0), orders, 0), axis=0)
             tl.store(drawn_ptr + place, tl.where(is_nan, 0, drawn))
+
+    # where they end
     if cut_ptr is not None:
         kept = kept & ~is_nan
         cut = tl.min(tl.where(kept, orders, ABOVE_ALL), axis=0)
+        # Keeping the temperature from above takes 6 registers: an SM then runs 3 programs, not 4.
         cut = tl.where(tl.load(temperature_ptr + row) >= GREEDY_BELOW, cut, first)
         tl.store(cut_ptr + row, tl.where(value_of(first) > float("-inf"), cut, ABOVE_ALL))
         tl.store(held_ptr + 2 * row, tl.sum(tl.where(kept, mass, 0), axis=0))
