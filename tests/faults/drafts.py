@@ -161,8 +161,8 @@ tpsample/backends/numba_/kernels/laws.py
     > test_every_stage_finds_the_integers_of_the_definition[numba-block-torch.float32]
 tpsample/backends/triton_/kernels/drafts.py
     a kernel drafts by the noise of another index
-    - row_stream(draw.seed, draw.position, sample, DOMAIN)
-    + row_stream(draw.seed, draw.position, 0, DOMAIN)
+    - block_scores(logits.to(tl.float32), first_id, draw, sample, DOMAIN)
+    + block_scores(logits.to(tl.float32), first_id, draw, 0, DOMAIN)
     > test_words_of_drafts_are_those_of_the_definition[triton-0-torch.float32]
 tpsample/backends/numba_/kernels/drafts.py
     a native kernel drafts by the noise of tokens

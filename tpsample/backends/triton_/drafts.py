@@ -18,7 +18,7 @@ def draft_words(logits: Tensor, first_id: int, noise: RowNoise, sample: int, dom
         logits = logits if logits.stride(1) == 1 else logits.contiguous()
         launch_kernel(
             draft_kernel,
-            (-(-(lead + width) // BLOCK), num_rows),
+            (num_rows, -(-(lead + width) // BLOCK)),
             logits_ptr=logits,
             stride_logits=logits.stride(0),
             seed_ptr=noise.seed,

@@ -82,13 +82,6 @@ def shard_of(vocab_start, lead, width, blocks_each, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def block_of(vocab_start, lead, width, BLOCK: tl.constexpr):
-    """The `Columns` of a program that takes one block of its row."""
-    shard = shard_of(vocab_start, lead, width, 1, BLOCK)
-    return numbered_block(shard, shard.first, BLOCK)
-
-
-@triton.jit
 def numbered_block(shard, number, BLOCK: tl.constexpr):
     """The `Columns` of a block of the shard."""
     first_column = number * BLOCK - shard.lead

@@ -14,6 +14,7 @@ from tpsample.backends.triton_.kernels.constant import STEP_NUMBERS, Constant
 from tpsample.backends.triton_.kernels.decode import KEY_MINUS_INF
 from tpsample.backends.triton_.kernels.head import KEY_NAN, TOKEN_BITS, TOKEN_MASK, max_or_nan, pack
 from tpsample.backends.triton_.kernels.noise import (
+    DOMAIN_TOKEN,
     KEY0,
     KEY1,
     fma,
@@ -107,19 +108,11 @@ def add_up(address, numbers):
 
 
 @triton.jit
-def load_block(
-    logits_ptr,
-    stride_logits,
-    vocab_start,
-    lead,
-    width,
-    BLOCK: tl.constexpr,
-    OTHER: tl.constexpr = MASKED,
-):
+def load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK: tl.constexpr):
     """`load_nth_block` of the program. Grid: (F, blocks): programs that run at the same time are of
     many rows, because those of one row would wait for each other where they add to its bins."""
     block = tl.program_id(1)
-    return load_nth_block(logits_ptr, stride_logits, vocab_start, lead, width, block, BLOCK, OTHER)
+    return load_nth_block(logits_ptr, stride_logits, vocab_start, lead, width, block, BLOCK)
 
 
 @triton.jit
@@ -133,7 +126,7 @@ def load_nth_block(
     BLOCK: tl.constexpr,
     OTHER: tl.constexpr = MASKED,
 ):
-    """Returns a block of the program's row: fp32 logits [BLOCK], OTHER outside the shard; their
+    """Returns a block of the program's row: its logits [BLOCK], OTHER outside the shard; their
     ids, int32; whether these are of the shard; and the first id, a multiple of 4.
 
     The first block begins `lead` = vocab_start % 4 columns before the shard. `lead` is passed in,
@@ -259,10 +252,10 @@ def word_of_best(best):
 
 
 @triton.jit
-def block_scores(logits, first_id, draw, sample):
+def block_scores(logits, first_id, draw, sample, DOMAIN: tl.constexpr = DOMAIN_TOKEN):
     """fp32 scores of a block of one row, whose first id is a multiple of 4."""
     scale, gain = row_scale(draw.temperature)
-    r0, r1, r2 = row_stream(draw.seed, draw.position, sample)
+    r0, r1, r2 = row_stream(draw.seed, draw.position, sample, DOMAIN)
     quads = first_id // 4 + tl.arange(0, logits.shape[0] // 4)
     noise = noise_tile(quads, r0, r1, r2).reshape(logits.shape)
     return fma(logits, scale, noise * gain)
