@@ -19,16 +19,16 @@ class Push(NamedTuple):
     """The arguments by which the LM-head kernel writes words to its peers, equal in every step.
 
     Attributes:
-        arrive: int32 [num_chunks, max_rows], zero between steps.
-        epoch: int64 [1].
-        lost: int64 [4]; see `tpsample.backends.triton_.kernels.inbox`.
-        inboxes: int64 [world_size], addresses of every rank's inbox.
+        arrive_ptr: int32 [num_chunks, max_rows], zero between steps.
+        epoch_ptr: int64 [1].
+        lost_ptr: int64 [4]; see `tpsample.backends.triton_.kernels.inbox`.
+        inboxes_ptr: int64 [world_size], addresses of every rank's inbox.
     """
 
-    arrive: Tensor
-    epoch: Tensor
-    lost: Tensor
-    inboxes: Tensor
+    arrive_ptr: Tensor
+    epoch_ptr: Tensor
+    lost_ptr: Tensor
+    inboxes_ptr: Tensor
     num_chunks: int
     rank: int
     world_size: int

@@ -211,7 +211,8 @@ class TritonBackend(Backend):
             "BLOCK_E": tile.block_e(num_samples != 1, masks, edits),
             "OVERLAP": self._overlap,
             "PREFETCH": 0 if given else self._prefetch(tile),
-            **push_arguments(push),
+            **(dict.fromkeys(Push._fields) if push is None else push._asdict()),
+            "BLOCK_W": push and triton.next_power_of_2(push.world_size),
             **({} if controlled else _OFF),
             **({} if stores else _NOTHING_STORED),
             "listed_ptr": screen and screen.listed_ptr,
@@ -234,18 +235,3 @@ class TritonBackend(Backend):
             return 0
         columns = min(tile.num_stages * tile.block_d, weight.shape[1])
         return columns * weight.itemsize // 16 * 16
-
-
-def push_arguments(push: Push | None) -> dict[str, Any]:
-    """Return what `lm_head_kernel` takes of an exchange in the kernel; without one, None each."""
-    return {
-        "arrive_ptr": push and push.arrive,
-        "epoch_ptr": push and push.epoch,
-        "lost_ptr": push and push.lost,
-        "inboxes_ptr": push and push.inboxes,
-        "num_chunks": push and push.num_chunks,
-        "rank": push and push.rank,
-        "world_size": push and push.world_size,
-        "max_rows": push and push.max_rows,
-        "BLOCK_W": push and triton.next_power_of_2(push.world_size),
-    }
