@@ -92,13 +92,19 @@ class TritonCuts(Cuts):
     ) -> tuple[Search, Tensor]:
         """Return `following_digits`, or where there is no digit before only the digits."""
         bins, found = self.empty_digits(1, mass=mass)[0] if empty is None else empty
+        # Where masses have no shares, other numbers are not read, so that both are one kernel.
+        shares = search.limit.view(torch.float64) if share is None else share
         self.rows.launch_programs(
             digit_kernel,
             temperature_ptr=self.rows.temperature,
             top_ptr=self.rows.top,
             row_done_ptr=self.rows.done,
             before_ptr=bins if before is None else before,
-            **_search_arguments(search, share, mass=mass),
+            prefix_ptr=search.prefix,
+            reached_ptr=search.reached,
+            limit_ptr=search.limit.contiguous(),
+            share_ptr=shares if mass else None,
+            shares=int(share is not None),
             has_digit=int(before is not None),
             least_ptr=search.prefix if least is None else least.contiguous(),
             bins_ptr=bins,
@@ -158,7 +164,7 @@ class TritonCuts(Cuts):
     ) -> tuple[Search, Tensor]:
         if not self.rows.logits.shape[1]:
             return super().search_bins(bins, limit, count, share)
-        search = _search(bins.shape[0], limit)
+        search = Search(*limit.new_empty(3, bins.shape[0]).unbind())
         words = self._listed(
             count,
             bins_ptr=bins,
@@ -320,19 +326,6 @@ _NO_BIN: dict[str, Any] = {**dict.fromkeys(_POINTERS), "stride_bins": 0, "stride
 """Arguments of a list that neither ends at a cut nor has a bin."""
 
 
-def _search_arguments(search: Search, share: Tensor | None, *, mass: bool) -> dict[str, Any]:
-    """Return the arguments by which a kernel reads a search. Where masses have no shares, any other
-    numbers stand for them and are not read, so that both are one kernel."""
-    shares = search.limit.view(torch.float64) if share is None else share
-    return {
-        "prefix_ptr": search.prefix,
-        "reached_ptr": search.reached,
-        "limit_ptr": search.limit.contiguous(),
-        "share_ptr": shares if mass else None,
-        "shares": int(share is not None),
-    }
-
-
 def _last_search(
     search: Search, last: LastDigits, keep_ties: Tensor, ends: OtherEnds | None
 ) -> dict[str, Any]:
@@ -354,8 +347,3 @@ def _last_search(
         "num_sources": last.bins.shape[0],
         "place": last.place,
     }
-
-
-def _search(rows: int, like: Tensor) -> Search:
-    """Return a search whose numbers are to be written."""
-    return Search(*like.new_empty(3, rows).unbind())

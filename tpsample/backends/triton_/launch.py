@@ -128,7 +128,11 @@ class TritonBackend(Backend):
         """Return the arguments of a step that stores logits, in tiles of so many ids."""
         samples, tile_words = step.noise.num_samples, step.tile_words
         if samples and (tile_words is None or tile_words.size != size):
-            tile_words = step.tile_words = self._tile_words(step, samples, size)
+            count = len(step.batch.plan.stored_list)
+            tiles = -(-(self._shard.start % 4 + self._num_ids) // size)
+            first = self._scratch.take("first words of tiles", torch.int64, count, tiles)
+            best = self._scratch.take("best words of tiles", torch.int64, count, samples, tiles)
+            tile_words = step.tile_words = TileWords(first, best, size)
         return {
             "logits_ptr": logits,
             "stride_logits_b": logits.stride(0),
@@ -138,14 +142,6 @@ class TritonBackend(Backend):
             "tile_best_ptr": tile_words and tile_words.best,
             "stride_words": tile_words and tile_words.first.stride(0),
         }
-
-    def _tile_words(self, step: Step, num_samples: int, size: int) -> TileWords:
-        """Return memory for the words of tiles of so many ids."""
-        count = len(step.batch.plan.stored_list)
-        tiles = -(-(self._shard.start % 4 + self._num_ids) // size)
-        first = self._scratch.take("first words of tiles", torch.int64, count, tiles)
-        best = self._scratch.take("best words of tiles", torch.int64, count, num_samples, tiles)
-        return TileWords(first, best, size)
 
     def _tile_of(self, num_rows: int, edits: bool, stores: bool, given: bool, listed: bool) -> Tile:
         """Return the tile that overrides the table, or the table's.

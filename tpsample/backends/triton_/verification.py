@@ -107,34 +107,27 @@ class TritonVerification(Verification):
         Args:
             parts: by how much blocks and programs are smaller. A program takes as many logits.
         """
-        count, blocks_each = self.rows.count_of(BLOCK), self.rows.blocks_each(rows)
+        shard, draft = self.rows, self.draft
+        count, blocks_each = shard.count_of(BLOCK), shard.blocks_each(rows)
         if not count:
             return
         launch_kernel(
             kernel,
             (triton.cdiv(count, blocks_each), rows),
-            **self._law_arguments,
+            target_ptr=shard.logits,
+            stride_target=shard.logits.stride(0),
+            draft_ptr=draft,
+            stride_draft_b=None if draft is None else draft.stride(0),
+            stride_draft_k=None if draft is None else draft.stride(1),
+            num_positions=self.drafts.shape[1],
+            vocab_start=shard.first_id,
+            lead=shard.first_id % 4,
+            width=shard.logits.shape[1],
             **arguments,
             blocks_each=parts * blocks_each,
             BLOCK=BLOCK // parts,
             num_warps=NUM_WARPS // parts,
         )
-
-    @property
-    def _law_arguments(self) -> dict[str, Any]:
-        """The arguments by which a kernel finds the logits of both laws."""
-        rows, draft = self.rows, self.draft
-        return {
-            "target_ptr": rows.logits,
-            "stride_target": rows.logits.stride(0),
-            "draft_ptr": draft,
-            "stride_draft_b": None if draft is None else draft.stride(0),
-            "stride_draft_k": None if draft is None else draft.stride(1),
-            "num_positions": self.drafts.shape[1],
-            "vocab_start": rows.first_id,
-            "lead": rows.first_id % 4,
-            "width": rows.logits.shape[1],
-        }
 
     def _numbers(self, laws: Laws) -> dict[str, Any]:
         """The arguments by which a kernel finds the numbers of the laws."""
