@@ -15,14 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tpsample.backends.torch_ import logprobs as plain
-from tpsample.backends.torch_.logprobs import ListedWords
+from tpsample.backends.torch_.logprobs import ListedWords, log_totals
 from tpsample.backends.torch_.passes import (
     GROUP,
     SetOfFirst,
     ShardLogits,
     Verdict,
 )
-from tpsample.backends.triton_ import logprobs
 from tpsample.backends.triton_.kernels.best_scores import (
     before_kernel,
     best_scores_kernel,
@@ -30,6 +29,13 @@ from tpsample.backends.triton_.kernels.best_scores import (
     merge_best_kernel,
 )
 from tpsample.backends.triton_.kernels.cuts import last_cut_kernel
+from tpsample.backends.triton_.kernels.logprobs import (
+    few_words_kernel,
+    listed_words_kernel,
+    own_words_kernel,
+    told_logprobs_kernel,
+    weighed_words_kernel,
+)
 from tpsample.backends.triton_.kernels.order import group_first_kernel, group_words_kernel
 from tpsample.backends.triton_.kernels.sums import (
     best_kept_kernel,
@@ -60,6 +66,8 @@ PROGRAMS_PER_SM, MOST_BLOCKS = 5, 8
 program computes the numbers of its row and adds up its threads, so fewer programs do less."""
 MOST_GROUPS = 4096
 """Groups among which a kernel finds the best ones itself, where it takes few of them."""
+MOST_LOGPROBS = 256
+"""Words of a row that a program tells of. All ids of a vocabulary are told of by plain PyTorch."""
 
 
 class TritonShardLogits(ShardLogits):
@@ -419,26 +427,96 @@ class TritonShardLogits(ShardLogits):
         return sums
 
     def own_words(self, count: int, token_ids: Tensor, first: Tensor | None = None) -> Tensor:
-        if not self.logits.shape[1] or max(count, token_ids.shape[1]) > logprobs.MOST:
+        num_rows, num_ids = token_ids.shape
+        if not self.logits.shape[1] or max(count, num_ids) > MOST_LOGPROBS:
             return super().own_words(count, token_ids, first)
+        words = token_ids.new_empty(num_rows, count + num_ids)
+        arguments = self.shard_arguments | {
+            "ids_ptr": token_ids.contiguous(),
+            "words_ptr": words,
+            "count": count,
+            "num_ids": num_ids,
+        }
         if first is None and count <= FEW_LOGPROBS:
             groups, size = self._first_of_groups()
-            if groups.shape[1] <= MOST_GROUPS:
-                return logprobs.few_words(self.shard_arguments, groups, size, count, token_ids)
+            num_groups = groups.shape[1]
+            if num_groups <= MOST_GROUPS:
+                launch_kernel(
+                    few_words_kernel,
+                    (num_rows,),
+                    **arguments,
+                    first_ptr=groups.contiguous(),
+                    num_groups=num_groups,
+                    MOST=FEW_LOGPROBS,
+                    GROUP=size,
+                    GROUPS=next_power_of_2(num_groups),
+                    num_warps=8,
+                )
+                return words
         first = self.first_words(count) if first is None else first[:, :count]
-        return logprobs.own_words(self.shard_arguments, first, token_ids)
+        launch_kernel(
+            own_words_kernel,
+            (num_rows,),
+            **arguments,
+            first_ptr=first,
+            stride_first=first.stride(0),
+            BLOCK=block_for(max(count, num_ids)),
+            num_warps=1,
+        )
+        return words
 
     def listed_words(self, logprob_rows: LogprobRows, gathered: Tensor) -> ListedWords:
-        if gathered.shape[2] >= logprobs.MOST:
+        count, (num_sources, num_rows, width) = max(1, logprob_rows.top), gathered.shape
+        if width >= MOST_LOGPROBS:
             return plain.listed_words(safe_temperature(self.temperature)[0], logprob_rows, gathered)
-        return logprobs.listed_words(self.temperature, logprob_rows, gathered)
+        gathered, num_own = gathered.contiguous(), width - count
+        first = first_of(gathered, count)
+        top, shown_temperature = self.temperature.new_empty(2, num_rows).unbind()
+        own, marks = first.new_empty(num_rows, num_own), first.new_empty(num_rows, num_own + 1)
+        launch_kernel(
+            listed_words_kernel,
+            (num_rows,),
+            gathered_ptr=gathered,
+            first_ptr=first,
+            stride_first=first.stride(0),
+            temperature_ptr=self.temperature,
+            processed_ptr=logprob_rows.processed.contiguous(),
+            own_ptr=own,
+            top_ptr=top,
+            shown_temperature_ptr=shown_temperature,
+            marks_ptr=marks,
+            num_sources=num_sources,
+            count=count,
+            num_own=num_own,
+            BLOCK=block_for(num_own + 1),
+            num_warps=1,
+        )
+        return ListedWords(first, own, top, shown_temperature, marks)
 
     def weighed_words(
         self, logprob_rows: LogprobRows, first: Tensor, drawn: Tensor, cut: Tensor
     ) -> tuple[ListedWords, Tensor]:
-        if max(1, logprob_rows.top) + drawn.shape[1] >= logprobs.MOST:
+        count, (num_rows, num_drawn) = max(1, logprob_rows.top), drawn.shape
+        if count + num_drawn >= MOST_LOGPROBS:
             return super().weighed_words(logprob_rows, first, drawn, cut)
-        return logprobs.weighed_words(self.temperature, logprob_rows, first, drawn, cut)
+        top, shown_temperature = self.temperature.new_empty(2, num_rows).unbind()
+        sums = first.new_empty(num_rows, 3 + num_drawn)
+        launch_kernel(
+            weighed_words_kernel,
+            (num_rows,),
+            first_ptr=first,
+            drawn_ptr=drawn,
+            cut_ptr=cut,
+            temperature_ptr=self.temperature,
+            top_ptr=top,
+            shown_temperature_ptr=shown_temperature,
+            sums_ptr=sums,
+            num_words=first.shape[1],
+            count=count,
+            num_drawn=num_drawn,
+            BLOCK=MAX_WEIGHED_WORDS,
+        )
+        return ListedWords(first[:, :count], drawn, top, shown_temperature, sums[:, 2:]), sums
 
     def logprobs_of_words(
         self,
@@ -448,10 +526,47 @@ class TritonShardLogits(ShardLogits):
         cut: Tensor | None,
         sums: Tensor,
     ) -> Logprobs:
-        arguments = logprob_rows, sampled, words, cut, sums
-        if words.first.shape[1] + words.own.shape[1] >= logprobs.MOST:
-            return super().logprobs_of_words(*arguments)
-        return logprobs.logprobs_of_words(self.vocab_size, *arguments)
+        first = words.first
+        if first.shape[1] + words.own.shape[1] >= MOST_LOGPROBS:
+            return super().logprobs_of_words(logprob_rows, sampled, words, cut, sums)
+        (num_rows, num_drawn), num_chosen = sampled.shape, logprob_rows.chosen.shape[1]
+        width = num_drawn + logprob_rows.top + num_chosen
+        log_total = log_totals(sums[:, 0])  # torch's logarithms are those of the definition
+        token_ids, ranks = first.new_empty(2, num_rows, width).unbind()
+        values, entropies = log_total.new_empty(num_rows, width), torch.empty_like(log_total)
+        launch_kernel(
+            told_logprobs_kernel,
+            (num_rows,),
+            first_ptr=first,
+            stride_first=first.stride(0),
+            own_ptr=words.own,
+            top_ptr=words.top,
+            temperature_ptr=words.temperature,
+            sampled_ptr=sampled.contiguous(),
+            chosen_ptr=logprob_rows.chosen.contiguous(),
+            cut_ptr=cut,
+            sums_ptr=sums.contiguous(),
+            log_total_ptr=log_total,
+            as_logits_ptr=logprob_rows.as_logits.contiguous(),
+            top_of_ptr=logprob_rows.top_of.contiguous(),
+            token_ptr=token_ids,
+            value_ptr=values,
+            rank_ptr=ranks,
+            entropy_ptr=entropies,
+            count=first.shape[1],
+            num_drawn=num_drawn,
+            num_top=logprob_rows.top,
+            num_chosen=num_chosen,
+            vocab_size=self.vocab_size,
+            BLOCK=block_for(width),
+            num_warps=1,
+        )
+        return Logprobs(token_ids, values, ranks, entropies)
+
+
+def block_for(count: int) -> int:
+    """Return the size of a block for so many words; there are two, because each is a kernel."""
+    return FEW_LOGPROBS if count <= FEW_LOGPROBS else MOST_LOGPROBS
 
 
 _BLOCKS = {"BLOCK": BLOCK, "num_warps": NUM_WARPS}
