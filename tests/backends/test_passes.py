@@ -237,7 +237,7 @@ def test_spreads_are_those_of_the_definition(twins):
 
 def test_sums_down_to_a_word(twins):
     plain, cut, numbers = twins.plain, twins.cut, twins.numbers
-    sums = plain.moment_from(cut)
+    sums = plain.weigh(cut)
     some = plain.first_words(1).squeeze(1)  # a mark that is a word itself
     marks = torch.stack([cut, cut + (5 << word.TOKEN_BITS), torch.zeros_like(cut), some], dim=1)
     for rows in twins.kernels:

@@ -75,7 +75,7 @@ class _OverRanks:
         return self.ranks.sum_integers(self.rows.mass_from(self._lowest()))
 
     def total_moment(self) -> tuple[Tensor, Tensor]:
-        mass, moment = self.ranks.sum_integers(self.rows.moment_from(self._lowest())).unbind(1)
+        mass, moment = self.ranks.sum_integers(self.rows.weigh(self._lowest())).unbind(1)
         return mass, moment
 
     def least_of_mass(self, limit: Tensor) -> Tensor:

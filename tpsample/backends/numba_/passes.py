@@ -200,14 +200,12 @@ class NativeShardLogits(ShardLogits):
         rows.run(passes.weigh, self.largest, cut.unsqueeze(1), none, sums)
         return from_numpy(sums[:, :2])
 
-    def moment_from(self, cut: Tensor) -> Tensor:
-        return self.weigh(cut, cut.new_empty(len(cut), 0))
-
-    def weigh(self, cut: Tensor | None, marks: Tensor) -> Tensor:
-        rows, num_marks = marks.shape
-        sums = np.zeros((rows, 2 + num_marks), np.int64)
+    def weigh(self, cut: Tensor | None, marks: Tensor | None = None) -> Tensor:
+        rows = len(self.logits)
+        counted = np.empty((rows, 0), np.int64) if marks is None else marks
+        sums = np.zeros((rows, 2 + counted.shape[1]), np.int64)
         cuts = np.zeros(rows, np.int64) if cut is None else cut
-        self.run(passes.moment_from, self.largest, cuts, marks, sums)
+        self.run(passes.moment_from, self.largest, cuts, counted, sums)
         return from_numpy(sums)
 
     def listed_words(self, logprob_rows: LogprobRows, gathered: Tensor) -> ListedWords:

@@ -517,17 +517,6 @@ class ShardLogits:
         """Return the mass of the tokens down to a cut and their number, int64 [F, 2]."""
         return torch.stack([self.mass_from(cut), self.count_from(cut.unsqueeze(1))[:, 0]], dim=1)
 
-    def moment_from(self, cut: Tensor) -> Tensor:
-        """Return Σ q and Σ m of the tokens down to a cut, int64 [F, 2]: the entropy follows from
-        them."""
-        arguments = self.largest.unsqueeze(1), self.temperature.unsqueeze(1)
-        sums = cut.new_zeros(len(cut), 2)
-        for first_id, logits in self.tiles():
-            kept = order_words(logits, first_id) >= cut.unsqueeze(1)
-            pair = masses_and_moments(logits, *arguments)
-            sums += torch.stack([(weights * kept).sum(dim=1) for weights in pair], dim=1)
-        return sums
-
     def totals(self, cut: Tensor) -> Tensor:
         """Return the mass of the words >= cut, int64 [F], as [F, 1], or a lower and an upper bound
         of it, [F, 2], where upper ends of logits are stored."""
@@ -552,14 +541,22 @@ class ShardLogits:
             sums += spread_sums(logits, self.largest)
         return sums
 
-    def weigh(self, cut: Tensor | None, marks: Tensor) -> Tensor:
-        """Return int64 [F, 2 + C], `moment_from` of a cut and `count_from` of marks [F, C].
+    def weigh(self, cut: Tensor | None, marks: Tensor | None = None) -> Tensor:
+        """Return int64 [F, 2 + C]: Σ q and Σ m of the tokens down to a cut, from which the entropy
+        follows, and `count_from` of marks [F, C].
 
         Args:
             cut: int64 [F]; None takes all tokens.
+            marks: None for none.
         """
-        cut = marks.new_zeros(len(marks)) if cut is None else cut
-        return torch.cat([self.moment_from(cut), self.count_from(marks)], dim=1)
+        arguments = self.largest.unsqueeze(1), self.temperature.unsqueeze(1)
+        sums = self.logits.new_zeros(len(self.logits), 2, dtype=torch.int64)
+        cut = torch.zeros_like(sums[:, 0]) if cut is None else cut
+        for first_id, logits in self.tiles():
+            kept = order_words(logits, first_id) >= cut.unsqueeze(1)
+            pair = masses_and_moments(logits, *arguments)
+            sums += torch.stack([(weights * kept).sum(dim=1) for weights in pair], dim=1)
+        return sums if marks is None else torch.cat([sums, self.count_from(marks)], dim=1)
 
     def count_from(self, marks: Tensor) -> Tensor:
         """Return int64 [F, C], how many order words of this rank are >= each of `marks` [F, C]."""
@@ -597,7 +594,7 @@ class ShardLogits:
             top=words.top,
             rough=None,
         )
-        moments = rows.moment_from(torch.full_like(cut, word.LOWEST_DRAWABLE))
+        moments = rows.weigh(torch.full_like(cut, word.LOWEST_DRAWABLE))
         reached = kept.unsqueeze(2) & (first.unsqueeze(2) >= words.marks.unsqueeze(1))
         return words, torch.cat([moments, reached.sum(dim=1)], dim=1)
 

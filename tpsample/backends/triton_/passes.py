@@ -385,19 +385,18 @@ class TritonShardLogits(ShardLogits):
         return best
 
     def mass_from(self, cut: Tensor) -> Tensor:
-        return self._weigh(cut, cut.new_empty(cut.shape[0], 0), moments=False)[:, 0]
+        return self.weigh(cut, moments=False)[:, 0]
 
     def held_from(self, cut: Tensor) -> Tensor:
-        return self._weigh(cut, cut.unsqueeze(1), moments=False)
+        return self.weigh(cut, cut.unsqueeze(1), moments=False)
 
-    def moment_from(self, cut: Tensor) -> Tensor:
-        return self._weigh(cut, cut.new_empty(cut.shape[0], 0), moments=True)
-
-    def weigh(self, cut: Tensor | None, marks: Tensor) -> Tensor:
-        return self._weigh(cut, marks, moments=True)
-
-    def _weigh(self, cut: Tensor | None, marks: Tensor, *, moments: bool) -> Tensor:
-        sums = marks.new_zeros(len(marks), 1 + moments + marks.shape[1])
+    def weigh(
+        self, cut: Tensor | None, marks: Tensor | None = None, *, moments: bool = True
+    ) -> Tensor:
+        rows = self.logits.shape[0]
+        if marks is None:
+            marks = self.logits.new_empty(rows, 0, dtype=torch.int64)
+        sums = marks.new_zeros(rows, 1 + moments + marks.shape[1])
         self.launch_programs(
             mass_kernel,
             temperature_ptr=self.temperature,
