@@ -232,7 +232,6 @@ class LMHeadSampler(Sealed):
 
         Raises:
             TypeError, ValueError: a wrong or unknown argument, before anything is sent.
-            UnsupportedParameter: (a ValueError) filters or logprobs need a process group.
             RankMismatch: (a ValueError) with several ranks, in place of these, the same on every
                 rank: here on CPUs, by `check` on GPUs and with `peer` (`tpsample.agreement.step`).
             PeerLost: on CPUs, a rank did not answer within the timeout of the process group. On
@@ -304,7 +303,6 @@ class LMHeadSampler(Sealed):
 
         Raises:
             ValueError: an argument is wrong; raised before anything is sent.
-            UnsupportedParameter: (a ValueError) several ranks have no process group.
         """
         with self.agreement:
             self.agreement.check_on_all_ranks(
@@ -449,7 +447,6 @@ class LMHeadSampler(Sealed):
         Raises:
             Desync: ranks differ; it names those that differ from most.
             RankMismatch: another rank made another call, where ranks meet on the host.
-            UnsupportedParameter: several ranks have no process group.
         """
         with self.agreement:
             self.agreement.check_on_all_ranks(self.checks.compare, hidden_states)

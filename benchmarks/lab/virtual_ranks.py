@@ -13,7 +13,6 @@ from torch import Tensor
 
 from tpsample.core.row_noise import SeedSource
 from tpsample.core.vocab_shard import VocabShard
-from tpsample.errors import UnsupportedParameter
 from tpsample.exchange.inboxes import PeerMemory
 from tpsample.output import SampleOutput
 from tpsample.ranks.ranks import Ranks
@@ -181,18 +180,8 @@ class VirtualRanks(Ranks):
     def world_size(self) -> int:  # type: ignore[override]
         return len(self.world.shards)
 
-    @property
-    def can_exchange_tensors(self) -> bool:
-        return self.world_size == 1 or self.world.running
-
     def inbox_memory(self, shape: tuple[int, ...]) -> VirtualMemory:  # type: ignore[override]
         return VirtualMemory(self, shape)
-
-    def require_group(self, needed_by: str = "top_k, top_p, min_p, logprobs") -> None:
-        if not self.can_exchange_tensors:
-            raise UnsupportedParameter(
-                f"{needed_by}: virtual ranks meet inside VirtualWorld.step or .run alone"
-            )
 
     def meet(self) -> None:
         """Wait for every rank of the world."""
@@ -201,6 +190,8 @@ class VirtualRanks(Ranks):
     def gather_tensor(self, own: Tensor) -> Tensor:
         if self.world_size == 1:
             return own.unsqueeze(0)
+        if not self.world.running:
+            raise RuntimeError("virtual ranks: they meet inside VirtualWorld.step or .run alone")
         return torch.stack(self.world.gather(self.rank, own))
 
     def sum_tensor(self, own: Tensor) -> Tensor:

@@ -5,25 +5,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 
 from tests.support.ranks import run_ranks
-from tpsample import UnsupportedParameter
 from tpsample.ranks.process import ranks_of
-from tpsample.ranks.ranks import Ranks
-
-
-class _RanksWithoutGroup(Ranks):
-    world_size = 2
-
-
-def test_ranks_without_a_process_group_refuse_before_they_send():
-    ranks = _RanksWithoutGroup()
-    with pytest.raises(UnsupportedParameter, match="top_p"):
-        ranks.require_group()
-    Ranks().require_group()
 
 
 def _count_and_sum() -> tuple[list, list, int, list, int]:

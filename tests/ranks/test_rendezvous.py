@@ -10,7 +10,7 @@ from benchmarks.lab.virtual_ranks import VirtualWorld
 from tests.support.cases import uneven_shards
 from tests.support.filtered import Rows, V, kinds_of_logits
 from tests.support.virtual import assert_all_equal, step, virtual
-from tpsample import SamplingParams, UnsupportedParameter
+from tpsample import SamplingParams
 
 KINDS = kinds_of_logits()
 
@@ -71,11 +71,9 @@ def test_ranks_that_do_not_meet_equally_often_are_told(early):
         meeting.run([partial(body, rank) for rank in range(3)])
 
 
-def test_a_virtual_rank_alone_refuses_filters_before_it_waits():
+def test_a_virtual_rank_alone_refuses_to_exchange_integers():
     rows = Rows([KINDS["normal"]], [SamplingParams(seed=1, top_p=0.5)])
     world, samplers = virtual(rows, uneven_shards(V, 2))
-    with pytest.raises(UnsupportedParameter, match=r"VirtualWorld\.step or \.run"):
-        samplers[0](rows.hidden_states, rows.batch, rows.positions)
-    with pytest.raises(UnsupportedParameter, match=r"VirtualWorld\.step or \.run"):
+    with pytest.raises(RuntimeError, match=r"VirtualWorld\.step or \.run"):
         samplers[0].prompt_logprobs(rows.hidden_states, torch.tensor([3]))
     assert_all_equal(step(world, samplers, rows), rows.oracle())

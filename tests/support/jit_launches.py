@@ -99,8 +99,6 @@ def stop_at_layouts() -> None:
 class Echoes(VirtualRanks):
     """Rank 1 of several that answer what it sends; exchanges are listed among the launches."""
 
-    can_exchange_tensors = True  # type: ignore[assignment]
-
     def __init__(self, world_size: int, launches: list[tuple[Any, str]]) -> None:
         super().__init__(VirtualWorld(even_shards(V, world_size)), 1)
         self._launches = launches

@@ -196,8 +196,6 @@ class StepChecks:
         else:
             batch = batch._view_of(rows)
         now = read_positions(positions, batch)
-        if self._settings.ranks.world_size > 1 and batch._stores_logits:
-            self._settings.ranks.require_group()
         return Call(name, rows, batch, positions, num_samples, token_ids, hidden_states, now)
 
     def prompt(self, hidden_states: Tensor, next_token_ids: Tensor, top: int) -> Call:
@@ -215,7 +213,6 @@ class StepChecks:
                 "out the positions whose next token is not known"
             )
         check_int("top", top, 0, vocab_size)
-        self._settings.ranks.require_group("prompt_logprobs")
         how: dict[str, Any] = {"token_ids": ids, "hidden_states": hidden_states}
         return Call("prompt_logprobs", rows, num_samples=top, **how)
 
@@ -234,7 +231,6 @@ class StepChecks:
     def compare(self, hidden_states: Tensor | None) -> Call:
         """Return a comparison of the ranks."""
         self.ready()
-        self._settings.ranks.require_group("compare")
         if hidden_states is None:
             return Call("compare")
         check_tensor("hidden_states", hidden_states, (), "BD", self._settings.device)

@@ -138,10 +138,6 @@ class ProcessRanks(Ranks):
         self.gather_tensor(torch.zeros(1, device="cpu"))
 
     @property
-    def can_exchange_tensors(self) -> bool:
-        return True
-
-    @property
     def inherited(self) -> bool:
         return self.world_size > 1 and self.shared.inherited
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpsample.core.checks import describe, shorten, text_of
-from tpsample.errors import RankMismatch, UnsupportedParameter
+from tpsample.errors import RankMismatch
 from tpsample.ranks.roll_call import RollCall
 
 
@@ -122,18 +122,6 @@ class Ranks:
         """The state that samplers over the same connections share."""
         return Shared()
 
-    def require_group(self, needed_by: str = "top_k, top_p, min_p, logprobs") -> None:
-        """Check that these ranks can exchange integers, as `needed_by` must.
-
-        Raises:
-            UnsupportedParameter: several ranks without a process group.
-        """
-        if not self.can_exchange_tensors:
-            raise UnsupportedParameter(
-                f"{needed_by}: these ranks have no process group to exchange integers with; pass "
-                "group=, or leave it off"
-            )
-
     def gather_integers(self, own: Tensor) -> Tensor:
         """Return every rank's integers [...], in rank order: [W, ...]. Collective.
 
@@ -183,11 +171,6 @@ class Ranks:
     def gather(self, record: dict[str, Any]) -> list[dict[str, Any]]:
         """Return every rank's record, in rank order."""
         return [record]
-
-    @property
-    def can_exchange_tensors(self) -> bool:
-        """Whether tensors may be gathered, summed and reduced."""
-        return self.world_size == 1
 
     def gather_tensor(self, own: Tensor) -> Tensor:
         """Return every rank's tensor of one shape, in rank order: [W, ...]. Collective."""

@@ -135,7 +135,6 @@ def sample_draft(
         check_request(sampler, method, batch)
         check_int("index", index, 0, 2**31 - 1)
         check_draft_logits("draft_logits", draft_logits, ("B",), sampler)
-        sampler.ranks.require_group("sample_draft")
         sampler.checks.ready()
         num_rows = draft_logits.shape[0]
         rows = batch._for_rows(num_rows)

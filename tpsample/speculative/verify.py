@@ -83,8 +83,6 @@ def verify(
 
     Raises:
         TypeError, ValueError: a wrong or unknown argument, before anything is sent.
-        UnsupportedParameter: (a ValueError) "rejection" or "block", filters or logprobs between
-            ranks without a process group.
     """
     require_sampler_on_all_ranks(sampler)
     inputs = Inputs(hidden_states)
@@ -170,8 +168,6 @@ def _verify(
                 )
             check_draft_logits("draft_logits", draft_logits, (num_rows, num_drafts), sampler)
             law = "by logits"
-        if method != "coupled":
-            sampler.ranks.require_group(f'method="{method}"')
         at = positions_tensor(positions, num_rows, device)
         if method == "coupled":
             check_positions(drawn, batch._for_rows(num_rows), at)
