@@ -78,7 +78,7 @@ def test_tokens_are_the_oracles(world_size, grid_cases):
 
 def _sample_counting(rows: Rows) -> tuple[torch.Tensor, dict[str, int]]:
     """Tokens, and how many rows took each way."""
-    taken = dict.fromkeys(("_by_rejection", "_searched"), 0)
+    taken = dict.fromkeys(("_by_rejection", "search"), 0)
 
     def counted(name):
         function = getattr(filters, name)
@@ -97,7 +97,7 @@ def _sample_counting(rows: Rows) -> tuple[torch.Tensor, dict[str, int]]:
     token_ids = sampler.sample_logits(own, rows.batch, rows.positions).token_ids
     its = rows.params[0]
     weighed = its.top_k > 0 or its.top_p < 1  # else nothing is looked for
-    assert sampler.counters()["second_rounds"] == taken["_searched"] * weighed
+    assert sampler.counters()["second_rounds"] == taken["search"] * weighed
     return token_ids, taken
 
 
@@ -126,7 +126,7 @@ def test_the_search_decides_what_the_rejection_cannot(kind, changes):
     expected = rows.oracle().token_ids
     for token_ids, taken in run_ranks(3, _sample_counting, rows):
         assert_same_rows(token_ids, expected, rows.params, rows.logits, rows.positions)
-        assert taken["_by_rejection"] == (0 if searched else 40) and taken["_searched"] > 30, taken
+        assert taken["_by_rejection"] == (0 if searched else 40) and taken["search"] > 30, taken
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton", "numba"])

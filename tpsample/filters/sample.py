@@ -54,7 +54,7 @@ from tpsample.core.row_noise import has_all
 from tpsample.filters.kept_sets import search
 from tpsample.filters.thresholds import thresholds_of, thresholds_of_first
 from tpsample.ranks.ranks import Ranks
-from tpsample.request.filters import RowFilters, Thresholds, index_of
+from tpsample.request.filters import RowFilters, index_of
 from tpsample.request.row_filter import BY_FIRST_WORDS, SEARCHED, Method
 
 
@@ -94,7 +94,8 @@ def sample_filtered(
             case Method.SEARCH:
                 part_words = _by_search(part, part_filters, ranks, candidates, may_read=may_read)
             case Method.REJECTION:
-                part_words = _by_rejection(part, part_filters, ranks, candidates, may_read=may_read)
+                best = part.merged(candidates, part.num_best)
+                part_words = _by_rejection(part, part_filters, ranks, best, may_read=may_read)
         found.append(part_words)
     if len(found) == 1:  # of all rows
         return found[0]
@@ -181,21 +182,13 @@ def _by_first_words(
 
 
 def _by_rejection(
-    rows: ShardLogits, filters: RowFilters, ranks: Ranks, gathered: Tensor, *, may_read: bool
+    rows: ShardLogits, filters: RowFilters, ranks: Ranks, best: Tensor, *, may_read: bool
 ) -> Tensor:
     """Return words [F, num_samples], those of undecided rows by the search. Collective.
 
     Args:
-        gathered: int64 [W, F, …], the `best_scores` of all ranks.
+        best: int64 [F, …], the merged `best_scores` of all ranks.
     """
-    best = rows.merged(gathered, rows.num_best)
-    return _of_best(rows, filters, ranks, best, may_read=may_read)
-
-
-def _of_best(
-    rows: ShardLogits, filters: RowFilters, ranks: Ranks, best: Tensor, *, may_read: bool
-) -> Tensor:
-    """Do what `_by_rejection` does from the best scores of all ranks, [F, …]. Collective."""
     if filters.demand.ends and rows.top is None:
         rows = replace(rows, top=rows.top_of(best.unsqueeze(0))[1])
     thresholds = thresholds_of(rows, filters, ranks)
@@ -210,7 +203,7 @@ def _of_best(
 
     if not may_read:
         left = replace(rows.without(decided), top=top)
-        undecided_words = _searched(left, filters, ranks, thresholds, may_read=False)
+        undecided_words, _ = search(left, filters, ranks, may_read=False, thresholds=thresholds)
         return torch.where(decided.unsqueeze(1), words, undecided_words)
     undecided = [row for row, done in enumerate(decided.tolist()) if not done]
     if not undecided:
@@ -220,11 +213,12 @@ def _of_best(
     left = replace(rows, top=top, tile_words=None).select(index)
     left_filters = filters.select(undecided, index)
     if rows.rough is not None:
-        undecided_words = _of_best(left.exact(), left_filters, ranks, best[index], may_read=True)
+        left = left.exact()
+        undecided_words = _by_rejection(left, left_filters, ranks, best[index], may_read=True)
     else:
         ranks.counters.second_rounds += len(undecided)
         ends = left_filters.thresholds(thresholds.least[index], thresholds.least_of_total[index])
-        undecided_words = _searched(left, left_filters, ranks, ends, may_read=True)
+        undecided_words, _ = search(left, left_filters, ranks, may_read=True, thresholds=ends)
     return put(words, index, undecided_words)
 
 
@@ -235,22 +229,7 @@ def _by_search(
     rows = replace(rows.exact(), top=rows.top_of(gathered)[1])
     if may_read and filters.demand.weighed:
         ranks.counters.second_rounds += len(filters)
-    return _searched(rows, filters, ranks, may_read=may_read)
-
-
-def _searched(
-    rows: ShardLogits,
-    filters: RowFilters,
-    ranks: Ranks,
-    thresholds: Thresholds | None = None,
-    *,
-    may_read: bool,
-) -> Tensor:
-    """Return words [F, num_samples], the best scores down to the last kept token. Collective.
-
-    The arguments are as `search` takes them.
-    """
-    return search(rows, filters, ranks, may_read=may_read, thresholds=thresholds)[0]
+    return search(rows, filters, ranks, may_read=may_read)[0]
 
 
 def put(words: Tensor, index: Tensor | slice, values: Tensor) -> Tensor:
