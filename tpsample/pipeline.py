@@ -27,11 +27,10 @@ from tpsample.exchange import make_exchange
 from tpsample.filters.finish import (
     candidates_of,
     draw_filtered,
-    kept_sets_of,
     logprobs_of,
     shard_logits,
 )
-from tpsample.filters.kept_sets import Cut
+from tpsample.filters.kept_sets import Cut, kept_sets_of
 from tpsample.output import SampleOutput, VerifyOutput
 from tpsample.request.moving_on import REBUILT, Rebuilt
 from tpsample.request.plan import BatchPlan, BatchView

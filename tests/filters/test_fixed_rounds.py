@@ -25,9 +25,9 @@ from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.backends.triton_.passes import TritonShardLogits
 from tpsample.core import score, word
 from tpsample.core.row_noise import RowNoise
-from tpsample.filters import finish as stored_plan
 from tpsample.filters.finish import draw_filtered, shard_logits
 from tpsample.ranks.ranks import Ranks
+from tpsample.request import plan
 from tpsample.request.row_filter import BY_FIRST_WORDS
 from tpsample.request.step import Step
 
@@ -232,7 +232,7 @@ def test_a_captured_step_takes_fixed_rounds_by_itself(monkeypatch):
     rows = _rows()[0]
     oracle, rows.options = rows.oracle(), {}
     sampler, given = rows.sampler(), (rows.hidden_states, rows.batch, rows.positions)
-    monkeypatch.setattr(stored_plan, "capturing", lambda device: True)
+    monkeypatch.setattr(plan, "capturing", lambda device: True)
     with host_reads.refused():
         out = sampler(*given)
     assert_same(out, oracle)

@@ -1,4 +1,4 @@
-"""Finishes rows whose logits the ranks stored: filters, kept sets, logprobs, those of a prompt."""
+"""Finishes rows whose logits the ranks stored: filters, logprobs, those of a prompt."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tpsample.backends import room_of
 from tpsample.backends.backend import Backend
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core import word
-from tpsample.core.tensors import capturing, ordinary_tensors
+from tpsample.core.tensors import ordinary_tensors
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.filters.by_cuts import own_first_words, sample_by_cuts
-from tpsample.filters.kept_sets import Cut, find_kept_sets
+from tpsample.filters.kept_sets import Cut
 from tpsample.filters.logprobs import (
     find_logprobs,
     logprobs_of_sets,
@@ -25,7 +25,7 @@ from tpsample.filters.logprobs import (
     words_of_first,
 )
 from tpsample.filters.sample import own_candidates, sample_filtered
-from tpsample.output import KeptSets, Logprobs
+from tpsample.output import Logprobs
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.filters import LogprobRows, RowFilters, lists_all
@@ -63,7 +63,7 @@ def candidates_of(rows: ShardLogits, step: Step, words: Tensor) -> list[Tensor]:
         if plan.by_cuts:
             candidates.append(own_first_words(filtered, plan.filters))
         else:
-            candidates += own_candidates(filtered, plan.filters, may_read=may_read(step.batch))
+            candidates += own_candidates(filtered, plan.filters, may_read=step.batch.may_read)
     if plan.logprobs is not None and plan.logprobs.unfiltered:
         best = words.view(-1, step.batch.rows).T[plan.logprobs.row_index]
         candidates.append(
@@ -104,7 +104,7 @@ def draw_filtered(
     if filters is not None:
         filtered = rows.select(batch.plan.filtered_places)
         arguments = filtered, filters, ranks
-        reads, sets = may_read(batch), batch.plan.kept_cap is not None
+        reads, sets = batch.may_read, batch.plan.kept_cap is not None
         if batch.plan.by_cuts:
             own = None if gathered is None else gathered[0]
             number = 1 if logprob_rows is None else max(1, logprob_rows.top)
@@ -120,24 +120,6 @@ def draw_filtered(
         assert batch.plan.filtered_place is not None
         words = FilteredWords(drawn, batch.plan.filtered_place)
     return Filtered(words, cut, of_logprobs, first)
-
-
-def may_read(batch: BatchView) -> bool:
-    """Return whether the host may read from the device what a step of these rows has found."""
-    return not (batch.plan.fixed_rounds or capturing(batch.device))
-
-
-def kept_sets_of(cut: Cut, batch: BatchView, ranks: Ranks, drawn: Tensor) -> KeptSets:
-    """Return the kept sets of all rows of a batch that has a `kept_cap`. Collective.
-
-    Args:
-        cut: where they end.
-        drawn: bool [R], the rows that drew a token. Padding never does, and a row may have none
-            whose masks and filters left some (`KeptSets`).
-    """
-    cap = batch.plan.kept_cap
-    assert cap is not None
-    return find_kept_sets(cut, cap, ranks, drawn=drawn, may_read=may_read(batch))
 
 
 def logprobs_of(
@@ -180,7 +162,7 @@ def logprobs_of(
         ends = None if cut is None or logprob_rows.filters is None else cut.words_of_logprobs
         arguments = shown, logprob_rows, sampled, ranks
         known: dict[str, Any] = {"ends": ends, "gathered": gathered, "first": first}
-        logprobs = find_logprobs(*arguments, may_read=may_read(batch), **known)
+        logprobs = find_logprobs(*arguments, may_read=batch.may_read, **known)
     if not all_rows:
         none = Logprobs.none(batch.rows, logprobs.token_ids.shape[1], token_ids.device)
         logprobs = none.put(logprob_rows.row_index, logprobs)

@@ -35,6 +35,7 @@ from tpsample.filters.thresholds import thresholds_of, thresholds_of_first
 from tpsample.output import KeptSets
 from tpsample.ranks.ranks import MAX_PAYLOAD, Ranks
 from tpsample.request.filters import RowFilters, Thresholds, index_of
+from tpsample.request.plan import BatchView
 from tpsample.request.row_filter import MAX_WEIGHED_WORDS, behind
 
 LISTED = 512
@@ -386,10 +387,8 @@ def _by_digits(
     return search, LastDigits(*ranks.gather_by_ids(own), mass)
 
 
-def find_kept_sets(
-    cut: Cut, cap: int, ranks: Ranks, *, drawn: Tensor, may_read: bool = True
-) -> KeptSets:
-    """Return the tokens of every row that could have been drawn, for training.
+def kept_sets_of(cut: Cut, batch: BatchView, ranks: Ranks, drawn: Tensor) -> KeptSets:
+    """Return the tokens of every row that could have been drawn, of a batch with a `kept_cap`.
 
     Collective. A kept set is a prefix of the total order, so each rank's part of it is the first
     words of its own order. Where the first words decide all rows, nothing more is sent. Else a row
@@ -399,19 +398,20 @@ def find_kept_sets(
     short. Nor does a row that kept all ids.
 
     Args:
-        cut: of all rows of the step.
-        cap: most tokens that are reported of a row.
-        drawn: bool [R], the rows that drew a token.
-        may_read: whether the host may read from the device how many words there are. If not, n is
-            min(cap, V), and the sets lie in memory for as many ids of every row.
+        cut: where the sets of all rows of the step end.
+        batch: its rows. Where the host may not read how many words there are, n is min(cap, V),
+            and the sets lie in memory for as many ids of every row.
+        drawn: bool [R], the rows that drew a token. Padding never does, and a row may have none
+            whose masks and filters left some (`KeptSets`).
     """
-    rows, held, cuts = cut.rows, cut.held, cuts_of(cut.rows)
+    rows, held, cuts, cap = cut.rows, cut.held, cuts_of(cut.rows), batch.plan.kept_cap
+    assert cap is not None
     if held is None:
         held = ranks.gather_integers(rows.held_from(cut.words))
     sets = cuts.set_sizes(held, cut.words, cap, drawn)
     width = longest = min(cap, rows.vocab_size)
     total = len(cut.words) * longest
-    if may_read and total:
+    if batch.may_read and total:
         width, longest, total = sets.needed.tolist()
     if cut.first is not None:
         words = cut.first[:, :longest]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tpsample.core.digest import digest_text
-from tpsample.core.tensors import ordinary_tensors, tensors_of
+from tpsample.core.tensors import capturing, ordinary_tensors, tensors_of
 from tpsample.request.controls.apply import ControlRows
 from tpsample.request.filters import LogprobRows, RowFilters, lists_all
 from tpsample.request.params import SamplingParams
@@ -334,6 +334,11 @@ class BatchView(NamedTuple):
     def _stores_logits(self) -> bool:
         """Whether a step keeps logits of some of these rows on their ranks."""
         return self.plan.stored_index is not None
+
+    @property
+    def may_read(self) -> bool:
+        """Whether the host may read from the device what a step of these rows has found."""
+        return not (self.plan.fixed_rounds or capturing(self.device))
 
     @property
     def vocab_size(self) -> int:

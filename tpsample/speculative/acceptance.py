@@ -39,8 +39,8 @@ from tpsample.backends import room_of
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.backends.torch_.verification import Laws, Verification
 from tpsample.core.caller_warning import warn
-from tpsample.filters.finish import kept_sets_of, logprobs_of, may_read, shard_logits
-from tpsample.filters.kept_sets import Cut, find_cut
+from tpsample.filters.finish import logprobs_of, shard_logits
+from tpsample.filters.kept_sets import Cut, find_cut, kept_sets_of
 from tpsample.output import SampleOutput, VerifyOutput
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.filters import RowFilters, lists_all
@@ -130,7 +130,7 @@ def verify_by_ratio(
 
 def filtered_cut(rows: ShardLogits, batch: BatchView, laws: Laws, ranks: Ranks) -> Cut:
     """Return where the kept sets of the filtered rows end. Collective, as `find_cut`."""
-    filters, reads = batch.plan.filters, may_read(batch)
+    filters, reads = batch.plan.filters, batch.may_read
     assert filters is not None
     rows = replace(rows, top=laws.top.flatten())
     if batch.plan.kept_cap is not None:  # then all rows are filtered

@@ -18,7 +18,7 @@ from tpsample.compiled import outside
 from tpsample.core import word
 from tpsample.core.checks import INDICES, check_tensor, positions_tensor
 from tpsample.core.ranges import range_of
-from tpsample.filters.finish import kept_sets_of
+from tpsample.filters.kept_sets import kept_sets_of
 from tpsample.output import Logprobs, SampleOutput, VerifyOutput, reached
 from tpsample.request.plan import BatchView
 from tpsample.request.step import Inputs
