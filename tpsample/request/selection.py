@@ -106,16 +106,7 @@ class Selection(HasViews, StepBatch):
     def of(
         batch: StepBatch, slots: Tensor, out: Selection | None = None, host: Any = None
     ) -> Selection:
-        """Return a selection of a batch, in the memory of `out` if that is given.
-
-        Args:
-            slots: int32 or int64 [B].
-            host: the same numbers on the host, or None.
-
-        Raises:
-            TypeError, ValueError: slots of another shape, dtype or device, another kind of `out`,
-                or other numbers on the host.
-        """
+        """Return what `SamplingBatch.select` does, which has the arguments and the errors."""
         check_tensor("slots", slots, INDICES, "B", batch.device)
         known = None if host is None else _numbers_of(host, slots)
         if out is None:
