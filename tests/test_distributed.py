@@ -19,6 +19,7 @@ from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 from tpsample import distributed
 from tpsample.distributed import Job, LaunchError, from_environment, join
+from tpsample.ranks.addresses import answers
 
 ENVIRONMENTS = {
     "nothing": ({}, Job()),
@@ -133,8 +134,7 @@ def test_a_rank_that_reaches_itself_has_reached_nobody(monkeypatch: pytest.Monke
         return own
 
     monkeypatch.setattr(socket, "create_connection", reach_itself)
-    with pytest.raises(TimeoutError, match="nobody listened"):
-        distributed._await_listener("127.0.0.1", _free_port(), 0.2)
+    assert not answers("127.0.0.1", _free_port(), 0.2)
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf"), "60", True])

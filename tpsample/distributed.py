@@ -15,9 +15,8 @@ import logging
 import os
 import re
 import socket
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -28,21 +27,11 @@ from torch.distributed import Store, TCPStore
 
 from tpsample.agreement.misplaced import collective
 from tpsample.core.checks import describe, real_number
-from tpsample.ranks.addresses import address_towards, interface_of
-from tpsample.ranks.process import ranks_of
+from tpsample.ranks.addresses import address_towards, answers, interface_of
+from tpsample.ranks.process import LAUNCHERS, ranks_of
 from tpsample.ranks.ranks import gather_or_raise
 
 log = logging.getLogger(__name__)
-
-# Each launcher's rank, world size, local rank, local world size. srun sets the STEP variables; a
-# batch script has SLURM_PROCID without them and is alone.
-_LAUNCHERS = {
-    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    "Open MPI": tuple(f"OMPI_COMM_WORLD_{n}" for n in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
-    "MPICH": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    "Slurm": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
-}
-
 
 _LONGEST_S = 10**9
 _WAY_OUT = "start with torchrun, or with mpirun and the package mpi4py"
@@ -72,7 +61,7 @@ class Job:
     world_size: int = 1
     local_rank: int = 0
     local_world_size: int = 1
-    source: str = "alone"  # or "mpi4py", or a name in _LAUNCHERS
+    source: str = "alone"  # or "mpi4py", or a name in LAUNCHERS
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @collective(lambda _, error: _gathered(None, error))
@@ -132,7 +121,7 @@ def from_environment(env: Mapping[str, str]) -> Job:
     Raises:
         LaunchError: some of a launcher's variables are missing or are not numbers in range.
     """
-    for source, names in _LAUNCHERS.items():
+    for source, names in LAUNCHERS.items():
         if (names[1] if source == "Slurm" else names[0]) not in env:
             continue
         rank, world_size, local_rank, local_world_size = (_number(env, n, source) for n in names)
@@ -236,8 +225,9 @@ def _init_group(job: Job, store: Store | None, device: torch.device, timeout_s: 
     first = os.environ["MASTER_ADDR"] if store is None else store.host  # type: ignore[attr-defined]
     try:
         _choose_interface(job, first)
-        if store is None and job.rank > 0:
-            _await_listener(first, int(port), timeout_s)
+        # The pauses of torch's client grow beyond its limit.
+        if store is None and job.rank > 0 and not answers(first, int(port), timeout_s):
+            raise TimeoutError(f"nobody listened at {first}:{port} within {timeout_s:.0f} s")
         dist.init_process_group(
             "nccl" if gpu else "gloo",
             store=store,
@@ -253,21 +243,6 @@ def _init_group(job: Job, store: Store | None, device: torch.device, timeout_s: 
             "GLOO_SOCKET_IFNAME to the interface that leads to the other machines, and MASTER_ADDR "
             f"to an address of rank 0's. {(str(error).splitlines() or [''])[0][:200]}"
         ) from error
-
-
-def _await_listener(host: str, port: int, timeout_s: float) -> None:
-    """Wait until somebody listens there; the pauses of torch's client grow beyond its limit.
-
-    Raises:
-        OSError: nobody did in time.
-    """
-    deadline = time.monotonic() + timeout_s
-    while (left_s := deadline - time.monotonic()) > 0:
-        with suppress(OSError), socket.create_connection((host, port), left_s) as to:
-            if to.getsockname() != to.getpeername():  # a client may be given the port it calls
-                return
-        time.sleep(0.05)
-    raise TimeoutError(f"nobody listened at {host}:{port} within {timeout_s:.0f} s")
 
 
 def _choose_interface(job: Job, first: str) -> None:

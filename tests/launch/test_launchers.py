@@ -75,9 +75,9 @@ def test_an_address_of_this_machine_is_the_first_and_a_longer_wait_finds_another
     with socket.socket() as first:
         first.bind(("127.0.0.1", 0))
         port = first.getsockname()[1]
-        assert not addresses._answers("127.0.0.1", port, 0.1)
+        assert not addresses.answers("127.0.0.1", port, 0.1)
         threading.Timer(0.2, first.listen).start()
-        assert addresses._answers("127.0.0.1", port, 60)
+        assert addresses.answers("127.0.0.1", port, 60)
 
 
 def test_a_machine_knows_its_own_addresses() -> None:

@@ -87,15 +87,14 @@ def _source(address: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def _answers(address: str, port: int, wait_s: float) -> bool:
-    """Whether somebody listens there before the time is over."""
+def answers(host: str, port: int, wait_s: float) -> bool:
+    """Wait until somebody listens there, and return whether that was before the time was over."""
     deadline = time.monotonic() + wait_s
     while (left_s := deadline - time.monotonic()) > 0:
-        try:
-            socket.create_connection((address, port), left_s).close()
-            return True
-        except OSError:
-            time.sleep(min(0.5, left_s))
+        with suppress(OSError), socket.create_connection((host, port), left_s) as to:
+            if to.getsockname() != to.getpeername():  # a client may be given the port it calls
+                return True
+        time.sleep(0.05)
     return False
 
 
@@ -111,7 +110,7 @@ def main(endpoint: str, wait_s: str, own: str = "") -> None:
         is_first = own == first or is_own(host)
     except OSError as error:
         sys.exit(f"FIRST={host}: {error.strerror}; give the address of one of the machines")
-    if not is_first and not _answers(first, int(port), float(wait_s)):
+    if not is_first and not answers(first, int(port), float(wait_s)):
         sys.exit(
             f"FIRST={endpoint}: {first} did not answer {own} within {wait_s} s; give an address of "
             "the machine on which this script runs as well, or a longer WAIT"

@@ -392,13 +392,19 @@ def process_group_of(group: object) -> dist.ProcessGroup | None:
     return group
 
 
-_WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
-"""The variables in which torchrun, Open MPI, MPICH and Slurm name the number of processes."""
+LAUNCHERS = {
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    "Open MPI": tuple(f"OMPI_COMM_WORLD_{n}" for n in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
+    "MPICH": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    "Slurm": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+}
+"""The variables in which launchers name rank, world size, local rank and local world size. srun
+sets the STEP variables; a batch script has SLURM_PROCID without them and is alone."""
 
 
 def launched() -> str | None:
     """Return the variable by which a launcher says that it started several processes, or None."""
-    for name in _WORLD_SIZES:
+    for _, name, *_ in LAUNCHERS.values():
         size = os.environ.get(name, "")
         if size.isdecimal() and int(size) > 1:
             return f"{name}={size}"
