@@ -181,16 +181,12 @@ class ProcessRanks(Ranks):
 
     def gather(self, record: dict[str, Any]) -> list[dict[str, Any]]:
         """Gather one JSON text per rank: the lengths, then the bytes, padded to the longest."""
-        texts = self._exchange(json.dumps(record).encode(), self.gather_tensor)
-        return [json.loads(bytes(text.tolist())) for text in texts]
-
-    def _exchange(self, text: bytes, move: Callable[[Tensor], Tensor]) -> Tensor:
-        """Exchange the length of a text, and then its bytes as they are moved, uint8 [..., n]."""
-        device = self._device_of_texts()
+        text, device = json.dumps(record).encode(), self._device_of_texts()
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            size = int(move(torch.tensor([len(text)], device=device)).max())
-            padded = bytearray(text.ljust(size, b" " if text else b"\0"))
-            return move(torch.frombuffer(padded, dtype=torch.uint8).to(device))
+            size = int(self.gather_tensor(torch.tensor([len(text)], device=device)).max())
+            own = torch.frombuffer(bytearray(text.ljust(size)), dtype=torch.uint8).to(device)
+            texts = self.gather_tensor(own).tolist()
+        return [json.loads(bytes(text)) for text in texts]
 
     def _device_of_texts(self) -> torch.device:
         """Return where texts are sent from: with NCCL the group's GPU, else the weight's, even if
