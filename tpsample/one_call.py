@@ -10,14 +10,12 @@ from torch import Tensor
 
 from tpsample.agreement.construction import refuse_to_build
 from tpsample.agreement.misplaced import collective
-from tpsample.agreement.step import raise_error
 from tpsample.core.checks import is_integer
 from tpsample.core.tensors import outside_of_graphs
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.output import SampleOutput
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.params import SamplingParams
-from tpsample.request.step import Inputs
 from tpsample.sampler import LMHeadSampler
 
 
@@ -57,17 +55,13 @@ def sample(
         logit_softcap=logit_softcap,
         max_rows=max(_FEW_ROWS, num_rows * samples),
     ) as sampler:
-        agreement = sampler.agreement
-        with agreement:
-            try:
-                batch = SamplingBatch.from_params(
-                    params, vocab_size=sampler.vocab_size, device=sampler.weight.device
-                )
-            except Exception as wrong:  # which the peers, whose step has begun, are told
-                agreement.check_on_all_ranks(raise_error, wrong)
-                raise
-            pipeline, inputs = sampler.pipeline, Inputs(hidden_states)
-            return pipeline.finish(pipeline.start(inputs, batch, positions, num_samples))
+        try:
+            batch = SamplingBatch.from_params(
+                params, vocab_size=sampler.vocab_size, device=sampler.weight.device
+            )
+        except Exception as wrong:  # which the peers, whose step has begun, are told
+            sampler.agreement.refuse(wrong)
+        return sampler(hidden_states, batch, positions, num_samples=num_samples)
 
 
 _FEW_ROWS = 256

@@ -494,8 +494,8 @@ tpsample/cli/__init__.py
     > test_a_reader_that_closes_the_pipe_ends_a_command_without_a_word
 tpsample/one_call.py
     requests that are wrong on one rank leave the others waiting
-    - agreement.check_on_all_ranks(raise_error, wrong)
-    + pass
+    - sampler.agreement.refuse(wrong)
+    + raise
     > test_ranks_are_told_the_same_and_go_on
     draws of no kind on one rank leave the others waiting
     - num_samples) if is_integer(num_samples) else 1
