@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -236,6 +237,34 @@ def test_ranks_together_score_and_learn_as_one(bounds):
         torch.testing.assert_close(found[2], of_states, rtol=1e-6, atol=1e-6)
         assert torch.equal(found[3][: len(shard)], of_weight[shard.start : shard.stop])
         assert not found[3][len(shard) :].any(), "padding has no gradient"
+
+
+def _beside_a_sampler(case: Case) -> tuple[list[Tensor], list[list[int]]]:
+    """Return values, and the tokens that another thread draws meanwhile over the same group."""
+    states, weight, *rest = case
+    shard = VocabShard.even(V, dist.get_rank(), 2)
+    own, values = weight[shard.start : shard.stop], []
+    sampler = LMHeadSampler(own, vocab_size=V, shard=shard, backend="torch")
+    params = [SamplingParams(seed=row) for row in range(ROWS)]
+    batch = SamplingBatch.from_params(params, vocab_size=V)
+    with ThreadPoolExecutor(1) as other:
+        drawn = other.submit(
+            lambda: [sampler(states, batch, at).token_ids.tolist() for at in range(60)]
+        )
+        for _ in range(20):
+            leaf = states.clone().requires_grad_()
+            scores = kept_logprobs(leaf, own, *rest, shard=shard)
+            _gradients(scores, leaf)
+            values.append(scores.logprobs.detach())
+    return values, drawn.result()
+
+
+def test_a_thread_scores_while_another_one_draws_over_the_same_group():
+    case, expected, _ = _rollout(torch.float32)
+    first, second = run_ranks(2, _beside_a_sampler, case)
+    for values, drawn in (first, second):
+        assert all(torch.equal(each, expected) for each in values)
+        assert drawn == first[1]
 
 
 def _with_dtensor(case: Case) -> tuple[Tensor, ...]:

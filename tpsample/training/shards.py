@@ -108,7 +108,11 @@ def agreed(
 def _gathered(
     record: dict[str, Any], group: dist.ProcessGroup, device: torch.device
 ) -> list[dict[str, Any]]:
-    """Return every rank's record, as JSON text. Collective."""
+    """Return every rank's record, as JSON text. Collective.
+
+    It takes the connections of the group itself, because another thread may sample over those of
+    samplers meanwhile.
+    """
     text = torch.frombuffer(bytearray(json.dumps(record).encode()), dtype=torch.uint8).to(device)
     sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(group.size())]
     dist.all_gather(sizes, torch.tensor([len(text)], device=device), group=group)
