@@ -186,6 +186,9 @@ def test_other_calls_run_outside_of_the_graph(name):
     }[name]
     with torch.no_grad():
         assert torch.equal(torch.compile(call, backend="eager")(logits), call(logits))
+        torch._dynamo.reset()
+        with pytest.raises(Exception, match=rf"tpsample: (\w+\.)?{name} is no part of a graph of"):
+            torch.compile(call, backend="eager", fullgraph=True)(logits)
 
 
 def stale_mask(batch):

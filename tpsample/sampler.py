@@ -244,6 +244,7 @@ class LMHeadSampler(Sealed):
             started = self.pipeline.start(inputs, batch, positions, num_samples, out)
             return self.pipeline.finish(started)
 
+    @outside_of_graphs
     @collective(refuse_on_sampler)
     def sample_logits(
         self,
@@ -272,9 +273,6 @@ class LMHeadSampler(Sealed):
 
         The result and the errors are those of a call with hidden states.
         """
-        if torch.compiler.is_compiling():
-            how = {"num_samples": num_samples, "out": out, "head_applied": head_applied}
-            return compiled.outside(self.sample_logits, local_logits, batch, positions, **how)
         with self.agreement:  # both halves, for one thread
             inputs = Inputs(local_logits, are_logits=True, head_applied=head_applied)
             started = self.pipeline.start(inputs, batch, positions, num_samples, out)

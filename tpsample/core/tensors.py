@@ -79,7 +79,16 @@ def outside_of_graphs(function: _Function) -> _Function:
 
     Elsewhere no frame of torch stands before it, so that warnings name the line of the caller.
     """
-    unseen = torch._disable_dynamo(function)
+
+    def unseen(*args: Any, **named: Any) -> Any:
+        return function(*args, **named)
+
+    # With fullgraph=True the compiler names the function that it was told to leave alone.
+    unseen.__name__ = unseen.__qualname__ = (
+        f"tpsample: {function.__qualname__} is no part of a graph of torch.compile; leave "
+        "fullgraph=True out, or call it outside"
+    )
+    unseen = torch._disable_dynamo(unseen)
 
     @wraps(function)
     def made(*args: Any, **named: Any) -> Any:

@@ -16,7 +16,6 @@ from tpsample.agreement.misplaced import (
 )
 from tpsample.agreement.step import Call
 from tpsample.backends import room_of
-from tpsample.compiled import outside
 from tpsample.core.acceptance import DOMAIN_DRAFT
 from tpsample.core.checks import (
     check_choice,
@@ -27,7 +26,7 @@ from tpsample.core.checks import (
     require_plain,
 )
 from tpsample.core.row_noise import RowNoise
-from tpsample.core.tensors import readable
+from tpsample.core.tensors import outside_of_graphs, readable
 from tpsample.noise import DOMAIN_TOKEN
 from tpsample.output import SampleOutput
 from tpsample.request.step_batch import StepBatch
@@ -92,6 +91,7 @@ class Draft:
         return token_ids, torch.stack([draft.logits for draft in drafts], dim=1)
 
 
+@outside_of_graphs
 @collective(refuse_on_sampler)
 def sample_draft(
     sampler: LMHeadSampler,
@@ -128,8 +128,6 @@ def sample_draft(
             ranks every rank raises a RankMismatch (a ValueError) instead of the first.
     """
     require_sampler_on_all_ranks(sampler)
-    if torch.compiler.is_compiling():
-        return outside(sample_draft, sampler, draft_logits, batch, positions, index, method=method)
 
     def check() -> Call:
         check_request(sampler, method, batch)

@@ -14,10 +14,10 @@ from tpsample.agreement.misplaced import (
 )
 from tpsample.agreement.step import Call
 from tpsample.backends import room_of
-from tpsample.compiled import outside
 from tpsample.core import word
 from tpsample.core.checks import INDICES, check_tensor, positions_tensor
 from tpsample.core.ranges import range_of
+from tpsample.core.tensors import outside_of_graphs
 from tpsample.filters.kept_sets import kept_sets_of
 from tpsample.output import Logprobs, SampleOutput, VerifyOutput, reached
 from tpsample.request.plan import BatchView
@@ -34,6 +34,7 @@ from tpsample.speculative.drafting import (
 )
 
 
+@outside_of_graphs
 @collective(refuse_on_sampler)
 def verify(
     sampler: LMHeadSampler,
@@ -90,6 +91,7 @@ def verify(
     return _verify(sampler, inputs, draft_token_ids, batch, positions, *how)
 
 
+@outside_of_graphs
 @collective(refuse_on_sampler)
 def verify_logits(
     sampler: LMHeadSampler,
@@ -132,9 +134,6 @@ def _verify(
     lengths: Tensor | None,
 ) -> VerifyOutput:
     """Settle a verification with the other ranks, and make it."""
-    if torch.compiler.is_compiling():
-        how = method, draft_logits, lengths
-        return outside(_verify, sampler, inputs, draft_token_ids, batch, positions, *how)
 
     def check() -> Call:
         nonlocal draft_logits

@@ -16,7 +16,6 @@ from tpsample.agreement.construction import default_backend
 from tpsample.agreement.misplaced import collective
 from tpsample.backends import room_of
 from tpsample.backends.torch_.room import Room
-from tpsample.compiled import outside
 from tpsample.core.checks import (
     check_tensor,
     describe,
@@ -28,6 +27,7 @@ from tpsample.core.checks import (
 from tpsample.core.digest import digest_bits
 from tpsample.core.row_noise import GREEDY_BELOW, HOTTEST
 from tpsample.core.score import Head
+from tpsample.core.tensors import outside_of_graphs
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.ranks.process import group_among, process_group_of, require_own_connections
 from tpsample.settings import ChosenBackend
@@ -58,6 +58,7 @@ def _group_of(
     return of_ranks, given, error
 
 
+@outside_of_graphs
 @collective(_refuse)
 def kept_logprobs(
     hidden_states: Tensor,
@@ -108,10 +109,6 @@ def kept_logprobs(
         RuntimeError: this process was forked by that of the group. In backward, create_graph=True.
             A transform of torch.func, such as vmap, is around the call.
     """
-    if torch.compiler.is_compiling():
-        tensors = hidden_states, lm_head_weight, token_ids, kept, temperature
-        how = {"logit_scale": logit_scale, "logit_softcap": logit_softcap, "sparse": sparse}
-        return outside(kept_logprobs, *tensors, group=group, shard=shard, **how)
     head = Head(logit_scale, logit_softcap)
     of_ranks, given, error = _group_of(group, lm_head_weight, shard=shard, head=head)
     weight, room, same = None, None, {}
