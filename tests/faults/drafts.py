@@ -164,10 +164,10 @@ tpsample/backends/triton_/kernels/drafts.py
     - block_scores(logits.to(tl.float32), first_id, draw, sample, DOMAIN)
     + block_scores(logits.to(tl.float32), first_id, draw, 0, DOMAIN)
     > test_words_of_drafts_are_those_of_the_definition[triton-0-torch.float32]
-tpsample/backends/numba_/kernels/drafts.py
+tpsample/backends/numba_/drafts.py
     a native kernel drafts by the noise of tokens
-    - position[row], sample, domain)
-    + position[row], sample, 0x7470536D)
+    - first_sample=sample, domain=domain)
+    + first_sample=sample)
     > test_words_of_drafts_are_those_of_the_definition[numba-0-torch.float32]
 tpsample/backends/numba_/kernels/noise.py
     a native kernel draws drafts of greedy rows

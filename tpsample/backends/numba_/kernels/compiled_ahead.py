@@ -20,7 +20,7 @@ import torch
 from numba import float32, float64, int32, int64, typeof, types
 from torch import Tensor
 
-from tpsample.backends.numba_.kernels import cuts, drafts, ends, laws, passes
+from tpsample.backends.numba_.kernels import cuts, ends, laws, passes
 from tpsample.backends.numba_.kernels.arrays import array_of
 from tpsample.backends.numba_.kernels.best_scores import first_kept, known_best
 from tpsample.backends.numba_.kernels.compiling import is_ready, told
@@ -63,7 +63,6 @@ WORDS = typeof((_INTS_2, _INTS_2, _FLOATS, _FLOATS))
 ASKED = typeof((_INTS_2, _INTS_2, _INTS, _BOOLS))
 STATUS = int32[:, ::1]
 OF_LAWS, OF_PLACES = types.Tuple((INTS_2, STATUS)), types.Tuple((INTS_2, DOUBLES_2))
-DRAFT_ROWS = typeof((_FLOATS, _INTS, _INTS))
 LAWS = typeof(
     laws.NativeLaws(*[np.empty((0, 0), np.float32)] * 2, True, 0, 1, *[_FLOATS] * 3, *[_INTS] * 2)
 )
@@ -110,7 +109,6 @@ def entries(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]
         (cuts.search_bins, (STORED, FLOATS, INTS_2, INTS, DOUBLES, INTS_2, INTS_2)),
         (cuts.listed_sets, (INTS_2, INTS, FLOATS, FLOATS, DOUBLES, INTS, INTS, DOUBLES)),
         (passes.set_of_first, (INTS_2, FLOATS, LIMITS, DRAWS, *[INTS_2] * 3, FLOATS, INTS)),
-        (drafts.draft_words, (FLOATS_2, int64, DRAFT_ROWS, int64, int64, INTS)),
         (laws.law_sums, (LAWS, INTS_2)),
         (laws.residuals, (LAWS, INTS_2, INTS_3, INTS, INTS, INTS_3)),
         (ends.bound_best, (STORED, FLOATS, INTS_2, INTS, int64, INTS_3)),

@@ -41,7 +41,6 @@ BITS_SCALE = F32(2.0**-23)
 ROUNDING = F32(2.0**-11)
 
 KEY_0, KEY_1 = (U32(key) for key in definition.ELEMENT_KEY)
-DOMAIN = U32(definition.DOMAIN_TOKEN)
 ROUNDS = definition.ROUNDS
 U_SCALE, LOW_SCALE = definition.U_SCALE, definition.LOW_SCALE
 LOW_HALF = definition.LOW_HALF
@@ -55,12 +54,15 @@ class Draws(NamedTuple):
         temperature: fp32 [B].
         seed, position: int64 [B].
         samples: draws per row.
+        first_sample, domain: words of the counter of the first draw's streams.
     """
 
     temperature: np.ndarray
     seed: np.ndarray
     position: np.ndarray
     samples: int
+    first_sample: int = 0
+    domain: int = definition.DOMAIN_TOKEN
 
 
 class Noise(NamedTuple):
@@ -153,7 +155,7 @@ def noise_of(draws, index):
         row = index[i]
         at = draws.temperature[row], draws.seed[row], draws.position[row]
         for s in range(draws.samples):
-            stream = stream_at(*at, s, DOMAIN)
+            stream = stream_at(*at, draws.first_sample + s, draws.domain)
             scale[i], random[i] = stream.scale, stream.random
             streams[i, s, 0], streams[i, s, 1], streams[i, s, 2] = stream.r0, stream.r1, stream.r2
     return Noise(scale, random, streams)
