@@ -534,8 +534,8 @@ tpsample/backends/numba_/kernels/ends.py
     + edges[c] = marks[c]
     > test_sums_are_within_their_bounds
     native: the total of a rough row has what min_p cuts
-    - return value_of(least) if least > LOWEST_DRAWABLE else F32(-np.inf)
-    + return F32(-np.inf)
+    - marks[num_scores] = value_of(least) if least > LOWEST_DRAWABLE else F32(-np.inf)
+    + marks[num_scores] = F32(-np.inf)
     > test_sums_are_within_their_bounds
 tpsample/backends/numba_/kernels/passes.py
     native: a total of top_p leaves out what is below every mark

@@ -86,13 +86,13 @@ class NativeShardLogits(ShardLogits):
         return from_numpy(out)
 
     def before(self, best: Tensor, thresholds: Thresholds, count: int) -> Tensor:
+        top = self.top_of(best.unsqueeze(0))[1]
         if self.rough is not None:
             rows, numbers = best.shape
             sums = np.zeros((rows, 4 if thresholds.counts else 2, 1 + numbers // 2), np.int64)
-            given = self.rough.error_bound, best, thresholds.least_of_total, count
+            given = self.rough.error_bound, top, best, thresholds.least_of_total, count
             self.run(ends.bound_best, *given, sums)
             return from_numpy(sums.reshape(rows, -1))
-        top = word.value_of(best[:, 0])
         marks = self._marks(best, thresholds, count) + 1  # only greater words come before
         sums = np.zeros((len(marks), 2 * marks.shape[1] + 1), np.int64)
         self.run(passes.weigh, top, marks, thresholds.least_of_total, sums)
@@ -101,8 +101,9 @@ class NativeShardLogits(ShardLogits):
     def totals(self, cut: Tensor) -> Tensor:
         if self.rough is None:
             return super().totals(cut)
-        sums = np.zeros((len(cut), 2, 1), np.int64)
-        self.run(ends.bound_totals, self.rough.error_bound, self.largest, cut, sums)
+        no_best, sums = np.zeros((len(cut), 1), np.int64), np.zeros((len(cut), 2, 1), np.int64)
+        given = self.rough.error_bound, self.largest, no_best, cut, 1
+        self.run(ends.bound_best, *given, sums)
         return from_numpy(sums[:, :, 0])
 
     def top_of(self, gathered: Tensor) -> tuple[Tensor, Tensor]:

@@ -87,7 +87,7 @@ def first_kept(best, sums, count, temperature, limits, bounded, words, decided, 
         best: int64 [F, 1 + 2 C], those of all ranks, `count` for each sample.
         top: fp32 [F], out: the largest logits.
         sums: int64 [F, 2 C + 1], those of `ShardLogits.before`; with `bounded` [F, 2 (C + 1)] or
-            [F, 4 (C + 1)], those of `ends.bound_sums` of the best scores and of the total.
+            [F, 4 (C + 1)], those of `ends.bound_best` of the best scores and of the total.
         temperature: fp32 [F].
         limits: most, share and least of `tpsample.request.filters.Thresholds`, [F] each.
         words: int64 [F, samples].

@@ -111,8 +111,7 @@ def entries(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]
         (passes.set_of_first, (INTS_2, FLOATS, LIMITS, DRAWS, *[INTS_2] * 3, FLOATS, INTS)),
         (laws.law_sums, (LAWS, INTS_2)),
         (laws.residuals, (LAWS, INTS_2, INTS_3, INTS, INTS, INTS_3)),
-        (ends.bound_best, (STORED, FLOATS, INTS_2, INTS, int64, INTS_3)),
-        (ends.bound_totals, (STORED, FLOATS, FLOATS, INTS, INTS_3)),
+        (ends.bound_best, (STORED, FLOATS, FLOATS, INTS_2, INTS, int64, INTS_3)),
     ]
     shared = [
         (kernel, (*[int64] * 4, types.BaseTuple.from_types(arguments)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 
@@ -46,23 +45,6 @@ def reaching(ends, mass, edge):
     return total, number
 
 
-class EndSums(NamedTuple):
-    """Memory of `bound_row`: fp32 [IDS_AT_ONCE] and [2 C], float64 [2 C] and int64 [2 C]."""
-
-    mass: np.ndarray
-    edges: np.ndarray
-    masses: np.ndarray
-    numbers: np.ndarray
-
-
-@jit(allocates=True)
-def end_sums(num_marks):
-    """Return the memory for the bounds of C marks."""
-    count = 2 * num_marks
-    edges = np.empty(count, F32)
-    return EndSums(np.empty(IDS_AT_ONCE, F32), edges, np.empty(count, F64), np.empty(count, I64))
-
-
 @jit()
 def bound_row(ends, error_bound, top, temperature, marks, memory, sums):
     """Bound the masses and the numbers of the tokens of a row whose logits reach marks.
@@ -79,6 +61,7 @@ def bound_row(ends, error_bound, top, temperature, marks, memory, sums):
         top: fp32, the largest logit of all ranks.
         marks: fp32 [C], logits; inf is not asked. The upper bounds alone have logits that equal a
             mark.
+        memory: fp32 [IDS_AT_ONCE] and [2 C], float64 [2 C] and int64 [2 C].
         sums: int64 [4, C], zeros: the least masses, the most, the least numbers, the most; or
             [2, C], without the numbers.
     """
@@ -113,48 +96,27 @@ def bound_row(ends, error_bound, top, temperature, marks, memory, sums):
             sums[2, c], sums[3, c] = numbers[c], numbers[num_marks + c]
 
 
-@jit()
-def logit_of_total(least):
-    """Return the logit from which ends are in a total, of the total's least word."""
-    return value_of(least) if least > LOWEST_DRAWABLE else F32(-np.inf)
-
-
 @jit(in_parts=True, allocates=True)
 def bound_best(start, stop, part, arguments):
     """Bound what stands before each of the best scores, and the totals.
 
     Args:
-        error_bound: fp32 [F].
+        error_bound, top: fp32 [F]; top: the largest logits of all ranks.
         best: int64 [F, 1 + 2 C], those of all ranks, `count` for each sample.
         least_of_total: int64 [F]; see `tpsample.request.filters.Thresholds`.
         sums: int64 [F, 2 or 4, C + 1], those of `bound_row`. A best score that decides nothing is
             not asked; the last mark is that of the total.
     """
-    stored, error_bound, best, least_of_total, count, sums = arguments
+    stored, error_bound, top, best, least_of_total, count, sums = arguments
     num_scores = sums.shape[2] - 1
-    marks, memory = np.empty(num_scores + 1, F32), end_sums(num_scores + 1)
+    marks, edges = np.empty(num_scores + 1, F32), np.empty(2 * num_scores + 2, F32)
+    masses, numbers = np.empty(len(edges), F64), np.empty(len(edges), I64)
+    memory = np.empty(IDS_AT_ONCE, F32), edges, masses, numbers
     for row in stored.rows[start:stop]:
-        top, orders = value_of(best[row, 0]), best[row, 1 + num_scores :]
+        orders, least = best[row, 1 + num_scores :], least_of_total[row]
         for c in range(num_scores):
             mark = mark_of(orders, c - c % count, c)
             marks[c] = value_of(mark) if mark else F32(np.inf)
-        marks[num_scores] = logit_of_total(least_of_total[row])
-        of_row = error_bound[row], top, stored.temperature[row]
-        bound_row(stored.logits[row], *of_row, marks, memory, sums[row])
-
-
-@jit(in_parts=True, allocates=True)
-def bound_totals(start, stop, part, arguments):
-    """Bound the masses of the tokens from order words on.
-
-    Args:
-        error_bound, top: fp32 [F]; top: the largest logits of all ranks.
-        least: int64 [F], order words.
-        sums: int64 [F, 2, 1], those of `bound_row`.
-    """
-    stored, error_bound, top, least, sums = arguments
-    marks, memory = np.empty(1, F32), end_sums(1)
-    for row in stored.rows[start:stop]:
-        marks[0] = logit_of_total(least[row])
+        marks[num_scores] = value_of(least) if least > LOWEST_DRAWABLE else F32(-np.inf)
         of_row = error_bound[row], top[row], stored.temperature[row]
         bound_row(stored.logits[row], *of_row, marks, memory, sums[row])
