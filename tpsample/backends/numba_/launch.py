@@ -242,49 +242,31 @@ class NativeBackend(Backend):
     ) -> None:
         """Store what a top_k or a min_p of these rows can keep, or all of it where that is more.
 
-        Args:
-            most, least, first: as in `_list_kept`; the words are those of top_k up to HEAPED.
-        """
-        work = PAIR * self._threads(source, len(index)) * most
-        most = np.where((most > HEAPED) & (work > source.stop - source.start), 0, most)
-        whole, many = (most == 0) & (least == -np.inf), most > HEAPED
-        for rows, words in ((~whole & ~many, first), (many, None), (whole, None)):
-            if not rows.any():
-                continue
-            part, of_rows = memory._replace(stored_rows=memory.stored_rows[rows]), index[rows]
-            if rows is whole:
-                self._store(step, source, of_rows, head, part)
-            else:
-                limits = most[rows], least[rows], words
-                self._list_kept(step, source, of_rows, head, part, *limits)
-
-    def _list_kept(
-        self,
-        step: Step,
-        source: Weight,
-        index: np.ndarray,
-        head: native.NativeHead,
-        memory: Memory,
-        most: np.ndarray,
-        least: np.ndarray,
-        first: np.ndarray | None,
-    ) -> None:
-        """Store the logits that a top_k or a min_p of these rows can keep, and -inf for the others.
+        Of the other logits -inf is stored. The ends of all of a row with a top_k above HEAPED are
+        stored before any is listed.
 
         Args:
             most: int64 [R], the top_k, 0 without.
             least: float64 [R], the y of `Demand.least`.
-            first: int64 [threads, stored rows, count], takes the first `most` order words. None
-                where the upper ends of all logits are stored before any is listed.
+            first: int64 [threads, stored rows, count], takes the first `most` order words up to
+                HEAPED.
         """
-        threads = self._threads(source, len(index)) if first is None else len(first)
-        outputs = () if first is None else (first,)
-        outputs = *outputs, np.zeros((threads, 2, len(index)), np.int64)
+        work = PAIR * self._threads(source, len(index)) * most
+        most = np.where((most > HEAPED) & (work > source.stop - source.start), 0, most)
+        whole, many = (most == 0) & (least == -np.inf), most > HEAPED
         temperature = array_of(step.noise.temperature.contiguous())
-        given = hidden_of(step), index, head, memory, most, temperature, least
-        self._run(
-            store_first if first is None else list_kept, source, len(index), *given, outputs=outputs
-        )
+        for kernel, rows in ((list_kept, ~whole & ~many), (store_first, many), (store, whole)):
+            if not rows.any():
+                continue
+            part, of_rows = memory._replace(stored_rows=memory.stored_rows[rows]), index[rows]
+            if kernel is store:
+                self._store(step, source, of_rows, head, part)
+                continue
+            outputs = (first,) if kernel is list_kept else ()
+            threads = len(first) if outputs else self._threads(source, len(of_rows))
+            computed = np.zeros((threads, 2, len(of_rows)), np.int64)
+            given = hidden_of(step), of_rows, head, part, most[rows], temperature, least[rows]
+            self._run(kernel, source, len(of_rows), *given, outputs=(*outputs, computed))
 
     def _store(
         self, step: Step, source: Weight, index: np.ndarray, head: native.NativeHead, memory: Memory
@@ -307,11 +289,8 @@ class NativeBackend(Backend):
     ) -> None:
         """Call a kernel for one part of the ids per thread, which has a part of each output.
 
-        Without rows it is not called, because a kernel's memory has room for at least one.
+        There are rows, because a kernel's memory has room for at least one.
         """
-        if not num_rows:
-            return
-
         parts = len(outputs[0]) if outputs else self._threads(source, num_rows)
         in_ranges(kernel, source.start, source.stop, parts, source, *arguments, *outputs)
 
