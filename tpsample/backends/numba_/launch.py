@@ -170,7 +170,7 @@ class NativeBackend(Backend):
             outputs = words_of_threads, *nothing
             self._run_draw(step, source, index, head, memory, NOTHING_STORED, outputs, copy)
         else:
-            rows = index, sources, draws_of(step.noise), head, NONE
+            rows = index, sources, draws_of(step.noise), head, NONE, False
             self._run(draw_given, source, num_rows, *rows, outputs=(words_of_threads,))
         words = words_of_threads[0] if threads == 1 else words_of_threads.max(axis=0)
         its = index if step.batch.plan.stored_index is not None else slice(None)

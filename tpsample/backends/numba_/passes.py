@@ -14,7 +14,7 @@ from torch import Tensor, from_numpy
 from tpsample.backends.numba_.kernels import ends, passes
 from tpsample.backends.numba_.kernels.arrays import NONE, array_of, arrays_of
 from tpsample.backends.numba_.kernels.best_scores import first_kept, known_best
-from tpsample.backends.numba_.kernels.draw import draw_stored
+from tpsample.backends.numba_.kernels.draw import draw_given
 from tpsample.backends.numba_.kernels.head import NativeHead
 from tpsample.backends.numba_.kernels.inputs import weight_of
 from tpsample.backends.numba_.kernels.logprobs import list_words, told_logprobs
@@ -234,8 +234,8 @@ class NativeShardLogits(ShardLogits):
         words = np.zeros((len(self.logits), self.noise.num_samples, count), np.int64)
         source = weight_of(self.logits.contiguous(), self.first_id, 0, self.logits.shape[1])
         draws, cuts, best = draws_of(self.noise), cut[rows] if len(cut) else cut, words[rows]
-        arguments = source, rows, draws, NativeHead(), cuts, best
-        in_ranges(draw_stored, 0, len(rows), self._threads, *arguments)
+        given = source, rows, rows, draws, NativeHead(), cuts, True, best[np.newaxis]
+        in_ranges(draw_given, 0, len(rows), self._threads, *given)
         words[rows] = best
         words[..., ::-1].sort(axis=-1)
         return words

@@ -25,7 +25,7 @@ from tpsample.backends.numba_.kernels.arrays import array_of
 from tpsample.backends.numba_.kernels.best_scores import first_kept, known_best
 from tpsample.backends.numba_.kernels.compiling import is_ready, told
 from tpsample.backends.numba_.kernels.decode import decode
-from tpsample.backends.numba_.kernels.draw import draw, draw_given, draw_stored
+from tpsample.backends.numba_.kernels.draw import draw, draw_given
 from tpsample.backends.numba_.kernels.first_logits import store_first
 from tpsample.backends.numba_.kernels.head import NativeHead
 from tpsample.backends.numba_.kernels.inputs import Memory, weight_of
@@ -90,12 +90,10 @@ def entries(weight: Tensor, *, screened: bool = False) -> list[tuple[Any, tuple]
         logits = torch.empty(1, 1, dtype=dtype, device="cpu")
         given = typeof(weight_of(logits, 0, 0, 1))
         kernels += [
-            (draw_given, (given, INTS, INTS, DRAWS, HEAD, INTS, INTS_4)),
+            (draw_given, (given, INTS, INTS, DRAWS, HEAD, INTS, types.bool_, INTS_4)),
             (store_given, (given, INTS, INTS, HEAD, MEMORY)),
         ]
-    kept = typeof(weight_of(torch.empty(1, 1, dtype=torch.float32, device="cpu"), 0, 0, 1))
     kernels += [
-        (draw_stored, (kept, INTS, DRAWS, HEAD, INTS, INTS_3)),
         (passes.own_words, (STORED, INTS_3, INTS_2, INTS_2)),
         (cuts.words_from, (STORED, INTS, INTS_2)),
         (passes.weigh, (STORED, FLOATS, INTS_2, INTS, INTS_2)),

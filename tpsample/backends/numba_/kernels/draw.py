@@ -272,45 +272,30 @@ def draw_given(start, stop, part, arguments):
     """Find the best words of logits that are there.
 
     Args:
-        arguments: as `draw_logits` takes them; `best` has a first axis of the parts.
-    """
-    given, index, sources, draws, head, cut, best = arguments
-    draw_logits(part_of(given, start, stop), index, sources, draws, head, cut, best[part])
-
-
-@jit(in_parts=True, allocates=True)
-def draw_stored(start, stop, part, arguments):
-    """Find the best words of stored rows.
-
-    Args:
-        arguments: as `draw_logits` takes them; `index` are also the rows of `given`.
-    """
-    given, index, draws, head, cut, best = arguments
-    rows, cuts = index[start:stop], cut[start:stop]
-    draw_logits(given, rows, rows, draws, head, cuts, best[start:stop])
-
-
-@jit(allocates=True)
-def draw_logits(given, index, sources, draws, head, cut, best):
-    """Find the best words of logits.
-
-    Args:
         given: the logits, a `Weight`.
         index: int64 [R], the rows of the batch.
         sources: int64 [R], the rows of `given`; the others are as in `draw`.
         cut: int64 [R], the least order word that counts; no rows for all.
-        best: int64 [R, samples, count], raised; the least word first.
+        by_rows: whether the range is one of the R rows, and not of the ids.
+        best: int64 [parts, R, samples, count], raised; the least word first. All parts of rows have
+            the first.
     """
+    given, index, sources, draws, head, cut, by_rows, bests = arguments
+    first_row, last_row, best = 0, len(index), bests[0 if by_rows else part]
+    if by_rows:
+        first_row, last_row = start, stop
+    else:
+        given = part_of(given, start, stop)
     noise, none = noise_of(draws, index), np.empty(0, F32)
     logits, upper = np.empty(BLOCK, F32), np.empty(BLOCK, F32)
-    for i in range(len(index)):
+    for i in range(first_row, last_row):
         for n in range(blocks_of(given)):
             block = block_at(given, n)
             first = sources[i] * given.stride + block.local
-            part = given.numbers[first : first + block.count]
+            numbers = given.numbers[first : first + block.count]
             inside = logits[block.lane : block.lane + block.count]
             for k in range(block.count):
-                inside[k] = as_fp32(part[k])
+                inside[k] = as_fp32(numbers[k])
             if len(head.slots):  # a call with a head costs as much as 64 ids
                 control(logits, block, index[i], head)
             if len(cut) and cut[i] > LOWEST_DRAWABLE:  # no logit but -inf lies below it

@@ -97,7 +97,7 @@ def store(start, stop, part, arguments):
 
 @jit(in_parts=True, allocates=True)
 def store_given(start, stop, part, arguments):
-    """Store logits that are there; arguments are those of `draw.draw_logits`."""
+    """Store logits that are there; arguments are those of `draw.draw_given`."""
     given, index, sources, head, memory = arguments
     given = part_of(given, start, stop)
     logits = np.empty(BLOCK, F32)
