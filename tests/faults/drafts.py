@@ -171,8 +171,8 @@ tpsample/backends/numba_/drafts.py
     > test_words_of_drafts_are_those_of_the_definition[numba-0-torch.float32]
 tpsample/backends/numba_/kernels/noise.py
     a native kernel draws drafts of greedy rows
-    - scale, random, key, step = F32(1), F32(0),
-    + scale, random, key, step = F32(1), F32(1),
+    - scale[i], random[i] = F32(1), F32(0)
+    + scale[i], random[i] = F32(1), F32(1)
     > test_words_of_drafts_are_those_of_the_definition[numba-0-torch.float32]
 tpsample/sampler.py
     a warm-up compiles no verification by ratio

@@ -809,9 +809,9 @@ tpsample/backends/numba_/kernels/best_scores.py
     - possible = before < high
     + possible = sure
     > test_what_is_decided_is_as_from_the_sums
-    native: of equal best scores the first decides alone
-    - while at > 0 and words[at - 1] < word:
-    + while at > 1 and words[at - 1] < word:
+    native: the best scores of upper ends lie in no order
+    - sort(scores)
+    + sort(scores[:1])
     > test_best_words_of_upper_ends_are_those_that_were_found
     native: a masked row has the first word of memory that nobody wrote
     - if top == 0 and error_bound[i] < F32(np.inf):  # all are masked

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from tpsample.backends.numba_.kernels.compiling import F32, I64, jit
+from tpsample.backends.numba_.kernels.heap import push, sort
 from tpsample.backends.numba_.kernels.masses import mass_limit, mass_row, power_of, rounded
 from tpsample.backends.numba_.kernels.numbers import key_of, pack, value_of
 from tpsample.backends.numba_.kernels.primitives import larger
@@ -26,18 +27,6 @@ def mark_of(orders, first, c):
         if orders[better] > orders[c]:
             return I64(0)
     return orders[c]
-
-
-@jit()
-def insert(words, word):
-    """Put a word in its place among descending words, int64, if it is larger than the last."""
-    at = len(words) - 1
-    if word <= words[at]:
-        return
-    while at > 0 and words[at - 1] < word:
-        words[at] = words[at - 1]
-        at -= 1
-    words[at] = word
 
 
 @jit(entry=True)
@@ -70,7 +59,8 @@ def known_best(first, best, error_bound, logits, first_id, count, out):
             scores = out[i, begin : begin + count]
             for thread in range(threads):
                 for j in range(num_words):
-                    insert(scores, best[thread, i, sample, j])
+                    push(scores, count, best[thread, i, sample, j])
+            sort(scores)
             orders = out[i, begin + samples * count : begin + (samples + 1) * count]
             for c in range(count):
                 if scores[c]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tpsample.backends.numba_.kernels.best_scores import insert
 from tpsample.backends.numba_.kernels.compiling import F32, F64, I64, jit
 from tpsample.backends.numba_.kernels.decode import OK, token_of
+from tpsample.backends.numba_.kernels.heap import push, sort
 from tpsample.backends.numba_.kernels.numbers import key_of, value_of
 from tpsample.backends.numba_.kernels.primitives import larger, smaller
 from tpsample.core.masses import LN2
@@ -26,7 +26,8 @@ def list_words(gathered, given, processed, first, own, marks, top, temperature):
     for i in range(len(first)):
         for rank in range(len(gathered)):
             for j in range(count):
-                insert(first[i], gathered[rank, i, j])
+                push(first[i], count, gathered[rank, i, j])
+        sort(first[i])
         for c in range(num_own):
             word = gathered[0, i, count + c]
             for rank in range(1, len(gathered)):

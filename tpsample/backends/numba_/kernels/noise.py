@@ -135,17 +135,6 @@ def heated(temperature, index, y):
     return out
 
 
-@jit()
-def stream_at(temperature, seed, position, sample, domain):
-    """Return the noise of a sample at a position. Twin: `tpsample.noise.row_stream`."""
-    scale, random, key, step = F32(1), F32(0), U64(seed), U64(position)
-    if is_random(temperature):
-        scale, random = F32(LOG2_E / smaller(F64(temperature), HOTTEST)), F32(1)
-    counter = U32(step), U32(step >> U64(32)), U32(sample), U32(domain)
-    r0, r1, r2, _ = philox(*counter, U32(key), U32(key >> U64(32)))
-    return Stream(scale, random, r0, r1, r2)
-
-
 @jit(allocates=True)
 def noise_of(draws, index):
     """Return the `Noise` of some rows, int64 [R]. Twin: `tpsample.core.row_noise.RowNoise`."""
@@ -153,11 +142,15 @@ def noise_of(draws, index):
     streams = np.empty((len(index), draws.samples, 3), U32)
     for i in range(len(index)):
         row = index[i]
-        at = draws.temperature[row], draws.seed[row], draws.position[row]
+        temperature, key = draws.temperature[row], U64(draws.seed[row])
+        scale[i], random[i] = F32(1), F32(0)
+        if is_random(temperature):
+            scale[i], random[i] = F32(LOG2_E / smaller(F64(temperature), HOTTEST)), F32(1)
+        step, domain = U64(draws.position[row]), U32(draws.domain)
         for s in range(draws.samples):
-            stream = stream_at(*at, draws.first_sample + s, draws.domain)
-            scale[i], random[i] = stream.scale, stream.random
-            streams[i, s, 0], streams[i, s, 1], streams[i, s, 2] = stream.r0, stream.r1, stream.r2
+            counter = U32(step), U32(step >> U64(32)), U32(draws.first_sample + s), domain
+            r0, r1, r2, _ = philox(*counter, U32(key), U32(key >> U64(32)))
+            streams[i, s, 0], streams[i, s, 1], streams[i, s, 2] = r0, r1, r2
     return Noise(scale, random, streams)
 
 
@@ -166,14 +159,6 @@ def stream_of(noise, i, s):
     """Return the noise of row i and sample s."""
     r0, r1, r2 = noise.streams[i, s]
     return Stream(noise.scale[i], noise.random[i], r0, r1, r2)
-
-
-@jit()
-def block_words(block, r0, r1, r2, out):
-    """Find the words of a block's lanes for a stream, as fp32 [BLOCK]."""
-    for q in range(BLOCK // 4):
-        w0, w1, w2, w3 = philox(U32((block.base >> 2) + q), r0, r1, r2, KEY_0, KEY_1)
-        out[4 * q], out[4 * q + 1], out[4 * q + 2], out[4 * q + 3] = w0, w1, w2, w3
 
 
 @jit(fastmath=FUSED)
@@ -190,7 +175,9 @@ def upper_scores(logits, block, stream, upper):
             upper[j] = logits[j]
     else:
         r0, r1, r2, scale = stream.r0, stream.r1, stream.r2, stream.scale
-        block_words(block, r0, r1, r2, upper)
+        for q in range(BLOCK // 4):  # the words of the lanes
+            w0, w1, w2, w3 = philox(U32((block.base >> 2) + q), r0, r1, r2, KEY_0, KEY_1)
+            upper[4 * q], upper[4 * q + 1], upper[4 * q + 2], upper[4 * q + 3] = w0, w1, w2, w3
         for j in range(BLOCK):
             most = (NOISE_TOP + ROUNDING) - F32(bits_as(F32(upper[j]), I32)) * BITS_SCALE
             upper[j] = up(logits[j] * scale) + most

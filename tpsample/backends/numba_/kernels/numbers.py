@@ -126,15 +126,10 @@ def of_ordered(order):
 
 
 @jit()
-def word_of(order, token_id):
-    """Return the word of an `ordered` number and a global token id; see `tpsample.core.word`."""
-    return ((I64(order) + I64(2**31)) << I64(TOKEN_BITS)) | (I64(TOKEN_MASK) - I64(token_id))
-
-
-@jit()
 def pack(value, token_id):
-    """Return the word of an fp32 score or logit and a global token id."""
-    return word_of(ordered(value), token_id)
+    """Return the word of an fp32 score or logit and a global token id; see `tpsample.core.word`."""
+    key = I64(ordered(value)) + I64(2**31)
+    return (key << I64(TOKEN_BITS)) | (I64(TOKEN_MASK) - I64(token_id))
 
 
 @jit()
@@ -294,7 +289,9 @@ def exact_dot(weight, first, hidden):
 def expanded_dot(weight, first, hidden):
     """Return what `exact_dot` does, by Shewchuk's expansion.
 
-    Its partial sums do not overlap; the largest is the last.
+    Its partial sums do not overlap; the largest is the last. Their sum is rounded to odd in float64
+    before it is rounded to fp32: of the two neighbours of the exact sum it is the odd one, which
+    lies on the same side of every fp32 midpoint.
     """
     partials, count = np.empty(LIMBS, F64), I64(0)
     for d in range(len(hidden)):
@@ -311,16 +308,6 @@ def expanded_dot(weight, first, hidden):
             x = high
         partials[kept] = x
         count = kept + 1
-    return to_fp32(partials, count)
-
-
-@jit()
-def to_fp32(partials, count):
-    """Round a sum of partial sums that do not overlap, the largest last, once to fp32.
-
-    float64 is rounded to odd: of the two neighbours of the exact sum it is the odd one, which lies
-    on the same side of every fp32 midpoint.
-    """
     high, low = F64(0), F64(0)
     for i in range(count - 1, -1, -1):
         total = high + partials[i]
