@@ -40,8 +40,8 @@ tpsample/backends/torch_/passes.py
     + group = word.token_of(order_words(grouped.amax(dim=2)).topk(count - 1, dim=1).values)
     > test_first_words_are_those_of_the_definition
     first words: a greedy row keeps what its top_k left
-    - .last_cut(kept[:, 0], of_greedy=first[:, 0])
-    + .last_cut(kept[:, 0])
+    - .last_cut(last, of_greedy=first[:, 0])
+    + .last_cut(last)
     > test_first_words_of_rows_without_a_token_and_of_greedy_ones[torch-step]
     a row with a NaN keeps its first words
     - & ~top.isnan().unsqueeze(1)

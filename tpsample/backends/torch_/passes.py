@@ -384,34 +384,20 @@ class ShardLogits:
         """
         top_word, marks = best[:, 0], self._orders(best, count)
         scores = best[:, 1 : 1 + marks.shape[1]].unflatten(1, (-1, count))
-        logits, top = word.value_of(marks), word.value_of(top_word)
-        drawable = marks >= thresholds.least.unsqueeze(1)
-        sure, words = (
-            (scores * (drawable & kept).unflatten(1, scores.shape[1:])).amax(dim=2)
-            for kept in self.kept(sums, logits, top, thresholds)
-        )
-        key = word.key_of(top_word)
-        is_number = (key > word.KEY_MINUS_INF) & (key != word.KEY_NAN)
-        decided = ((words > 0) & (words == sure)).all(dim=1) | ~is_number
-        return Verdict(or_nan(words, top), decided, top)
-
-    def kept(
-        self, sums: Tensor, logits: Tensor, top: Tensor, thresholds: Thresholds
-    ) -> tuple[Tensor, Tensor]:
-        """Return which marks `most` and `share` surely keep, and may keep, bool [F, C].
-
-        Args:
-            sums: what `before` returns, summed over the ranks.
-            logits: fp32 [F, C], those of the marks.
-            top: fp32 [F], largest logits over all ranks.
-        """
-        mass, number, total = sums.split([logits.shape[1], logits.shape[1], 1], dim=1)
+        mass, number, total = sums.split([marks.shape[1], marks.shape[1], 1], dim=1)
         most, share = thresholds.most.unsqueeze(1), thresholds.share.unsqueeze(1)
         of_total = (total.double() * self.mass_error).ceil().to(torch.int64)
-        error, possible = of_total * (mass > 0), number < most  # nothing is before the first token
+        error = of_total * (mass > 0)  # nothing is before the first token
+        possible = (marks >= thresholds.least.unsqueeze(1)) & (number < most)
         sure = possible & (mass + error < mass_limit(total - of_total, share))
         possible &= mass - error < mass_limit(total + of_total, share)
-        return sure, possible
+        sure_words, words = (
+            (scores * kept.unflatten(1, scores.shape[1:])).amax(dim=2) for kept in (sure, possible)
+        )
+        top, key = word.value_of(top_word), word.key_of(top_word)
+        is_number = (key > word.KEY_MINUS_INF) & (key != word.KEY_NAN)
+        decided = ((words > 0) & (words == sure_words)).all(dim=1) | ~is_number
+        return Verdict(or_nan(words, top), decided, top)
 
     def best_of_first(self, first: Tensor, thresholds: Thresholds) -> Tensor:
         """Return the best score words [F, num_samples] among the first tokens that are kept.
@@ -427,24 +413,17 @@ class ShardLogits:
         best = torch.stack([(score_words * kept).amax(dim=1) for score_words in scores], dim=1)
         return or_nan(best, word.value_of(first[:, 0]))
 
-    def kept_of_first(self, first: Tensor, thresholds: Thresholds) -> Tensor:
-        """Return int64 [F, 3] of kept sets among first tokens: last word, mass and number.
-
-        Without any token the word is above all, and the others are 0. The arguments are those of
-        `best_of_first`.
-        """
-        kept, mass = self._kept_of_first(first, thresholds)
-        last = first.where(kept, ABOVE_ALL).amin(dim=1)
-        return torch.stack([last, (mass * kept).sum(dim=1), kept.sum(dim=1)], dim=1)
-
     def set_of_first(self, first: Tensor, thresholds: Thresholds) -> SetOfFirst:
         """Return `best_of_first`, and the kept sets of these rows among their first tokens."""
-        kept, top = self.kept_of_first(first, thresholds), word.value_of(first[:, 0])
-        cut = replace(self, top=top).last_cut(kept[:, 0], of_greedy=first[:, 0])
+        kept, mass = self._kept_of_first(first, thresholds)
+        last = first.where(kept, ABOVE_ALL).amin(dim=1)  # above all in a row without a token
+        held = torch.stack([(mass * kept).sum(dim=1), kept.sum(dim=1)], dim=1)
+        top = word.value_of(first[:, 0])
+        cut = replace(self, top=top).last_cut(last, of_greedy=first[:, 0])
         words = self.best_of_first(first, thresholds)
         ids, drawn = word.token_of(first).unsqueeze(1), word.decode(words)[0].unsqueeze(2)
         orders = (first.unsqueeze(1) * (ids == drawn)).amax(dim=2)
-        return SetOfFirst(words, cut, kept[:, 1:], top, orders)
+        return SetOfFirst(words, cut, held, top, orders)
 
     def _kept_of_first(self, first: Tensor, thresholds: Thresholds) -> tuple[Tensor, Tensor]:
         """Return which first tokens are kept, bool [F, n], and their masses, int64."""
