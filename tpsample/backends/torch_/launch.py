@@ -37,8 +37,11 @@ class TorchBackend(Backend):
             raw, processed = self.tile_logits(step, start, stop)
             self.raise_best(drawn_best, processed[drawn], start, noise)
             if plan.stored_index is not None:
-                index = plan.stored_index
-                self.store(step, slice(0, len(index)), start, raw[index], processed[index])
+                assert step.logits is not None
+                memory = halves(step.logits, len(plan.stored_index))
+                for half, logits in zip(memory, (raw, processed), strict=True):
+                    if len(half):
+                        half[:, start:stop] = logits[plan.stored_index]
         best[:, drawn] = drawn_best
 
     def tiles(self, batch_rows: int, part: int, parts: int) -> list[tuple[int, int]]:
@@ -47,23 +50,6 @@ class TorchBackend(Backend):
         first, last = (num_rows * p // parts for p in (part, part + 1))
         block_v = self.block_v or max(64, TILE_ELEMENTS // max(1, batch_rows))
         return [(start, min(start + block_v, last)) for start in range(first, last, block_v)]
-
-    @staticmethod
-    def store(
-        step: Step, places: slice | Tensor, start: int, raw: Tensor, processed: Tensor
-    ) -> None:
-        """Keep the logits of a tile, fp32 [b, n] each, from column `start` on.
-
-        Args:
-            places: where the rows are among the stored ones.
-        """
-        memory, columns = step.logits, slice(start, start + raw.shape[1])
-        assert memory is not None
-        for half, logits in zip(
-            halves(memory, len(step.batch.plan.stored_list)), (raw, processed), strict=True
-        ):
-            if len(half):
-                half[places, columns] = logits
 
     def tile_logits(self, step: Step, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return fp32 [B, n] each, a tile's logits before the request controls and behind them."""
