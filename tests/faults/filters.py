@@ -217,8 +217,8 @@ tpsample/backends/torch_/cuts.py
     + words = (tokens_per_mass(bins.device)[0, place] * words)
     > test_the_cut_in_a_bin
     a search keeps no ties
-    - return torch.where(keep_ties > 0, cut & ~word.TOKEN_MASK, cut)
-    + return cut
+    - cut = torch.where(keep_ties > 0, cut & ~word.TOKEN_MASK, cut)
+    + pass
     > test_the_cut_in_a_bin
     a limit above all weights is looked for in a bin
     - prefix = (BINS - 1 - search.prefix).where(reached, BINS)

@@ -151,25 +151,19 @@ class Cuts:
             int64 [F], that word, and int64 [F], a bound of how many words there are; it is
             `ABOVE_ALL` where masses bound nothing.
         """
-        rows, (end, room) = self.rows, self.last_bins(bins, total, share, number)
+        rows = self.rows
+        fewest, most = (tokens_per_mass(bins.device).unsqueeze(1) * bins).unbind()
+        too_few = fewest.ceil().to(torch.int64).cumsum(dim=1) < number
+        end = self.bin_of(bins, total, share).prefix.maximum(too_few.sum(dim=1))
+        # The words lie in the bins up to this one and, as bins are rounded, in the next.
+        inside = torch.arange(BINS, device=bins.device) <= end.unsqueeze(1) + 1
+        room = (most.floor().to(torch.int64) * inside).sum(dim=1)
         bounded = (end + 1 < COUNTED_BINS) & rows.noise.random.squeeze(1)
         room = room.where(bounded, ABOVE_ALL)
         cut = rows.least_word((end + (1 + BIN_MARGIN)).double() / -BINS_PER_Y, rows.temperature)
         any_word = torch.where(rows.largest.isnan(), word.KEY_NAN << word.TOKEN_BITS, 1)
         is_number = rows.largest > -torch.inf
         return cut.where(is_number, any_word), room.where(is_number, 1)
-
-    def last_bins(
-        self, bins: Tensor, total: Tensor, share: Tensor, number: int
-    ) -> tuple[Tensor, Tensor]:
-        """Return the last bin of each row's list, int64 [F], and a bound of how many words there
-        are. The arguments are those of `list_end`."""
-        fewest, most = (tokens_per_mass(bins.device).unsqueeze(1) * bins).unbind()
-        too_few = fewest.ceil().to(torch.int64).cumsum(dim=1) < number
-        end = self.bin_of(bins, total, share).prefix.maximum(too_few.sum(dim=1))
-        # The words lie in the bins up to this one and, as bins are rounded, in the next.
-        inside = torch.arange(BINS, device=bins.device) <= end.unsqueeze(1) + 1
-        return end, (most.floor().to(torch.int64) * inside).sum(dim=1)
 
     def empty_digits(self, rounds: int, *, mass: bool) -> Sequence[EmptyDigits | None]:
         """Return what `digits` of so many rounds writes into; None where it takes its own memory.
@@ -310,17 +304,7 @@ class Cuts:
             int64 [F]; a token of this rank is kept iff its order word is >= it. The largest of
             these words over all ranks is where the set of the whole vocabulary ends.
         """
-        found = self.next_digit(search, last.bins.sum(dim=0))
-        cut = self._upto_ties(found, last, keep_ties)
-        if ends is None:
-            return cut
-        least, share, of_greedy = ends
-        largest = least.maximum(cut)
-        largest = largest if share is None else torch.where(share < 1, largest, least)
-        return self.rows.last_cut(largest, of_greedy=of_greedy)
-
-    def _upto_ties(self, search: Search, last: LastDigits, keep_ties: Tensor) -> Tensor:
-        """Return `last_digit` of searches whose prefixes are keys of logits."""
+        search = self.next_digit(search, last.bins.sum(dim=0))  # by keys of logits
         digit = (~search.prefix & (DIGITS - 1)).unsqueeze(1).expand(len(last.bins), -1, 1)
         weights = last.bins.to(torch.int64).gather(2, digit).squeeze(2)
         logit = word.value_of(search.prefix << word.TOKEN_BITS).unsqueeze(1)
@@ -330,7 +314,13 @@ class Cuts:
         some = (left + each <= weights[last.place]) & (keep_ties == 0)
         number = (-(-left // each)).where(some, 0)
         token = self.nth_equal(logit, number).where(some, word.TOKEN_MASK)
-        return (search.prefix << word.TOKEN_BITS) + (word.TOKEN_MASK - token)
+        cut = (search.prefix << word.TOKEN_BITS) + (word.TOKEN_MASK - token)
+        if ends is None:
+            return cut
+        least, share, of_greedy = ends
+        largest = least.maximum(cut)
+        largest = largest if share is None else torch.where(share < 1, largest, least)
+        return self.rows.last_cut(largest, of_greedy=of_greedy)
 
     def nth_equal(self, logit: Tensor, number: Tensor) -> Tensor:
         """Return the id of the n-th token of this rank with a logit.
@@ -474,7 +464,7 @@ class Cuts:
         words = listed[:, :, 1:].transpose(0, 1).flatten(1).sort(dim=1, descending=True).values
         cut = self.reached_at(search, words, mass=mass).clamp(min=word.LOWEST_DRAWABLE)
         left = (listed[:, :, 0] >= listed.shape[2]).any(dim=0) & (self.rows.largest > -torch.inf)
-        cut = last_tied(cut, keep_ties)
+        cut = torch.where(keep_ties > 0, cut & ~word.TOKEN_MASK, cut)  # the last of its logit
         if least is not None:
             cut = self.rows.last_cut(least.maximum(cut), of_greedy=of_greedy)
         return cut, left
@@ -514,8 +504,3 @@ class Cuts:
     def _bins_of(self, logits: Tensor) -> Tensor:
         """Return the bins of logits [F, n], int64; see `tpsample.core.order.bins_of`."""
         return bins_of(logits, self.rows.largest, self.rows.temperature)
-
-
-def last_tied(cut: Tensor, keep_ties: Tensor) -> Tensor:
-    """Return each cut, int64 [F], with ties="keep" the last word of the same logit."""
-    return torch.where(keep_ties > 0, cut & ~word.TOKEN_MASK, cut)
