@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -18,21 +17,6 @@ from tpsample.output import VerifyOutput
 
 class NativeVerification(Verification):
     """`Verification` on a CPU with Numba."""
-
-    @cached_property
-    def _draft(self) -> Tensor:
-        """fp32 [B · K, V_local], a copy only if the drafter has another dtype or order of rows."""
-        if self.draft is None:
-            return self.rows.logits[:0]
-        return self.draft.float().flatten(0, 1).contiguous()
-
-    def tops(self) -> Tensor:
-        own = self.rows.first_words(1).view(self.drafts.shape)
-        if self.draft is None:
-            return own
-        logits = self._draft
-        law = replace(self.rows, logits=logits, raw=logits, done=None, first=None, rough=None)
-        return torch.cat([own, law.first_words(1).view(self.draft.shape[:2])], dim=1)
 
     def laws(self, gathered: Tensor) -> Laws:
         shape = self.drafts.shape
@@ -81,7 +65,7 @@ class NativeVerification(Verification):
         """Call a kernel for ranges of `count` positions, one per thread."""
         logits, first_id, width = self.rows.logits, self.rows.first_id, self.drafts.shape[1]
         numbers = self.rows.temperature, laws.top, laws.draft_top, laws.cut, laws.drafts
-        given = logits, self._draft, self.draft is None, first_id, width
+        given = logits, self.draft_logits, self.draft is None, first_id, width
         rows = kernels.NativeLaws(*arrays_of((*given, *(each.flatten() for each in numbers))))
         parts = max(1, min(count, threads_for(32 * count * logits.shape[1])))
         in_ranges(kernel, 0, count, parts, rows, *arrays_of(tensors))

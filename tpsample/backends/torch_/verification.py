@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -127,17 +128,22 @@ class Verification:
     positions: Tensor
     block: bool
 
+    @cached_property
+    def draft_logits(self) -> Tensor:
+        """fp32 [B · K, V_local], a copy only if the drafter has another dtype or order of rows."""
+        if self.draft is None:
+            return self.rows.logits[:0]
+        return self.draft.float().flatten(0, 1).contiguous()
+
     def tops(self) -> Tensor:
         """Return the first order words of the target, and then those of the drafter if it has
         logits, int64 [B, S + K]."""
         own = self.rows.first_words(1).view(self.drafts.shape)
         if self.draft is None:
             return own
-        best = self.drafts.new_zeros(self.draft.shape[:2])
-        for tile in _tiles(self.draft):
-            words = order_words(self.draft[:, :, tile].float(), self.rows.first_id + tile.start)
-            best = best.maximum(words.amax(dim=2))
-        return torch.cat([own, best], dim=1)
+        logits = self.draft_logits
+        law = replace(self.rows, logits=logits, raw=logits, done=None, first=None, rough=None)
+        return torch.cat([own, law.first_words(1).view(self.draft.shape[:2])], dim=1)
 
     def laws(self, gathered: Tensor) -> Laws:
         """Return the laws without filters, from the `tops` of all ranks, [W, …]."""
