@@ -101,11 +101,6 @@ class Int8Copy:
         self._sums = torch.zeros(num_ids, dtype=torch.int64, device=weight.device)
         self.refresh()
 
-    @property
-    def num_bytes(self) -> int:
-        """The memory of the copy."""
-        return self.quantised.nbytes + NUMBERS * len(self.norm)
-
     def refresh(self) -> None:
         """Make the copy of the weight as it is now, in the same memory."""
         weight = self._weight
