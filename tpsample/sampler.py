@@ -361,7 +361,7 @@ class LMHeadSampler(Sealed):
                         next_ids = torch.zeros(num_rows, dtype=torch.int64, device=device)
                         for top in (1, min(FEW_LOGPROBS + 1, self.vocab_size)):
                             self.prompt_logprobs(zeros, next_ids, top=top)
-            of_shard = self.backend, self.shard, self.vocab_size
+            of_shard = self.shard, self.vocab_size
             if "top_p" in kinds and compiled:
                 list_over_zeros(*of_shard, self.ranks.world_size, device)
             if num_drafts and compiled:

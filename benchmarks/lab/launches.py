@@ -163,7 +163,7 @@ def searched() -> Iterator[None]:
         if rows.logits.device not in few:
             few.add(rows.logits.device)
             shard = VocabShard(rows.first_id, rows.first_id + rows.logits.shape[1])
-            list_over_zeros("triton", shard, rows.vocab_size, 1, rows.logits.device)
+            list_over_zeros(shard, rows.vocab_size, 1, rows.logits.device)
         cut, room = list_end(cuts, *arguments)
         return cut, torch.full_like(room, ABOVE_ALL)
 

@@ -298,7 +298,7 @@ def launches(
                 controls.keeps_digests = False  # as on a GPU
                 batch.append(torch.full((batch.rows, width), -1))
         if each and "top_p" in kinds:
-            list_over_zeros("triton", samplers[0].shard, vocab_size, len(samplers), world.device)
+            list_over_zeros(samplers[0].shard, vocab_size, len(samplers), world.device)
         if each:
             _score(samplers[0].weight)
     return list(dict.fromkeys(_general(launch) for launch in found))

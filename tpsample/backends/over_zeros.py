@@ -27,7 +27,7 @@ LAWS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def list_over_zeros(
-    backend: str, shard: VocabShard, vocab_size: int, num_ranks: int, device: torch.device
+    shard: VocabShard, vocab_size: int, num_ranks: int, device: torch.device
 ) -> None:
     """Launch the kernels of rows whose kept tokens fit a list: those of equal logits do not."""
     request = SamplingParams(seed=0, top_p=0.9, logprobs=1, logprobs_mode="processed_logprobs")
@@ -41,7 +41,7 @@ def list_over_zeros(
         RowNoise(batch.temperature, batch.seed, lowest, 1),
     )
     given = logits, logits, shard.start, vocab_size, noise.temperature, noise
-    room = room_of(backend)
+    room = room_of("triton")
     rows = room.passes(*given, top=noise.temperature)
     cuts = room.cuts(rows)
     cuts.list_end(lowest.new_zeros(1, BINS), lowest, thresholds.share, 1)
@@ -53,14 +53,14 @@ def list_over_zeros(
 
 
 def verify_over_zeros(
-    backend: str, shard: VocabShard, vocab_size: int, num_drafts: int, device: torch.device
+    shard: VocabShard, vocab_size: int, num_drafts: int, device: torch.device
 ) -> None:
     """Launch each kernel that a verification, or a draw of a drafter, may need behind the LM head.
 
     Args:
         num_drafts: of later verifications at most.
     """
-    room, zero = room_of(backend), torch.zeros(1, dtype=torch.int64, device=device)
+    room, zero = room_of("triton"), torch.zeros(1, dtype=torch.int64, device=device)
     for width in _widths(num_drafts + 1):
         _verify(room, shard, vocab_size, width, zero)
     logits = torch.zeros(1, len(shard), device=device)
