@@ -250,7 +250,12 @@ def test_requests_with_tokens_so_far_are_repeated_a_slice_at_a_time(tmp_path, mo
         monkeypatch.setattr(record_module, "SAMPLED_LOGITS", sampled)
         again = verify_record(tmp_path / "step")
         assert [v.recorded == v.expected for v in again] == [True] * 7
-    write_record(tmp_path / "bare", states, case.weight, params, case.positions, out)
+    bare = tmp_path / "bare", states, case.weight, params, case.positions, out
+    with pytest.raises(ValueError, match=r"^output_token_ids: expected the tokens so far of each"):
+        write_record(*bare)
+    with pytest.raises(ValueError, match="because row 0 has a field that looks at them, got None"):
+        write_record(*bare[:3], batch, *bare[4:], prompt_token_ids=prompts)
+    write_record(*bare, output_token_ids=[[]] * 7)
     assert not all(verdict.confirmed for verdict in verify_record(tmp_path / "bare"))
 
 

@@ -98,6 +98,8 @@ class Pipeline:
                 self.local.read_slots(view)
             view = view._read()
         out = SampleOutput.empty(view.seed, num_samples) if out is None else out
+        if isinstance(call.batch, StepBatch):
+            call.batch._note_tokens(out.token_ids)
         return self.begin(inputs, view, call.positions, out, call.num_samples)
 
     def begin(

@@ -107,10 +107,11 @@ class LMHeadSampler(Sealed):
 
     _FIXED: ClassVar[Mapping[str, str]] = {
         "weight": "pass another weight to refresh(lm_head_weight)",
+        "bias": "pass another to refresh(bias=…), or build a new sampler",
         **dict.fromkeys(
             (
-                *("settings", "ranks", "vocab_size", "shard"),
-                *("backend", "max_rows", "on_failed"),
+                *("settings", "ranks", "vocab_size", "shard", "group", "exchange", "chunks"),
+                *("backend", "screening", "max_rows", "on_failed", "logit_scale", "logit_softcap"),
             ),
             "build a new sampler",
         ),
@@ -184,6 +185,8 @@ class LMHeadSampler(Sealed):
             way_out = "it is no module, and follows the weight that it was given"
             if name in ("forward", "sample", "generate"):
                 way_out = "call it as sampler(hidden_states, batch, positions)"
+            elif name in self._FIXED:
+                way_out = "what it was built with is in sampler.settings"
             raise AttributeError(f"{type(self).__name__} has no {name}; {way_out}")
 
     def __enter__(self) -> LMHeadSampler:

@@ -175,6 +175,17 @@ tpsample/request/controls/apply.py
     + pass
     > test_min_tokens_empties_no_row[torch-1]
 tpsample/request/moving_on.py
+    tokens of rows that moved are counted for others
+    - if drawn.moves != moves:
+    + if False:
+    > test_tokens_of_rows_that_moved_are_refused
+    tokens of a selection are counted for the rows of its batch
+    - if drawn.of_slots:
+    + if False:
+    > test_tokens_of_a_selection_are_not_those_of_its_batch
+    a copy of a batch takes the tokens of a step along
+    - return {**vars(self), "_drawn": None}
+    + return vars(self)
     seeds that are written later are not looked at
     - if written != self._written and self._looks:
     + if False:
@@ -459,6 +470,10 @@ tpsample/core/checks.py
     + if False:
     > test_numbers_that_are_still_to_be_negated_are_refused
 tpsample/record/format.py
+    a record of penalised rows says nothing of their tokens so far
+    - if reading and output_token_ids is None:
+    + if False:
+    > test_tokens_so_far_are_recorded
     a record of a batch has the temperatures of its requests
     - replace(request, temperature=temperature)
     + replace(request, temperature=request.temperature)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import pickle
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -351,3 +352,44 @@ def test_prompts_that_are_padded_are_told_of(prompts, penalty, told):
     assert [(str(each.message)[: len(said)], each.filename) for each in found] == [
         (said, __file__)
     ] * told
+
+
+REORDER: dict[str, Callable[[SamplingBatch], Any]] = {
+    "rows swap": lambda batch: batch.permute([1, 0, 2]),
+    "one leaves and one joins": lambda batch: batch.arrange([1, 2, 3], [SamplingParams(seed=0)]),
+}
+
+
+@pytest.mark.parametrize("change", REORDER.values(), ids=REORDER)
+@pytest.mark.parametrize("verifies", [False, True], ids=["step", "verification"])
+def test_tokens_of_rows_that_moved_are_refused(change, verifies):
+    sampler, batch, drafts = sampler_of(), batch_of(), torch.tensor([[1]] * B)
+    for position in (2, 3):
+        if verifies:
+            two = torch.stack([states(position)] * 2, dim=1)
+            out = verify(sampler, two, drafts, batch, 2 * position)
+        else:
+            out = sampler(states(position), batch, position)
+        if position == 2:
+            batch.permute([0, 1, 2])  # nothing moves
+            batch.append(out)
+    change(batch)
+    with pytest.raises(ValueError, match=r"token_ids: expected those of the rows as they are, got"):
+        batch.append(out)
+    with pytest.raises(ValueError, match="before rows left or moved"):
+        batch.append(out.token_ids)
+    batch.append(out.token_ids[[1, 0, 2]])
+    batch.append(torch.full((B,), -1))
+
+
+def test_tokens_of_a_selection_are_not_those_of_its_batch():
+    sampler, batch = sampler_of(), batch_of()
+    out = sampler(states(), batch, 2)
+    batch.append(out)
+    rows = batch.select(torch.tensor([2, 0, 1]), host=[2, 0, 1])
+    again = sampler(states(), rows, 3, out=out)
+    with pytest.raises(ValueError, match="token_ids: expected those of a step of the whole batch"):
+        batch.append(again)
+    rows.append(again)
+    for other in (copy.deepcopy(batch), pickle.loads(pickle.dumps(batch))):
+        other.append(again)  # who copies a batch answers for what it gets

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 import warnings
 from collections.abc import Callable
@@ -140,9 +141,13 @@ def test_what_is_fixed_cannot_be_set():
     sampler = LMHeadSampler(_linear(2).weight)
     with pytest.raises(AttributeError, match=r"weight: is fixed .*refresh\(lm_head_weight\)"):
         sampler.weight = torch.zeros(V, D)
-    for name in ("vocab_size", "shard", "max_rows", "on_failed", "backend"):
+    for name in [*inspect.signature(LMHeadSampler).parameters][1:]:
         with pytest.raises(AttributeError, match=f"{name}: is fixed .* build a new sampler"):
             setattr(sampler, name, None)
+    with pytest.raises(
+        AttributeError, match=r"no logit_scale; .* built with is in sampler\.settings"
+    ):
+        _ = sampler.logit_scale
 
 
 class Model(nn.Module):

@@ -74,6 +74,13 @@ class Mesh:
         return "Mesh"
 
 
+class QuantisedHead(torch.nn.Module):
+    """As those of torch.ao.nn, whose weight is a method."""
+
+    def weight(self) -> torch.Tensor:
+        return WEIGHT
+
+
 class Model:
     """As one of transformers is: its head is a module inside it."""
 
@@ -561,6 +568,27 @@ SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
         "Model; pass its "
         ".lm_head.weight, and bias=its .lm_head.bias",
     ),
+    "a head that is quantised as it runs": (
+        lambda: LMHeadSampler(QuantisedHead()),
+        "lm_head_weight: expected a tensor [V_local, D], or a module with one as its weight, got "
+        "QuantisedHead(); a quantised head makes its logits itself: pass them to sample_logits of "
+        "a sampler over torch.empty(V_local, 0)",
+    ),
+    "a bias of another dtype": (
+        lambda: LMHeadSampler(WEIGHT, bias=torch.zeros(V).double()),
+        "bias: expected fp32, bf16 or fp16 [20] on cpu, one value per row of lm_head_weight, got "
+        "torch.float64 (20,) on cpu; convert it with .to(weight.device, torch.float32)",
+    ),
+    "a bias without the padding of its weight": (
+        lambda: LMHeadSampler(WEIGHT, vocab_size=V - 2, bias=torch.zeros(V - 2)),
+        "bias: expected fp32, bf16 or fp16 [20] on cpu, one value per row of lm_head_weight, got "
+        "torch.float32 (18,) on cpu; a padded weight needs a padded bias, or pass the rows without "
+        "padding",
+    ),
+    "a column for a bias": (
+        lambda: LMHeadSampler(WEIGHT, bias=torch.zeros(V, 2)[:, 0]),
+        "bias: expected contiguous values, got strides (2,); call .contiguous()",
+    ),
     "a transposed weight": (
         lambda: LMHeadSampler(WEIGHT.T),
         "lm_head_weight: expected [V_local, D] with a contiguous last axis, got (4, 20) with "
@@ -688,6 +716,12 @@ SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
         "lm_head_weight: expected torch.float32 (20, 4) on cpu with strides (4, 1), as the sampler "
         "was built over, got torch.bfloat16 (20, 4) on cpu with strides (4, 1); build a new "
         "LMHeadSampler over it",
+    ),
+    "all positions of prompts": (
+        lambda: sampler_over().prompt_logprobs(HIDDEN.unsqueeze(0), torch.zeros(1, B).long()),
+        "hidden_states: expected a tensor [B, 4], got torch.float32 (1, 2, 4) on cpu; a step takes "
+        "the last position, hidden_states[:, -1], and prompt_logprobs all, "
+        "hidden_states.flatten(0, 1)",
     ),
     "hidden states for no weight": (
         lambda: sampler_over(torch.empty(V, 0))(HIDDEN, batch_of(), 0),
@@ -862,8 +896,9 @@ STEPS: dict[str, tuple[Callable[[LMHeadSampler], object], str]] = {
     ),
     "hidden states of whole sequences": (
         lambda sampler: sampler(torch.ones(B, 3, D), batch_of(), 0),
-        "hidden_states: expected a tensor [B, 4], got torch.float32 (2, 3, 4) on cpu; pass those "
-        "of the last position, hidden_states[:, -1]",
+        "hidden_states: expected a tensor [B, 4], got torch.float32 (2, 3, 4) on cpu; a step "
+        "takes the last position, hidden_states[:, -1], and prompt_logprobs all, "
+        "hidden_states.flatten(0, 1)",
     ),
     "hidden states of one row": (
         lambda sampler: sampler(HIDDEN[0], batch_of(), 0),

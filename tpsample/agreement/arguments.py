@@ -72,13 +72,21 @@ def checked_arguments(given: dict[str, Any]) -> dict[str, Any]:
     return given | integers | {"head": checked_head(given["head"])}
 
 
+_QUANTISED = (
+    "a quantised head makes its logits itself: pass them to sample_logits of a sampler over "
+    "torch.empty(V_local, 0)"
+)
+
+
 def _check_weight(weight: object) -> None:
     require_plain("lm_head_weight", weight)
     if not isinstance(weight, Tensor) or weight.ndim != 2:
         way_out = ""
         for of in ("lm_head.", ""):
             module = getattr(weight, "lm_head", None) if of else weight
-            if not way_out and hasattr(module, "weight"):
+            if not way_out and callable(getattr(module, "weight", None)):  # of torch.ao.nn
+                way_out = f"; {_QUANTISED}"
+            elif not way_out and hasattr(module, "weight"):
                 has_bias = getattr(module, "bias", None) is not None
                 way_out = f"; pass its .{of}weight" + f", and bias=its .{of}bias" * has_bias
         raise TypeError(
@@ -94,10 +102,7 @@ def _check_weight(weight: object) -> None:
         dtypes = ", ".join(map(str, FORMATS))
         way_out = "convert it once with .to(torch.float32)"
         if weight.itemsize == 1:  # whose scale is not in it
-            way_out = (
-                "a quantised head makes its logits itself: pass them to sample_logits of a sampler "
-                "over torch.empty(V_local, 0)"
-            )
+            way_out = _QUANTISED
         raise ValueError(f"lm_head_weight: expected one of {dtypes}, got {weight.dtype}; {way_out}")
     if weight.shape[1] > 1 and weight.shape[0] > 1 and weight.stride(1) != 1:
         raise ValueError(
@@ -121,10 +126,19 @@ def _check_shard(shard: VocabShard, weight: Tensor, vocab_size: int | None) -> N
 
 def _check_bias(bias: Tensor, weight: Tensor) -> None:
     right = fits(bias, LOGIT_DTYPES, weight.shape[:1], weight.device)
-    if not right or (bias.shape[0] > 1 and bias.stride(0) != 1):
+    if not right:
+        way_out = ""
+        if isinstance(bias, Tensor) and bias.ndim == 1 and len(bias) < len(weight):
+            way_out = "; a padded weight needs a padded bias, or pass the rows without padding"
+        elif isinstance(bias, Tensor) and bias.shape == weight.shape[:1]:
+            way_out = "; convert it with .to(weight.device, torch.float32)"
         raise ValueError(
-            f"bias: expected a contiguous floating-point tensor [{weight.shape[0]}] on "
-            f"{weight.device}, one value per row of lm_head_weight, got {describe(bias)}"
+            f"bias: expected fp32, bf16 or fp16 [{weight.shape[0]}] on {weight.device}, one value "
+            f"per row of lm_head_weight, got {describe(bias)}{way_out}"
+        )
+    if bias.shape[0] > 1 and bias.stride(0) != 1:
+        raise ValueError(
+            f"bias: expected contiguous values, got strides {bias.stride()}; call .contiguous()"
         )
     require_memory("bias", bias)
 

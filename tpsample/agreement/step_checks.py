@@ -294,7 +294,8 @@ def _refuse_hidden_states(rows: Tensor, weight: Tensor, axes: int) -> NoReturn:
     if not isinstance(rows, Tensor) or rows.ndim != axes:
         way_out = {
             1: "; one row is hidden_states.unsqueeze(0)",
-            3: "; pass those of the last position, hidden_states[:, -1]",
+            3: "; a step takes the last position, hidden_states[:, -1], and prompt_logprobs all, "
+            "hidden_states.flatten(0, 1)",
         }.get(getattr(rows, "ndim", 0), "")
         raise ValueError(
             f"hidden_states: expected a tensor [B, {weight.shape[1]}], "

@@ -137,11 +137,11 @@ def write_record(
             were not drawn are left out of all arguments.
         bias, logit_scale, logit_softcap: as `LMHeadSampler` has them. A model brings its own.
         prompt_token_ids, output_token_ids: tokens so far per row, as `SamplingBatch.from_params`
-            took them.
+            took them, and what was appended since. A batch cannot tell them.
 
     Raises:
         TypeError, ValueError: what could not be read again, such as a position below 0, or sampled
-            again, such as a batch with a mask.
+            again, such as a batch with a mask, or penalties without `output_token_ids`.
     """
     if not isinstance(output, SampleOutput):
         raise TypeError(f"output: expected the SampleOutput of a step, got {type(output).__name__}")
@@ -181,6 +181,12 @@ def write_record(
     }
     head = asdict(checked_head(Head(logit_scale, logit_softcap)))
     requests = _as_drawn(params) if isinstance(params, SamplingBatch) else request_list(params)
+    reading = [row for row, request in enumerate(requests) if request.reads_output]
+    if reading and output_token_ids is None:
+        raise ValueError(
+            f"output_token_ids: expected the tokens so far of each row, because row {reading[0]} "
+            "has a field that looks at them, got None; pass one list per row, [] for none"
+        )
     Record(tensors, requests, tokens_so_far, head, model).save(path)
 
 

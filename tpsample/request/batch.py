@@ -478,12 +478,13 @@ class SamplingBatch(StepBatch):
         controlled = tables is not None and (tables.looks_at_output or tables.has_bias)
         return self._stores_logits or controlled or bool(self._assigned)
 
-    def _note_append(self, num_rows: int) -> None:
-        if num_rows != self.rows:
+    def _note_append(self, token_ids: Tensor) -> None:
+        if len(token_ids) != self.rows:
             raise ValueError(
                 f"token_ids: expected the tokens of {self.rows} rows, as the batch has, got "
-                f"{num_rows} rows"
+                f"{len(token_ids)} rows"
             )
+        self._moving.check_rows(token_ids, self._table.moves)
 
     def _read(self, times: int = 1) -> BatchView:
         temperature, seed = self._table.row_temperature, self._table.row_seed

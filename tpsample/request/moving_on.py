@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from tpsample.core.row_noise import GREEDY_BELOW
-from tpsample.core.tensors import bytes_of, readable
+from tpsample.core.tensors import bytes_of, capturing, readable
 
 _ALL = b"\xff"
 """Bytes of a mask that forbids nothing, whose numbers are all -1."""
@@ -93,6 +93,20 @@ class Mask:
         return False
 
 
+class Drawn(NamedTuple):
+    """The tokens of a step.
+
+    Attributes:
+        token_ids: the tensor that they are in, as long as the caller has it.
+        moves: how often rows had moved by then.
+        of_slots: whether a selection took the step.
+    """
+
+    token_ids: weakref.ref[Tensor]
+    moves: int
+    of_slots: bool
+
+
 class MovingOn:
     """The last step of a batch, and what was appended since.
 
@@ -106,10 +120,31 @@ class MovingOn:
 
     def __init__(self) -> None:
         self.num_samples, self.needy = 1, None
+        self._drawn: Drawn | None = None
+        self._is_captured = False
         self._warned: set[str] = set()
         self._version = self._written = -1
         self._looks = LOOKS
         self.forget()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_drawn": None}  # the tokens of a step are of no copy
+
+    def note_tokens(self, token_ids: Tensor, moves: int, *, of_slots: bool) -> None:
+        """Note where a step writes its tokens. Replays of a captured one are not seen, so that
+        nothing is known from then on."""
+        self._is_captured = self._is_captured or capturing(token_ids.device)
+        self._drawn = Drawn(weakref.ref(token_ids), moves, of_slots)
+
+    def check_rows(self, token_ids: Tensor, moves: int) -> None:
+        """Raise a ValueError for tokens of the last step whose rows the batch does not have."""
+        drawn = self._drawn
+        if drawn is None or self._is_captured or drawn.token_ids() is not token_ids:
+            return
+        if drawn.of_slots:
+            raise ValueError(_OF_A_SELECTION)
+        if drawn.moves != moves:
+            raise ValueError(_MOVED)
 
     def forget(self) -> None:
         """Begin anew, because rows joined, left, moved or changed."""
@@ -270,6 +305,15 @@ _NOT_APPENDED = (
 _APPENDED_TWICE = (
     "batch: more tokens were appended since the last step than positions have moved on, so "
     "penalties, bad_words and min_tokens count some twice; append each step's tokens once"
+)
+_OF_A_SELECTION = (
+    "token_ids: expected those of a step of the whole batch, got those of a selection, whose rows "
+    "have an order of their own; call append of the selection"
+)
+_MOVED = (
+    "token_ids: expected those of the rows as they are, got those of a step before rows left or "
+    "moved; append each step's tokens before rows move, or pick those of the rows that are there, "
+    "such as token_ids[order]"
 )
 REBUILT = (
     "batch: built anew for each step, and without output_token_ids, so penalties, bad_words and "

@@ -321,8 +321,8 @@ class Selection(HasViews, StepBatch):
     def _state_slots(self) -> Tensor:
         return self._scratch.pick("state slots", self._table.numbers[STATE], self._index)
 
-    def _note_append(self, num_rows: int) -> None:
-        self._for_rows(num_rows)
+    def _note_append(self, token_ids: Tensor) -> None:
+        self._for_rows(len(token_ids))
         if self._taken_again and self._table.controls is not None:
             raise ValueError(
                 "token_ids: select(out=) took other slots since the step that these are of; append "

@@ -203,7 +203,8 @@ class StepBatch(KeepsTensors, Sealed, ABC):
                 rows that were not drawn are passed over.
 
         Raises:
-            ValueError: another shape, dtype or device; the alternatives of `num_samples`; or a
+            ValueError: another shape, dtype or device; the alternatives of `num_samples`; what a
+                step wrote for rows that have moved since, or for a selection of the batch; or a
                 selection of a batch that has changed, or of other slots than those of the step.
         """
         if isinstance(token_ids, (SampleOutput, VerifyOutput)):
@@ -217,7 +218,7 @@ class StepBatch(KeepsTensors, Sealed, ABC):
         shape = "Bn" if getattr(token_ids, "ndim", 1) == 2 else "B"
         check_tensor("token_ids", token_ids, (torch.int64,), shape, self.device, ", or [B, n]")
         with self._table.thread.changing():  # one at a time, in the batch and its selections
-            self._note_append(token_ids.shape[0])
+            self._note_append(token_ids)
             controls, moving = self._table.controls, self._moving
             if moving.needy is not None:
                 moving.append(token_ids, self.vocab_size, of_slots=self._names_slots)
@@ -225,8 +226,12 @@ class StepBatch(KeepsTensors, Sealed, ABC):
                 columns = token_ids.unsqueeze(1) if token_ids.ndim == 1 else token_ids
                 controls.append(self._state_slots(), columns)
 
-    def _note_append(self, num_rows: int) -> None:
-        """Note that tokens of so many rows are appended; a ValueError if they are of others."""
+    def _note_append(self, token_ids: Tensor) -> None:
+        """Note that tokens [B, ...] are appended; a ValueError if they are of other rows."""
+
+    def _note_tokens(self, token_ids: Tensor) -> None:
+        """Note where a step of these rows writes its tokens."""
+        self._moving.note_tokens(token_ids, self._table.moves, of_slots=self._names_slots)
 
     def _note_step(
         self, by: object, given: Tensor, positions: Tensor, now: bytes, num_samples: int

@@ -89,7 +89,7 @@ class RequestTable(HasViews):
         self.vocab_size, self.slots, self.device = vocab_size, slots, self.temperature.device
         self.entries: list[Entry] = []
         self._states, self._scratch = list(range(slots)), Scratch(self.device)
-        self._moves = 0
+        self.moves = 0
         self.thread = OneThread("batch", "give each thread a batch of its own")
         empty = self._none = Entry.of(NO_REQUEST, vocab_size)
         width = slots + 1 + -(slots + 1) % ALIGNED
@@ -166,7 +166,7 @@ class RequestTable(HasViews):
             joined: the new slots of requests that join. Their numbers are those of a slot that was
                 not in use or has been left, until they are written.
         """
-        self._moves += 1
+        self.moves += 1
         count, slots = len(self.entries), self.slots
         free = [*sorted(set(range(count)).difference(order)), *range(count, slots)]
         moved = list(order)
@@ -311,7 +311,7 @@ class RequestTable(HasViews):
             *(top, processed, self.chosen.shape[1]),
             Demand.of_any(demands),
             Demand.of_any(demand for demand in demands if not demand.first),
-            *(self._moves, self.make_controls().launches),
+            *(self.moves, self.make_controls().launches),
         )
 
 

@@ -206,6 +206,7 @@ def _verify(
                 block = method == "block"
                 rows = drafts, expanded, at, at_rows
                 verified = verify_by_ratio(sampler, inputs, *rows, block=block, draft=law)
+        agreed._note_tokens(verified.token_ids)
         return sampler.pipeline.counted(verified)
 
 
