@@ -473,7 +473,7 @@ tpsample/record/format.py
     a record of penalised rows says nothing of their tokens so far
     - if reading and output_token_ids is None:
     + if False:
-    > test_tokens_so_far_are_recorded
+    > test_requests_with_tokens_so_far_are_repeated_a_slice_at_a_time
     a record of a batch has the temperatures of its requests
     - replace(request, temperature=temperature)
     + replace(request, temperature=request.temperature)
