@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import combinations
 from typing import Any, get_args
 
@@ -9,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from benchmarks.lab.launches import Launch, filled, listed
+from benchmarks.lab.launches import filled, listed
 from tests.support.cases import own_sampler
 from tests.support.fields import OTHER_FILTERS, VALUES
 from tests.support.ranks import same_on_ranks
@@ -74,41 +76,38 @@ def _batch(
     requests: list[dict], vocab_size: int = V, kind: str = "", **options: Any
 ) -> SamplingBatch:
     if kind == "kept sets":
-        options["kept_cap"] = 5
+        options = {"kept_cap": 5, **options}
     rows = [SamplingParams(seed=row, **each) for row, each in enumerate(requests)]
     so_far = [[1, 2, 3]] * len(rows)
-    return SamplingBatch.from_params(
+    batch = SamplingBatch.from_params(
         rows, vocab_size=vocab_size, prompt_token_ids=so_far, output_token_ids=so_far, **options
     )
-
-
-def _step(
-    sampler: LMHeadSampler, requests: list[dict], fixed_rounds: bool = False, kind: str = ""
-) -> None:
-    batch = _batch(requests, kind=kind, fixed_rounds=fixed_rounds)
     if kind == "grammar":
-        batch.grammar_bitmask = torch.full((len(requests), 13), 5, dtype=torch.int32)
+        batch.grammar_bitmask = torch.full((len(rows), 13), 5, dtype=torch.int32)
     if kind == "forced":
-        batch.forced_token_ids = torch.arange(len(requests))
-    hidden = torch.randn(len(requests), D, generator=torch.Generator().manual_seed(1))
-    sampler(hidden, batch, torch.arange(len(requests)) + 5)
+        batch.forced_token_ids = torch.arange(len(rows)) - 1  # and the first row is free
+    return batch
 
 
-def _warm(
+def _step(sampler: LMHeadSampler, batch: Any, positions: Any = 5, **out: Any) -> None:
+    shape = batch.rows, sampler.weight.shape[1]
+    hidden = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    sampler(hidden, batch, positions, **out)
+
+
+@contextmanager
+def _nothing_new(
     sampler: LMHeadSampler, *arguments: Any, run_them: bool = False, **options: Any
-) -> set[Launch]:
-    """Return the launches of a warm-up; if nothing runs, not those that follow from results."""
-    with listed(run_them) as launches, filled():
+) -> Iterator[None]:
+    """Warm up; then the body launches something, and nothing that the warm-up did not launch.
+
+    If no kernel runs, a launch that follows from the results of others is in neither list.
+    """
+    with listed(run_them) as warm, filled():
         sampler.warm_up(*arguments, **options)
-    return set(launches)
-
-
-def _later(sampler: LMHeadSampler, rows: int, batch: Any, positions: Any = 5, **out: Any) -> set:
-    """Return the launches of a step; nothing runs."""
-    hidden = torch.zeros(rows, sampler.weight.shape[1])
-    with listed() as launches, filled():
-        sampler(hidden, batch, positions, **out)
-    return set(launches)
+    with listed(run_them) as later, filled():
+        yield
+    assert later and not set(later) - set(warm)
 
 
 IN_CI: tuple[Kind, ...] = (
@@ -123,12 +122,9 @@ each_kind = pytest.mark.parametrize(
 @each_kind
 def test_another_request_of_a_kind_launches_nothing_new(kind):
     sampler = LMHeadSampler(_weight(), backend="triton")
-    with listed(run_them=True) as warm:
-        sampler.warm_up([kind])
-    with listed(run_them=True) as later:
+    with _nothing_new(sampler, [kind], run_them=True):
         for fixed_rounds in (False, True):
-            _step(sampler, [OTHERS[kind]] * 3, fixed_rounds, kind)
-    assert later and set(later) <= set(warm)
+            _step(sampler, _batch([OTHERS[kind]] * 3, kind=kind, fixed_rounds=fixed_rounds))
 
 
 @pytest.mark.parametrize(
@@ -136,26 +132,11 @@ def test_another_request_of_a_kind_launches_nothing_new(kind):
 )
 def test_rows_that_their_best_scores_leave_undecided_are_warm(kind, fields):
     sampler = LMHeadSampler(_weight(), backend="triton")
-    warm = _warm(sampler, [kind], run_them=True)
-    with listed(run_them=True) as later:
+    with _nothing_new(sampler, [kind], run_them=True):
         for fixed_rounds in (False, True):
-            _step(sampler, [{**fields, "temperature": 50.0}] * 2, fixed_rounds)
-    assert sampler.counters()["second_rounds"] and set(later) <= warm
-
-
-def test_a_mix_of_kinds_is_warm_too():
-    kinds = ["top_k", "penalties", "allowed ids"]
-    mixed = [OTHERS[kind] for kind in kinds]
-    alone, together = (LMHeadSampler(_weight(), backend="triton") for _ in range(2))
-    with listed(run_them=True) as warm:
-        for kind in kinds:
-            alone.warm_up([kind])
-    with listed(run_them=True) as warm_together:
-        together.warm_up(kinds)
-    with listed(run_them=True) as later:
-        _step(together, mixed)
-    assert set(later) <= set(warm_together)
-    assert not set(later) <= set(warm)  # the mix is a kernel of its own
+            hot = [{**fields, "temperature": 50.0}] * 2
+            _step(sampler, _batch(hot, fixed_rounds=fixed_rounds))
+    assert sampler.counters()["second_rounds"]
 
 
 @pytest.mark.parametrize("kept_cap", [None, 5])
@@ -165,10 +146,9 @@ def test_a_mix_is_warm_with_kept_sets_and_without(kept_cap, fields):
     Where sets or logprobs of them are asked for, all rows go one way."""
     kinds: list[Kind] = ["top_k", "top_p", "logprobs", "kept sets"]
     sampler = LMHeadSampler(_weight(), backend="triton")
-    warm = _warm(sampler, kinds)
     requests = [OTHERS[kind] | fields for kind in ("top_k", "top_p")]
-    batch = _batch(requests, kept_cap=kept_cap, fixed_rounds=True)
-    assert _later(sampler, 2, batch) <= warm
+    with _nothing_new(sampler, kinds):
+        _step(sampler, _batch(requests, kept_cap=kept_cap, fixed_rounds=True))
 
 
 @pytest.mark.parametrize("kind", ["top_k", "top_p", "top_k beside top_p", *long("min_p", "plain")])
@@ -176,22 +156,19 @@ def test_a_mix_is_warm_with_kept_sets_and_without(kept_cap, fields):
 def test_sets_that_first_words_hold_and_others_are_warm(kind, report):
     """A cold row keeps few tokens and a hot one many, so that it is searched."""
     sampler = LMHeadSampler(_weight(), backend="triton")
-    warm = _warm(sampler, [kind, report], run_them=True)
-    for temperature in (1e-3, 50.0):
-        fields = OTHERS[kind] | KINDS[report] | {"temperature": temperature}
-        with listed(run_them=True) as later:
-            _step(sampler, [fields] * 3, kind=report)
-        assert later and set(later) <= warm, temperature
+    with _nothing_new(sampler, [kind, report], run_them=True):
+        for temperature in (1e-3, 50.0):
+            fields = OTHERS[kind] | KINDS[report] | {"temperature": temperature}
+            _step(sampler, _batch([fields] * 3, kind=report))
 
 
 def test_logprobs_are_warm_with_each_kind_that_first_words_decide():
     """Many logprobs are warmed up with the first kind alone, and a mix of kinds is searched."""
     kinds: list[Kind] = ["top_k", "top_k beside top_p", "logprobs"]
     sampler = LMHeadSampler(_weight(), backend="triton")
-    warm = _warm(sampler, kinds)
-    for kind in kinds[:2]:
-        batch = _batch([OTHERS[kind] | KINDS["logprobs"]] * 2)
-        assert _later(sampler, 2, batch) <= warm, kind
+    with _nothing_new(sampler, kinds):
+        for kind in kinds[:2]:
+            _step(sampler, _batch([OTHERS[kind] | KINDS["logprobs"]] * 2))
 
 
 @pytest.mark.parametrize("given", [False, True])
@@ -201,36 +178,22 @@ def test_many_logprobs_are_warm_too(others: tuple[Kind, ...], given: bool):
     of given logits has no prompt, whose logprobs launch the same."""
     weight = torch.zeros(V, 0) if given else _weight()
     sampler = LMHeadSampler(weight, vocab_size=V, backend="triton")
-    warm = _warm(sampler, ["logprobs", *others], run_them=True)
     more = dict(pair for kind in others for pair in KINDS[kind].items())
-    with listed(run_them=True) as later:
+    with _nothing_new(sampler, ["logprobs", *others], run_them=True):
         for many in ({"logprobs": 50}, {"logprobs": 3, "logprob_token_ids": list(range(60))}):
             modes = get_args(LogprobsMode)
-            requests = [{**many, **more, "logprobs_mode": mode} for mode in modes]
+            batch = _batch([{**many, **more, "logprobs_mode": mode} for mode in modes])
             if given:
-                sampler.sample_logits(torch.zeros(len(modes), V), _batch(requests), 3)
+                sampler.sample_logits(torch.zeros(len(modes), V), batch, 3)
             else:
-                _step(sampler, requests)
-    assert later and set(later) <= warm
+                _step(sampler, batch)
 
 
 def test_logprobs_of_a_prompt_are_warm():
     sampler = LMHeadSampler(_weight(), backend="triton")
-    warm = _warm(sampler, ["logprobs"], run_them=True)
-    with listed(run_them=True) as later:
+    with _nothing_new(sampler, ["logprobs"], run_them=True):
         for top in (0, 1, 20, 33, 60):
             sampler.prompt_logprobs(torch.zeros(3, D), torch.arange(3), top=top)
-    assert later and set(later) <= warm
-
-
-def test_a_head_without_a_weight_is_warmed_up_by_logits():
-    sampler = LMHeadSampler(torch.zeros(V, 0), vocab_size=V, backend="triton")
-    with listed(run_them=True) as warm:
-        sampler.warm_up(["plain", "top_p"])
-    batch = SamplingBatch.from_params([SamplingParams(seed=1)] * 2, vocab_size=V)
-    with listed(run_them=True) as later:
-        sampler.sample_logits(torch.zeros(2, V), batch, 3)
-    assert later and set(later) <= set(warm)
 
 
 @pytest.mark.parametrize("max_rows", [1, 7, 16, 24, 48, 100, 192, 200, 256, 600])
@@ -241,54 +204,44 @@ def test_every_batch_tile_is_warmed_up(max_rows):
     assert {batch_tile(rows) for rows in ends} == every
 
 
-def _slots(kept_cap: int | None = None) -> SamplingBatch:
-    return SamplingBatch.of_slots(5, vocab_size=V, kept_cap=kept_cap)
-
-
 @pytest.mark.parametrize("kind", ["top_k", "top_k, top_p", "top_p", "penalties", "kept sets"])
 def test_steps_over_slots_are_warm(kind):
     sampler = small_tiles(LMHeadSampler(_weight(), backend="triton"))
-    warm = _warm(sampler, [kind], run_them=True)
-    slots = _slots(7 if kind == "kept sets" else None)
+    slots = SamplingBatch.of_slots(5, vocab_size=V, kept_cap=7 if kind == "kept sets" else None)
     slots.put([3, 0], [SamplingParams(seed=1, **OTHERS[kind])] * 2)
-    later = _later(sampler, 3, slots.select(torch.tensor([0, -1, 3])))
-    assert later and later <= warm
+    with _nothing_new(sampler, [kind], run_them=True):
+        _step(sampler, slots.select(torch.tensor([0, -1, 3])))
 
 
 def test_filtered_rows_with_controls_are_warm_at_any_number_of_rows():
     """Their processed logits begin behind the raw ones, at an address that depends on the rows."""
     sampler = small_tiles(LMHeadSampler(torch.zeros(403, D), backend="triton"))
-    warm = _warm(sampler, ["top_p", "penalties"], rows=[4])
-    for rows in (1, 2, 3, 4, 5):
-        both = {**OTHERS["top_p"], **OTHERS["penalties"]}
-        assert _later(sampler, rows, _batch([both] * rows, 403, fixed_rounds=True)) <= warm
+    both = {**OTHERS["top_p"], **OTHERS["penalties"]}
+    with _nothing_new(sampler, ["top_p", "penalties"], rows=[4]):
+        for rows in (1, 2, 3, 4, 5):
+            _step(sampler, _batch([both] * rows, 403, fixed_rounds=True))
 
 
 @pytest.mark.parametrize("kind", ["plain", "top_k", "top_p", "logprobs", "grammar"])
 def test_views_at_odd_places_are_warm(kind):
     sampler = small_tiles(LMHeadSampler(_weight(), backend="triton"))
-    warm = _warm(sampler, [kind])
     batch = _batch([OTHERS[kind]] * 4, fixed_rounds=True)
     if kind == "grammar":
         batch.grammar_bitmask = torch.full((4 * 13 + 1,), -1, dtype=torch.int32)[1:].view(4, 13)
     whole = SampleOutput.empty(torch.zeros(5, dtype=torch.int64), None)
     views = SampleOutput(whole.token_ids[1:], whole.status[1:], whole.seeds[1:])
-    later = _later(sampler, 4, batch, torch.arange(5)[1:], out=views)
-    assert later <= warm
+    with _nothing_new(sampler, [kind]):
+        _step(sampler, batch, torch.arange(5)[1:], out=views)
 
 
 @each_kind
 def test_kept_sets_of_each_kind_are_warm(kind):
     for kinds in ([], [[kind, "kept sets"]]):
         sampler = small_tiles(LMHeadSampler(_weight(), backend="triton"))
-        warm = _warm(sampler, *kinds)
-        for kept_cap in (2, 5, V):
-            batch = _batch([OTHERS[kind]] * 2, kept_cap=kept_cap, fixed_rounds=True)
-            if kind == "grammar":
-                batch.grammar_bitmask = torch.full((2, 13), 5, dtype=torch.int32)
-            if kind == "forced":
-                batch.forced_token_ids = torch.tensor([-1, 7])
-            assert _later(sampler, 2, batch) <= warm
+        with _nothing_new(sampler, *kinds):
+            for kept_cap in (2, 5, V):
+                how = {"kept_cap": kept_cap, "fixed_rounds": True}
+                _step(sampler, _batch([OTHERS[kind]] * 2, kind=kind, **how))
 
 
 @pytest.mark.parametrize(("max_rows", "ids"), [(1, 1), (2, 9), (3, 2), (8, 9)])
@@ -302,45 +255,39 @@ def test_a_small_sampler_is_warmed_up_by_all_kinds(max_rows, ids):
 
 def test_every_mix_that_the_head_tells_apart_is_warm():
     sampler = small_tiles(LMHeadSampler(_weight(), backend="triton"))
-    warm = _warm(sampler)
     kinds = ["top_p", "bias", "penalties", "min_tokens", "forced"]
-    for count in (2, 3, 4):
-        for mix in combinations(kinds, count):
-            fields: dict[str, Any] = {}
-            for kind in mix:
-                fields |= OTHERS[kind]
-            batch = _batch([fields] * 2, fixed_rounds=True)
-            if "forced" in mix:
-                batch.forced_token_ids = torch.tensor([-1, 7])
-            assert _later(sampler, 2, batch) <= warm, mix
+    with _nothing_new(sampler):
+        for count in (2, 3, 4):
+            for mix in combinations(kinds, count):
+                fields: dict[str, Any] = {}
+                for kind in mix:
+                    fields |= OTHERS[kind]
+                last = mix[-1]  # which may be "forced"
+                _step(sampler, _batch([fields] * 2, kind=last, fixed_rounds=True))
 
 
 @pytest.mark.parametrize("method", ["coupled", "rejection", "block"])
 @pytest.mark.parametrize("kind", ["plain", "top_p", "penalties", "bad words", "kept sets"])
 def test_verification_is_warm(kind, method):
     sampler = small_tiles(LMHeadSampler(_weight(), backend="triton"))
-    warm = _warm(sampler, [kind], num_drafts=3)
     batch = _batch([OTHERS[kind]] * 2, kind=kind, fixed_rounds=True)
     drafts, hidden = torch.zeros(2, 2, dtype=torch.int64), torch.zeros(2, 3, D)
-    with listed() as later, filled():
+    with _nothing_new(sampler, [kind], num_drafts=3):
         verify(sampler, hidden, drafts, batch, 5, method=method)
         for dtype in (torch.float32, torch.bfloat16):
             law = torch.zeros(2, 2, V, dtype=dtype)
             sample_draft(sampler, law[:, 1], batch, 5, 1, method=method)
             if method != "coupled":
                 verify(sampler, hidden, drafts, batch, 5, method=method, draft_logits=law)
-    assert later and set(later) <= warm
 
 
 @pytest.mark.parametrize("num_drafts", [3, 31, 40, 70])
 def test_any_number_of_drafts_up_to_that_of_a_warm_up_is_warm(num_drafts):
     sampler = small_tiles(LMHeadSampler(_weight(), backend="triton"))
-    warm = _warm(sampler, ["plain"], num_drafts=num_drafts)
-    for later in {1, 31, max(31, num_drafts // 2), max(31, num_drafts)}:
-        drafts, hidden = torch.zeros(1, later, dtype=torch.int64), torch.zeros(1, later + 1, D)
-        with listed() as launches, filled():
+    with _nothing_new(sampler, ["plain"], num_drafts=num_drafts):
+        for later in {1, 31, max(31, num_drafts // 2), max(31, num_drafts)}:
+            drafts, hidden = torch.zeros(1, later, dtype=torch.int64), torch.zeros(1, later + 1, D)
             verify(sampler, hidden, drafts, _batch([{}]), 5, method="block")
-        assert launches and set(launches) <= warm, later
 
 
 def test_an_unknown_kind_is_refused_before_a_step():
@@ -354,7 +301,7 @@ def _warm_and_step() -> str:
     """Ranks warm up together, and step; then a kind is wrong on one of them."""
     with own_sampler(_weight()) as sampler:
         sampler.warm_up(list(KINDS))
-        _step(sampler, [OTHERS["top_p"]])
+        _step(sampler, _batch([OTHERS["top_p"]]))
         with pytest.raises(RankMismatch) as error:
             sampler.warm_up(["plain" if dist.get_rank() else "topk"])
         return str(error.value)
