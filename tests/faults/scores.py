@@ -344,6 +344,10 @@ tpsample/backends/numba_/kernels/kernel_cache.py
     + if not digest:
     > test_a_file_that_is_cut_is_compiled_anew
     > test_a_flipped_bit_is_seen_before_anything_is_loaded
+    cache: each process names its code anew
+    - _digest(_source(code.co_filename), signature.encode()).hex()[:16]
+    + hash(signature)
+    > test_another_process_compiles_from_the_end
     cache: a file does not say whose code it has
     -     for part in parts:
     +     for part in parts[-1:]:
