@@ -67,8 +67,12 @@ tpsample/agreement/construction.py
     > test_any_order_of_the_ranks_keeps_the_least_ids
     ranks compile while others wait for them
     - ranks.prepare(compile_kernels)
+    + compile_kernels(), ranks.prepare(versions)
+    > test_a_rank_with_a_wrong_argument_is_told_of_after_the_others_have_worked
+    ranks of a CPU compile nothing before they meet
+    - ranks.prepare(compile_kernels)
     + ranks.prepare(versions)
-    > test_a_rank_that_compiles_is_not_lost[slow]
+    > test_a_rank_that_cannot_compile_is_told_to_all
     ranks are told of wrong arguments alone
     - except Exception as wrong:  # of
     + except (TypeError, ValueError) as wrong:  # of

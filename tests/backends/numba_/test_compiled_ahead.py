@@ -123,42 +123,6 @@ def test_no_call_of_several_ranks_compiles(count, exact):
     assert rows[0] == rows[1] > count
 
 
-def _cold(folder: str, seconds: float | None) -> tuple[int, int, list[str]]:
-    """Rank 1 compiles for longer than a rank may be silent; then both make every call."""
-    rank, said, prepared = dist.get_rank(), [], []
-    compile_missing = compiled_ahead.compile_missing
-
-    def compile_slowly(weight: torch.Tensor, **how: bool) -> None:
-        time.sleep(seconds * slowness() if seconds is not None and rank == 1 else 0)
-        compile_missing(weight, **how)
-        prepared.append(weight.dtype)
-
-    with pytest.MonkeyPatch.context() as patch:
-        if rank == 1 and seconds is None:
-            patch.setattr(kernel_cache, "folder", lambda: Path(folder))
-        patch.setattr(compiled_ahead, "compile_missing", compile_slowly)
-        patch.setattr(compiled_ahead.log, "log", lambda _, text, *of: said.append(text % of))
-        sampler = LMHeadSampler(head_of(rank), backend="numba", max_rows=8)
-        tokens = _call_all(sampler)
-        other = LMHeadSampler(head_of(rank), backend="torch", max_rows=8)
-    for own, right in zip(tokens, _call_all(other), strict=True):
-        assert torch.equal(own, right) if isinstance(own, torch.Tensor) else own is not None
-    return len(tokens), len(prepared), said
-
-
-@pytest.mark.parametrize("seconds", [5.0, *long(None)], ids=["slow", "cold"])
-def test_a_rank_that_compiles_is_not_lost(seconds, tmp_path):
-    run_ranks(2, _prepared, timeout_s=900)  # so that in what follows rank 1 alone is cold
-    found = run_ranks(2, _cold, str(tmp_path / "n"), seconds, timeout_s=900, group_timeout_s=2)
-    assert found[0][0] == found[1][0] > 50
-    assert [of_rank[1] for of_rank in found] == [1, 1]
-    assert [len(of_rank[2]) for of_rank in found] == [0, seconds is None]
-
-
-def _prepared() -> None:
-    compiled_ahead.compile_missing(head_of(0))
-
-
 @pytest.mark.parametrize("seconds", [3, 30])
 def test_what_is_compiled_is_told_of_once(seconds, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(kernel_cache, "folder", lambda: tmp_path / "n")
