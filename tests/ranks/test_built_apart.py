@@ -61,24 +61,6 @@ def test_a_sampler_that_was_refused_on_one_rank_is_not_counted():
     assert run_ranks(2, _refused, group_timeout_s=10) == [[2, 3]] * 2
 
 
-def _lost_and_reset() -> None:
-    """Rank 1 does not come to a step, so the connections of the group are closed."""
-    sampler = sampler_of()
-    expected = step(sampler)
-    if dist.get_rank() == 0:
-        with pytest.raises(PeerLost):
-            step(sampler)
-    sampler.reset()
-    later = sampler_of()
-    assert step(later) == step(sampler) == expected
-    later.reset()
-    assert step(later) == step(sampler_of()) == expected
-
-
-def test_samplers_can_be_built_after_a_reset():
-    run_ranks(2, _lost_and_reset, group_timeout_s=1)
-
-
 def _begun_alone() -> list[int]:
     """Rank 0 begins a sampler to which rank 1 does not come."""
     sampler = sampler_of()

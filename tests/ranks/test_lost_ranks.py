@@ -236,19 +236,19 @@ def test_a_rank_that_is_cut_off_from_the_store_says_so_in_time_and_reset_waits_f
     assert took < GRACE_S + slowness() * 2
 
 
-def _fail_in_a_step(case: Case, exchange: str) -> str:
+def _fail_in_a_step(case: Case, exchange: str, error: type[BaseException]) -> str:
     """Rank 1 fails behind the checks, where its peers already wait for it."""
     sampler = _make(case, exchange)
 
-    def out_of_memory(*_: Any) -> None:
-        raise MemoryError("planted")
+    def fail(*_: Any) -> None:
+        raise error("planted")
 
     text = ""
     if dist.get_rank() == 1:
-        failing = mock.patch.object(sampler.local, "best_words", out_of_memory)
-        with failing, pytest.raises(MemoryError, match="planted"):
+        failing = mock.patch.object(sampler.local, "best_words", fail)
+        with failing, pytest.raises(error, match="planted"):
             sampler(case.hidden_states, case.batch, case.positions)
-        with pytest.raises(RankMismatch, match=r"planted; call reset\(\)"):
+        with pytest.raises(RankMismatch, match=r"planted; call reset\(\) on every rank"):
             sampler(case.hidden_states, case.batch, case.positions)
     else:
         with pytest.raises(PeerLost) as lost:
@@ -260,10 +260,11 @@ def _fail_in_a_step(case: Case, exchange: str) -> str:
     return text
 
 
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
 @pytest.mark.parametrize("exchange", ["collective", *long("peer")])
-def test_a_rank_that_fails_inside_a_step_says_why(exchange):
-    text = run_ranks(2, _fail_in_a_step, Case.make(60, 3), exchange, group_timeout_s=3)[0]
-    assert "rank 1" in text and "MemoryError: planted" in text
+def test_a_rank_that_fails_inside_a_step_says_why(exchange, error):
+    text = run_ranks(2, _fail_in_a_step, Case.make(60, 3), exchange, error, group_timeout_s=3)[0]
+    assert "rank 1" in text and f"{error.__name__}: planted" in text
 
 
 def _wait_for_a_gpu() -> tuple[str, str]:
