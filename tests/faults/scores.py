@@ -320,7 +320,7 @@ tpsample/backends/numba_/kernels/threads.py
     native: subnormal numbers are flushed where the thread flushes them
     - _raw(32)(~FLUSHED)
     + _raw(32)(~0)
-    > test_parts_count_subnormal_numbers_and_leave_the_mode
+    > test_flushed_subnormal_numbers_change_no_word
 tpsample/backends/numba_/kernels/inputs.py
     native: a range without ids has a block
     - if end <= begin:

@@ -19,7 +19,6 @@ from tpsample.backends.numba_.kernels.inputs import (
 )
 from tpsample.backends.numba_.kernels.noise import draws_of
 from tpsample.backends.numba_.kernels.numbers import lanes_reaching
-from tpsample.backends.numba_.kernels.threads import in_ranges
 from tpsample.backends.screening.int8_copy import BLOCK
 from tpsample.core.row_noise import RowNoise
 
@@ -68,25 +67,3 @@ def test_the_scale_of_any_temperature_is_that_of_the_definition():
     assert found.scale.tolist() == noise.scale.squeeze(1).tolist()
     assert (found.random != 0).tolist() == noise.random.squeeze(1).tolist()
     assert np.isfinite(found.scale).all() and (found.scale > 0).all()
-
-
-@jit(in_parts=True, allocates=True)
-def halve(first, last, part, arguments):
-    """Halve some numbers."""
-    numbers = arguments[0]
-    for i in range(first, last):
-        numbers[i] = numbers[i] * F32(0.5)
-
-
-@pytest.mark.parametrize("parts", [1, 2, 3])
-@pytest.mark.parametrize("flushed", [False, True])
-def test_parts_count_subnormal_numbers_and_leave_the_mode(parts, flushed):
-    numbers = np.full(30, 2.0**-130, F32)
-    torch.set_flush_denormal(flushed)
-    try:
-        in_ranges(halve, 0, 30, parts, numbers)
-        still = bool(torch.tensor(1e-40).mul(1) == 0)
-    finally:
-        torch.set_flush_denormal(False)
-    assert (numbers == F32(2.0**-131)).all()
-    assert still == flushed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import replace
 
@@ -150,24 +149,6 @@ def test_ties_of_every_id():
         counted = compare(case, batch, which=which)
         assert counted.candidates.tolist() == [64, 64]
         assert counted.whole.tolist() == [576, 576]
-
-
-def test_autocast_changes_nothing():
-    """Rows enough that products in bf16 would turn some best two around."""
-    greedy = SamplingBatch.from_params([SamplingParams(temperature=0.0)] * 32, vocab_size=300)
-    for seed, which in itertools.product(range(10), PASSES):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            compare(problem("normal", 300, 32, 64, seed), greedy, which=which)
-
-
-def test_denormals_flushed_to_zero():
-    if not torch.set_flush_denormal(True):
-        pytest.skip("this CPU does not flush denormals")
-    try:
-        for which in PASSES:
-            compare(problem("subnormal", 400, 6, 32), which=which)
-    finally:
-        torch.set_flush_denormal(False)
 
 
 # -- many rows ---------------------------------------------------------------------------------
