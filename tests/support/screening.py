@@ -251,6 +251,8 @@ def words(
     """The words of every part, and the logits that were stored."""
     rows = hidden_states.shape[0]
     step = local.prepare(hidden_states, batch._view_of(rows), positions, num_samples)
+    if step.logits is not None:
+        step.logits.fill_(torch.nan)  # what a step forgets to write would be seen
     found = []
     for part in range(parts):
         found.append(torch.zeros(num_samples * rows, dtype=torch.int64))

@@ -21,11 +21,10 @@ from tests.support.screening import (
     controlled,
     problem,
     random_steps,
-    stored_logits,
+    words,
 )
 from tests.support.tiers import long
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, verify
-from tpsample.backends.backend import Backend
 from tpsample.backends.numba_.kernels.store import WAITING
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core import word
@@ -43,21 +42,6 @@ def sample_in_fixed_rounds(*arguments: Any) -> Tensor:
 
 PROCESSED = {"logprobs_mode": "processed_logprobs"}
 WAYS = (sample_filtered, sample_in_fixed_rounds)
-
-
-def stored(
-    locals_: Sequence[Backend], hidden: Tensor, batch: SamplingBatch, num_samples: int, parts: int
-) -> Tensor:
-    """Run one step's local half on every shard; return its stored logits, side by side."""
-    rows, found = hidden.shape[0], []
-    for local in locals_:
-        step = local.prepare(hidden, batch._view_of(rows), 40 + torch.arange(rows), num_samples)
-        assert step.logits is not None
-        step.logits.fill_(torch.nan)  # what a step forgets to write would be seen
-        for part in range(parts):
-            local.best_words(step, torch.zeros(num_samples * rows, dtype=torch.int64), part, parts)
-        found.append(stored_logits(local, step))
-    return torch.cat(found, dim=1)
 
 
 def assert_same_draws(
@@ -131,10 +115,14 @@ def compare(case, batch, *, shards=None, which="fp32", num_samples=1, parts=1, w
         both = backends(replace(case, weight=case.weight[own], bias=bias), shard, which)
         for made, local in zip((exact, screened), both, strict=True):
             made.append(local)
-    step = (case.hidden_states, batch, num_samples, parts)
-    found = stored(screened, *step)
-    assert_same_draws(found, stored(exact, *step), batch, num_samples, ways)
-    return found, screened
+    positions = 40 + torch.arange(len(case.hidden_states))
+    step = (case.hidden_states, batch, positions, num_samples, parts)
+    few, every = (
+        torch.cat([words(local, *step)[1] for local in locals_], dim=1)
+        for locals_ in (screened, exact)
+    )
+    assert_same_draws(few, every, batch, num_samples, ways)
+    return few, screened
 
 
 def of(params, vocab_size: int, **others) -> SamplingBatch:
