@@ -19,7 +19,7 @@ from tpsample.backends.numba_.kernels.threads import in_ranges
 from tpsample.backends.triton_.kernels import masses as triton_masses
 from tpsample.backends.triton_.kernels import order as triton_order
 from tpsample.core import masses
-from tpsample.core.order import below_top, least_logit
+from tpsample.core.order import least_logit
 
 LARGEST = float(np.finfo(np.float32).max)
 N, PARTS = 256, 8
@@ -87,18 +87,6 @@ def test_masses_and_entropies_are_within_their_bounds() -> None:
     z, mean = q.sum(dim=1).double(), m.sum(dim=1) / q.sum(dim=1).double()
     found = (z / masses.TOP_MASS).log() + masses.LN2 * mean
     assert np.abs(np.longdouble(found.numpy()) - entropy).max() < 5e-7
-
-
-def test_a_floor_cuts_what_is_below_it_in_logits_and_no_more() -> None:
-    """Between two neighbours of fp32, as the quotient's rule does, but for its own roundings."""
-    _, top, temperature = _rows(4000, 2, hostile=False)
-    log_min_p = torch.linspace(-20, 0, 4000, dtype=torch.float64)
-    floor = least_logit(top, temperature, log_min_p)
-    below = below_top(floor, top, temperature) - log_min_p
-    under = floor.nextafter(torch.full_like(floor, -torch.inf))
-    slack = 2**-50 * (top.double().abs() / temperature + 20)
-    assert (below >= -slack).all()
-    assert (below_top(under, top, temperature) - log_min_p < slack).all()
 
 
 # -- backends ----------------------------------------------------------------------------------

@@ -236,7 +236,7 @@ def test_a_step_replayed_from_its_launches(monkeypatch):
 
 def test_a_rank_that_lost_another_tells_the_rest_in_its_next_step():
     case = Case.make(100, 5)
-    world, samplers = virtual(case, even_shards(100, 3), chunks=2)
+    world, samplers = virtual(case, even_shards(100, 3), chunks=2, on_failed=9)
     addresses = samplers[2].exchange.memory.addresses
     real, nowhere = addresses.clone(), torch.zeros_like(samplers[2].exchange.memory.own)
     addresses[1] = nowhere.data_ptr()
@@ -246,7 +246,7 @@ def test_a_rank_that_lost_another_tells_the_rest_in_its_next_step():
     addresses.copy_(real)
     for _ in range(2):
         for output in step(world, samplers, case):
-            assert output.token_ids.tolist() == [-1] * 5
+            assert output.token_ids.tolist() == [9] * 5
             assert output.status.tolist() == [Status.PEER_LOST] * 5
     for sampler, name, lost_step in zip(samplers, (1, 2, 1), (1, 0, 1), strict=True):
         with pytest.raises(PeerLost) as lost:

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.cases import Case, even_shards
 from tests.support.filtered import assert_same
-from tests.support.virtual import small_tiles, step, virtual
+from tests.support.virtual import small_tiles
 from tpsample import (
     LMHeadSampler,
     SampleOutput,
@@ -111,20 +110,6 @@ def test_a_verification_stops_at_a_failed_position_even_if_its_draft_is_that_tok
         assert each.num_accepted.tolist() == [1, 0, 2]
         assert each.status.tolist() == [Status.NAN, Status.NAN, Status.OK]
     assert torch.equal(out.logprobs.token_ids, before.logprobs.token_ids)
-
-
-def test_rows_that_lost_a_rank_return_it():
-    case = Case.make(100, 5)
-    filtered = [SamplingParams(seed=1, top_k=3), *case.params[1:]]
-    case = Case(case.hidden_states, case.weight, filtered, case.positions)
-    world, samplers = virtual(case, even_shards(100, 3), on_failed=END)
-    outputs = step(world, samplers, case)
-    assert [out.token_ids.tolist() for out in outputs] == [case.oracle().token_ids.tolist()] * 3
-    addresses = samplers[2].exchange.memory.addresses
-    addresses[1] = torch.zeros_like(samplers[2].exchange.memory.own).data_ptr()
-    out = step(world, samplers, case)[1]
-    assert out.status.tolist() == [Status.PEER_LOST] * 5
-    assert out.token_ids.tolist() == [END] * 5
 
 
 def test_the_first_row_without_a_token_is_told_of():
