@@ -95,7 +95,7 @@ tpsample/noise.py
     noise ends where that of fp32 uniforms does, at 16.6
     - u = _round32(word.float().double() * U_SCALE + low)
     + u = _round32(word.float().double() * U_SCALE + low).clamp(min=2.0**-24)
-    > test_planted_tails_win_by_the_definition
+    > test_planted_tails_win
     noise of 32 bits
     - low = ((quad_xor ^ word) & 0xFFFF).double() * LOW_SCALE + LOW_HALF
     + low = ((quad_xor ^ word) & 0).double() * LOW_SCALE + LOW_HALF

@@ -18,7 +18,7 @@ from numba.core.registry import cpu_target
 from triton.runtime.interpreter import InterpretedFunction
 
 import tests.fuzz.story
-import tests.support.agreement
+import tests.support.local_step
 import tests.support.virtual  # noqa: F401
 import tpsample.backends.numba_.cuts
 import tpsample.backends.numba_.passes

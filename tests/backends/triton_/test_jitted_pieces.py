@@ -8,9 +8,9 @@ import torch
 import triton
 import triton.language as tl
 
-from tests.support.agreement import tile
 from tests.support.cases import Case
 from tests.support.filtered import Rows, grid, kinds_of_logits
+from tests.support.local_step import tile
 from tests.support.settings import settings_of
 from tests.support.tile_words import told
 from tpsample import SamplingParams, Status, VocabShard, noise

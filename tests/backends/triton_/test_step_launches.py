@@ -10,9 +10,9 @@ import torch.distributed as dist
 
 from benchmarks.lab.calls import Calls, counted
 from tests.support import host_reads
-from tests.support.agreement import tile
 from tests.support.cases import Case, own_sampler
 from tests.support.commands import run_command
+from tests.support.local_step import tile
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 from tpsample import LMHeadSampler, compiled
