@@ -7,8 +7,9 @@ import sys
 import pytest
 import torch
 
-from tests.gpu.golden import EXACT, differing, recorded
+from tests.gpu.golden import recorded
 from tests.support.commands import run_command
+from tests.support.golden import EXACT, differing
 
 ON_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
@@ -27,7 +28,7 @@ def test_golden_tokens_on_a_gpu(part: str, world_size: int) -> None:
 def test_a_difference_is_named() -> None:
     """The same comparison without a GPU, and a token that was changed."""
     (found,) = recorded("heads", 1, "cpu", "torch")
-    assert differing("heads", found) == []
+    assert differing(found, ["heads"]) == []
     name = next(name for name in found if name.endswith(": tokens"))
     found[name][0] += 1
-    assert differing("heads", found) == [name]
+    assert differing(found, ["heads"]) == [name]

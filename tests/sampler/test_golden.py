@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-from benchmarks.lab.virtual_ranks import VirtualRanks, VirtualWorld
 from tests.support import golden
 from tests.support.cases import even_shards, uneven_shards
-from tests.support.golden_parts import PARTS, Make, V
+from tests.support.golden import EXACT, differing
+from tests.support.golden_parts import PARTS, V
 from tests.support.ranks import run_ranks
-from tests.support.virtual import in_turn, small_tiles
+from tests.support.virtual import SMALL_TILE
 from tpsample import VocabShard
 
 WEIGHTED = [part for part in PARTS if part != "logits"]
-EXACT = [part for part in PARTS if part != "cancelling"]  # Triton adds in fp32, in another order
-EXPECTED = json.loads(golden.FILE.read_text())
 
 
 def assert_as_committed(found: dict[str, Any], parts: Sequence[str]) -> None:
     """Compare all that was recorded of some parts; a part that recorded less fails, too."""
-    expected = {name: EXPECTED[name] for name in EXPECTED if name.split(",")[0] in parts}
-    missing = [*(found.keys() - expected.keys()), *(expected.keys() - found.keys())]
-    assert not missing, f"{missing[0]}: `python -m tests.support.golden` writes golden.json anew"
-    assert list(found) == list(expected)
-    for name, values in expected.items():
-        assert found[name] == values, name
+    differ = differing(found, parts)
+    assert not differ, f"{differ[0]}: `python -m tests.support.golden` writes golden.json anew"
 
 
 @pytest.mark.heavy
@@ -68,10 +60,6 @@ def test_several_ranks_draw_the_committed_tokens(shards, options):
         assert_as_committed(of_rank, tuple(PARTS))
 
 
-def _peers(make: Make, ranks: VirtualRanks) -> Make:
-    return lambda *arguments, **options: in_turn(small_tiles(make(*arguments, **options)), ranks)
-
-
 @pytest.mark.parametrize(
     ("shards", "parts"),
     [
@@ -81,10 +69,5 @@ def _peers(make: Make, ranks: VirtualRanks) -> Make:
     ],
 )
 def test_peers_in_one_process_draw_the_committed_tokens(shards, parts):
-    world = VirtualWorld(shards)
-    makers = [
-        _peers(golden.maker(shard, group=ranks, exchange="peer", backend="triton"), ranks)
-        for shard, ranks in zip(shards, world.ranks, strict=True)
-    ]
-    for of_rank in world.run([partial(golden.record, make, parts) for make in makers]):
+    for of_rank in golden.on_virtual_ranks(parts, shards, tile=SMALL_TILE, backend="triton"):
         assert_as_committed(of_rank, parts)

@@ -13,15 +13,22 @@ import json
 import math
 import warnings
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from benchmarks.lab.virtual_ranks import VirtualRanks, VirtualWorld
 from tests.support.golden_parts import DRAFTS, PARTS, ROWS, Make, V
+from tests.support.virtual import in_turn, small_tiles
 from tpsample import LMHeadSampler, Logprobs, SampleOutput, Status, VerifyOutput, VocabShard
+from tpsample.backends.triton_.tile_table import Tile
 
 FILE = Path(__file__).with_name("golden.json")
+EXACT = [part for part in PARTS if part != "cancelling"]
+"""Without the part whose products Triton sums in fp32, in another order."""
 MOST = 5000
 """Longer lists are kept as a digest."""
 
@@ -84,6 +91,37 @@ def maker(shard: VocabShard, **options: Any) -> Make:
         )
 
     return make
+
+
+def on_virtual_ranks(
+    parts: Sequence[str],
+    shards: list[VocabShard],
+    device: str = "cpu",
+    tile: Tile | None = None,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """Return what each rank of one process draws; their kernels push words to each other.
+
+    Args:
+        tile: of the kernels of the LM head; None takes that of the table.
+    """
+    world = VirtualWorld(shards, device)
+
+    def of_rank(shard: VocabShard, ranks: VirtualRanks) -> dict[str, Any]:
+        make = maker(shard, group=ranks, exchange="peer", **options)
+        with torch.device(device):
+            return record(
+                lambda *its, **more: in_turn(small_tiles(make(*its, **more), tile), ranks), parts
+            )
+
+    return world.run([partial(of_rank, *each) for each in zip(shards, world.ranks, strict=True)])
+
+
+def differing(found: dict[str, Any], parts: Sequence[str]) -> list[str]:
+    """Return the names of what differs from the committed tokens of some parts, or is missing."""
+    every = json.loads(FILE.read_text())
+    expected = {name: its for name, its in every.items() if name.split(",")[0] in parts}
+    return [name for name in expected | found if found.get(name) != expected.get(name)]
 
 
 if __name__ == "__main__":

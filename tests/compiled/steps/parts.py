@@ -5,18 +5,15 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-import json
 import random
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 
-from benchmarks.lab.virtual_ranks import VirtualRanks, VirtualWorld
 from benchmarks.static.aot import GPUS
 from tests.compiled.coverage import of_report
 from tests.compiled.emulator.gpu import EmulatedGpu
@@ -32,9 +29,8 @@ from tests.fuzz.requests import THEMES
 from tests.fuzz.story import Story
 from tests.support import golden
 from tests.support.cases import uneven_shards
-from tests.support.golden_parts import PARTS as GOLDEN_PARTS
-from tests.support.golden_parts import Make, V
-from tests.support.virtual import in_turn
+from tests.support.golden import EXACT
+from tests.support.golden_parts import V
 from tpsample import (
     LMHeadSampler,
     SampleOutput,
@@ -56,24 +52,11 @@ from tpsample.core.order import DIGIT_BITS, Search
 from tpsample.core.row_noise import RowNoise
 from tpsample.request.plan import FilteredWords
 
-EXACT = [part for part in GOLDEN_PARTS if part != "cancelling"]
-"""Without the part whose products a GPU sums in fp32, in another order."""
-
-
-def _golden(found: dict[str, Any], parts: Sequence[str]) -> Tally:
-    """Compare what was recorded with what is committed."""
-    every = json.loads(golden.FILE.read_text())
-    expected = {name: of for name, of in every.items() if name.split(",")[0] in parts}
-    differ = [name for name in expected | found if found.get(name) != expected.get(name)]
-    return Tally(len(expected), len(differ), notes=differ)
-
 
 def goldens(gpu: EmulatedGpu, seeds: int, parts: Sequence[str] = EXACT) -> Compared:
     """The committed tokens, on one rank."""
     make = golden.maker(VocabShard(0, V), backend="triton")
-    outcome = Compared()
-    outcome += _golden(golden.record(make, parts), parts)
-    return outcome
+    return _as_committed([golden.record(make, parts)], parts)
 
 
 def peers(
@@ -89,26 +72,25 @@ def peers(
     outcome = Compared()
     for shards in worlds:
         gpu.options = Options(order=len(shards), programs=3 if len(shards) == 2 else 12, weak=True)
-        world = VirtualWorld(shards)
-        options = {"exchange": "peer", "backend": "triton", "chunks": 2}
-        makers = [
-            _meeting(golden.maker(shard, group=ranks, **options), ranks)
-            for shard, ranks in zip(world.shards, world.ranks, strict=True)
-        ]
-        for found in world.run([partial(golden.record, make, parts) for make in makers]):
-            outcome += _golden(found, parts)
+        made = golden.on_virtual_ranks(parts, shards, backend="triton", chunks=2)
+        outcome += _as_committed(made, parts)
     if found := weak_pushes(gpu):
         outcome.differ(found)
+    return outcome
+
+
+def _as_committed(found: Sequence[dict[str, Any]], parts: Sequence[str]) -> Compared:
+    """Compare what each rank recorded with what is committed."""
+    outcome = Compared()
+    for of_rank in found:
+        differ = golden.differing(of_rank, parts)
+        outcome += Tally(len(of_rank), len(differ), notes=differ)
     return outcome
 
 
 def one_id(gpu: EmulatedGpu, seeds: int) -> Compared:
     """Two virtual ranks, and the second has a single id."""
     return peers(gpu, seeds, ["heads"], [[VocabShard(0, V - 1), VocabShard(V - 1, V)]])
-
-
-def _meeting(make: Make, ranks: VirtualRanks) -> Make:
-    return lambda *arguments, **options: in_turn(make(*arguments, **options), ranks)
 
 
 NOISES: tuple[dict[str, Any], ...] = (
