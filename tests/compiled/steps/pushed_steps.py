@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import torch
 
-from benchmarks.lab.virtual_ranks import VirtualWorld
 from tests.compiled.emulator.gpu import EmulatedGpu
-from tpsample import (
-    LMHeadSampler,
-    PeerLost,
-    SamplingBatch,
-    SamplingParams,
-    Status,
-    VocabShard,
-    reference,
-)
+from tests.support.cases import Case, even_shards
+from tests.support.virtual import peer_of, step, virtual
+from tpsample import PeerLost, SamplingParams, Status
 
 WRONG = "wrong"
 """How a token that is not the definition's is told."""
@@ -28,26 +21,22 @@ class TwoRanks:
 
     def __init__(self) -> None:
         self._generator = torch.Generator().manual_seed(1)
-        self._weight = torch.randn(V, 64, generator=self._generator).round().bfloat16()
+        weight = torch.randn(V, 64, generator=self._generator).round().bfloat16()
         params = [SamplingParams(seed=row) for row in range(ROWS)]
-        self._batch = SamplingBatch.from_params(params, vocab_size=V)
-        self.world = VirtualWorld([VocabShard.even(V, rank, 2) for rank in range(2)])
-        self.samplers = []
-        for shard, ranks in zip(self.world.shards, self.world.ranks, strict=True):
-            own = self._weight[shard.start : shard.stop]
-            options = {"exchange": "peer", "backend": "triton", "max_rows": ROWS, "chunks": 2}
-            sampler = LMHeadSampler(own, group=ranks, **options)
-            exchange: Any = sampler.exchange
-            exchange.timeout_s = 0.5
-            self.samplers.append(sampler)
+        self._case = Case(weight[:ROWS], weight, params, torch.zeros(ROWS, dtype=torch.int64))
+        options = {"backend": "triton", "max_rows": ROWS, "chunks": 2}
+        self.world, self.samplers = virtual(self._case, even_shards(V, 2), tile=None, **options)
+        for sampler in self.samplers:
+            peer_of(sampler).timeout_s = 0.5
 
     def step(self, position: int, alive: int = 2) -> str:
         """Take a step of the first ranks; return "" or what is wrong."""
         hidden = torch.randn(ROWS, 64, generator=self._generator).round().bfloat16()
-        logits = reference.logits(hidden, self._weight)
-        expected = reference.sample(logits, self._batch, position).token_ids
-        outs = self.world.step(self.samplers[:alive], hidden, self._batch, position)
+        positions = self._case.positions + position
+        case = replace(self._case, hidden_states=hidden, positions=positions)
+        outs = step(self.world, self.samplers[:alive], case)
         if alive == 2:
+            expected = case.oracle().token_ids
             return WRONG * any((out.token_ids != expected).any() for out in outs)
         lost = all((out.status == Status.PEER_LOST).all() for out in outs)
         return "" if lost else "a rank that stayed away is not lost"
