@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import tpsample
+from tests.support.cases import Case
 from tests.support.commands import ROOT, run_command
 from tests.support.mistakes import WEIGHT, D, V
 from tests.support.tried import need_transformers
@@ -32,6 +33,8 @@ from tpsample import (
     VocabShard,
     distributed,
     record,
+    reference,
+    sample,
     sample_draft,
     verify,
 )
@@ -233,3 +236,23 @@ def test_help_lists_what_is_public_and_nothing_else(kind: type) -> None:
     shown = pydoc.plain(pydoc.render_doc(kind))
     names = re.findall(r"^ \|  (\w+)(?:\(| = |$)", shown, re.M)
     assert {n for n in names if n[0] != "_"} - {kind.__name__} == LISTED[kind]
+
+
+def test_one_call_counts_the_tokens_so_far() -> None:
+    case = Case.make(300, 4)
+    params = [SamplingParams(temperature=0, presence_penalty=2.0, repetition_penalty=3.0)] * 4
+    step = case.hidden_states, case.weight, params
+    first = sample(*step, positions=5, prompt_token_ids=[[]] * 4).token_ids
+    so_far: dict[str, Any] = {
+        "prompt_token_ids": first.unsqueeze(1),
+        "output_token_ids": first.unsqueeze(1),
+    }
+    batch = SamplingBatch.from_params(params, vocab_size=300, **so_far)
+    logits = reference.logits(*step[:2])
+    found = sample(*step, positions=6, **so_far).token_ids
+    assert torch.equal(found, reference.sample(logits, batch, 6).token_ids)
+    assert not torch.equal(found, first)
+    for name in so_far:
+        fewer = sample(*step, positions=6, **{**so_far, name: [[]] * 4})
+        others = SamplingBatch.from_params(params, vocab_size=300, **{**so_far, name: [[]] * 4})
+        assert torch.equal(fewer.token_ids, reference.sample(logits, others, 6).token_ids)

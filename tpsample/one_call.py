@@ -14,7 +14,7 @@ from tpsample.core.checks import is_integer
 from tpsample.core.tensors import outside_of_graphs
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.output import SampleOutput
-from tpsample.request.batch import SamplingBatch
+from tpsample.request.batch import SamplingBatch, Tokens
 from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
 
@@ -27,6 +27,8 @@ def sample(
     params: Sequence[SamplingParams],
     *,
     positions: Tensor | int,
+    prompt_token_ids: Tokens = None,
+    output_token_ids: Tokens = None,
     group: dist.ProcessGroup | Literal["alone"] | None = None,
     num_samples: int | None = None,
     vocab_size: int | None = None,
@@ -38,8 +40,9 @@ def sample(
     """Sample one step: build an `LMHeadSampler`, call it and close it.
 
     Arguments, result and errors are those of `LMHeadSampler` and its call, except for `params`,
-    which is a list of B requests. Rows with ``seed=None`` get a seed that is
-    drawn on one rank and stands in the output's `seeds`.
+    which is a list of B requests, and the tokens so far, which are those of
+    `SamplingBatch.from_params`. Rows with ``seed=None`` get a seed that is drawn on one rank and
+    stands in the output's `seeds`.
     """
     num_rows = (
         hidden_states.shape[0] if isinstance(hidden_states, Tensor) and hidden_states.ndim else 1
@@ -57,7 +60,11 @@ def sample(
     ) as sampler:
         try:
             batch = SamplingBatch.from_params(
-                params, vocab_size=sampler.vocab_size, device=sampler.weight.device
+                params,
+                vocab_size=sampler.vocab_size,
+                prompt_token_ids=prompt_token_ids,
+                output_token_ids=output_token_ids,
+                device=sampler.weight.device,
             )
         except Exception as wrong:  # which the peers, whose step has begun, are told
             sampler.agreement.refuse(wrong)

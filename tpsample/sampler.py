@@ -190,6 +190,7 @@ class LMHeadSampler(Sealed):
             raise AttributeError(f"{type(self).__name__} has no {name}; {way_out}")
 
     def __enter__(self) -> LMHeadSampler:
+        self.checks.ready()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -476,8 +477,10 @@ class LMHeadSampler(Sealed):
         Raises:
             TypeError, ValueError: a tensor is not like the one before, or the sampler was given a
                 module, which has it.
+            RuntimeError: the sampler was closed.
         """
         with self.agreement.thread:
+            self.checks.ready()
             self.pipeline.caller.replace(lm_head_weight=lm_head_weight, bias=bias)
             self.pipeline.caller.rebind_aliases()
             self.local.refresh()

@@ -168,7 +168,8 @@ def test_a_sampler_closed_on_one_rank_is_told_to_all():
 def test_a_closed_sampler_raises_on_a_rank_alone():
     sampler = LMHeadSampler(torch.randn(V, D))
     sampler.close()
-    for each in (lambda: step(sampler), sampler.compare, sampler.check, sampler.reset):
+    calls = sampler.compare, sampler.check, sampler.reset, sampler.refresh, sampler.__enter__
+    for each in (lambda: step(sampler), *calls):
         with pytest.raises(RuntimeError, match="closed; build a new"):
             each()
     sampler.close()

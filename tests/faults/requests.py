@@ -508,6 +508,10 @@ tpsample/cli/__init__.py
     + if True:
     > test_a_reader_that_closes_the_pipe_ends_a_command_without_a_word
 tpsample/one_call.py
+    one call drops the output so far
+    - output_token_ids=output_token_ids,
+    + output_token_ids=None,
+    > test_one_call_counts_the_tokens_so_far
     requests that are wrong on one rank leave the others waiting
     - sampler.agreement.refuse(wrong)
     + raise
