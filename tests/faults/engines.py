@@ -51,6 +51,15 @@ tpsample/integrations/transformers.py
     - return ends | self._failed.any()
     + return ends
     > test_no_token_stops_decoding
+tpsample/integrations/transformers_caller.py
+    requests of generate draw where the caller said do_sample=False
+    - if drawn and passed.get("do_sample") is False:
+    + if False:
+    > test_do_sample_false_is_refused_beside_requests_that_draw
+    a temperature that transformers ignores is passed over beside params
+    - if not do_sample:
+    + if False:
+    > test_what_transformers_ignores_without_do_sample_is_refused_beside_params
 tpsample/integrations/transformers_params.py
     an error names a field of a request where the user gave an argument of generate
     - if not given:

@@ -28,6 +28,12 @@ from tpsample.core.checks import describe
 from tpsample.core.word import Status
 from tpsample.errors import NoToken, UnsupportedParameter
 from tpsample.integrations import TRIED, check_version
+from tpsample.integrations.transformers_caller import (
+    check_alone,
+    check_dropped,
+    check_greedy,
+    passed_by_caller,
+)
 from tpsample.integrations.transformers_head import TransformersHead
 from tpsample.integrations.transformers_params import Prompts, named_as_given, requests_of
 from tpsample.request.batch import SamplingBatch
@@ -87,6 +93,7 @@ def generate(
         )
     _check_model(model, synced_gpus)
     head, rows = TransformersHead(model), input_ids.shape[0]
+    passed = passed_by_caller(inspect.currentframe())
     with head.agreed(sampler="left out" if sampler is None else "given"):
         if seed is not None:
             raise TypeError(f"seed: got {describe(seed)}; pass seeds=, one per row, such as [1, 2]")
@@ -96,7 +103,7 @@ def generate(
                 f"got {describe(stream_to)}"
             )
         _check_mode(generation_config)
-        _check_dropped(inspect.currentframe())
+        check_dropped(passed)
         mask = model_kwargs.get("attention_mask")
         prompts = Prompts.of(input_ids, mask, getattr(generation_config, "_mask_length", None))
         if params is None:
@@ -106,9 +113,12 @@ def generate(
                 how = {"do_sample": generation_config.do_sample, "prompts": prompts}
                 requests = requests_of(logits_processor, seeds=own_seeds, **how)
         else:
-            _check_alone(seeds, logits_processor)
+            how = {"do_sample": generation_config.do_sample}
+            check_alone(passed, seeds, logits_processor, **how)
             requests = {"params": params, "prompt_token_ids": prompts.rows}
         batch = _batch_of(head, requests, () if params is not None else logits_processor)
+        if params is not None:
+            check_greedy(passed, batch.requests)
         if sampler is not None:
             head.check_sampler(sampler)
     own = head.sampler(max_rows=rows) if sampler is None else head.rebind_sampler(sampler)
@@ -149,18 +159,6 @@ def _seeds_of_rows(seeds: Any, rows: int, *, drawn: bool) -> list[int | None]:
     if len(seeds) != rows:
         raise ValueError(f"seeds: expected one per row, {rows}, got {len(seeds)}")
     return list(seeds)
-
-
-def _check_alone(seeds: Any, logits_processor: Any) -> None:
-    """Refuse what stands beside `params` and says the same in another way."""
-    if seeds is not None or logits_processor:
-        given = ["seeds"] * (seeds is not None)
-        given += [type(processor).__name__ for processor in logits_processor]
-        raise UnsupportedParameter(
-            f"params: expected neither seeds nor logits processors beside it, got "
-            f"{', '.join(given)}; set fields of params and "
-            "model.generation_config = GenerationConfig()"
-        )
 
 
 def _batch_of(head: TransformersHead, requests: dict[str, Any], named: Any) -> SamplingBatch:
@@ -229,16 +227,6 @@ class _Draws(StoppingCriteriaList):  # type: ignore[misc]
             raise NoToken(
                 f"generate: row {row} has no token {self._step - 1} behind its prompt, status "
                 f"{Status(int(self._status[row])).name}"
-            )
-
-
-def _check_dropped(frame: Any) -> None:
-    """Refuse what `model.generate` was given and does not hand on; its frame is the caller's."""
-    given = frame.f_back.f_locals if frame is not None and frame.f_back is not None else {}
-    for name, way_out in (("streamer", "pass stream_to="), ("assistant_model", "leave it out")):
-        if given.get(name) is not None and "custom_generate" in given:
-            raise UnsupportedParameter(
-                f"{name}: transformers does not hand it on to custom_generate; {way_out}"
             )
 
 

@@ -1,0 +1,73 @@
+"""What a caller of `model.generate` passed, beside what transformers has made of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.tried import need_transformers
+from tpsample import SamplingParams, UnsupportedParameter
+
+transformers: Any = pytest.importorskip("transformers", reason="needs the extra hf")
+
+IDS = torch.tensor([[5, 7, 9, 2], [3, 4, 5, 6]])
+PADDED = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
+PARAMS = [SamplingParams(seed=1), SamplingParams(seed=2)]
+GREEDY = [SamplingParams(temperature=0)] * 2
+
+
+@pytest.fixture(scope="module")
+def model(llama: Path) -> Any:
+    need_transformers()
+    found = transformers.AutoModelForCausalLM.from_pretrained(llama).eval()
+    found.generation_config = transformers.GenerationConfig()
+    return found
+
+
+def generate(model: Any, ids: Any = IDS, **options: Any) -> list[list[int]]:
+    from tpsample.integrations import transformers as adapter
+
+    options = {"max_new_tokens": 4, "pad_token_id": 0, "custom_generate": adapter} | options
+    found: list[list[int]] = model.generate(ids, **options)[:, -4:].tolist()
+    return found
+
+
+def config(**fields: Any) -> Any:
+    return transformers.GenerationConfig(max_new_tokens=4, pad_token_id=0, **fields)
+
+
+def test_do_sample_false_is_refused_beside_requests_that_draw(model):
+    told = (
+        r"^do_sample: expected True, or none, beside params\[1\] of temperature 0\.7, got False; "
+        r"leave do_sample out, or pass SamplingParams\(temperature=0\)$"
+    )
+    params = [GREEDY[0], SamplingParams(seed=1, temperature=0.7)]
+    expected = generate(model, params=params)
+    for given in ({"do_sample": False}, {"generation_config": config(do_sample=False)}):
+        with pytest.raises(UnsupportedParameter, match=told):
+            generate(model, params=params, **given)
+    assert generate(model, params=params, do_sample=True, top_k=0) == expected
+    assert generate(model, params=GREEDY, do_sample=False) == generate(model, params=GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"temperature": 0.1, "top_p": 0.1}, "temperature, top_p"),
+        ({"generation_config": config(top_k=3)}, "top_k"),
+        ({"min_p": 0.1, "typical_p": 0.5}, "min_p, typical_p"),
+    ],
+    ids=["arguments", "a configuration", "others"],
+)
+def test_what_transformers_ignores_without_do_sample_is_refused_beside_params(model, given, names):
+    told = f"^params: expected neither seeds nor .* beside it, got {names}; set fields of params"
+    with pytest.raises(UnsupportedParameter, match=told):
+        generate(model, params=PARAMS, **given)
+
+
+def test_arguments_that_change_nothing_may_stand_beside_params(model):
+    neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": None, "typical_p": 1.0}
+    assert generate(model, params=PARAMS, **neutral) == generate(model, params=PARAMS)
