@@ -44,9 +44,6 @@ tpsample/integrations/transformers.py
     - if any(request.asks_logprobs for request in batch.requests):
     + if False:
     > test_rows_have_requests_of_their_own_with_any_version
-    seeds beside requests of generate are dropped
-    - if seeds is not None or logits_processor:
-    + if logits_processor:
     a row of generate without a token has a text
     - return ends | self._failed.any()
     + return ends
@@ -57,9 +54,21 @@ tpsample/integrations/transformers_caller.py
     + if False:
     > test_do_sample_false_is_refused_beside_requests_that_draw
     a temperature that transformers ignores is passed over beside params
-    - if not do_sample:
+    - if not config.do_sample:
     + if False:
     > test_what_transformers_ignores_without_do_sample_is_refused_beside_params
+    seeds beside requests of generate are dropped
+    - given = ["seeds"] * (seeds is not None)
+    + given: list[str] = []
+    > test_rows_have_requests_of_their_own_with_any_version
+    the top_k that transformers adds by itself is refused beside params
+    - if passed and passed.get("top_k") is None and defaults.top_k is None:
+    + if False:
+    > test_the_top_k_that_nobody_asked_for_may_stand_beside_params
+    a top_k that was asked for is passed over beside params
+    - if passed and passed.get("top_k") is None and defaults.top_k is None:
+    + if passed:
+    > test_the_top_k_that_nobody_asked_for_may_stand_beside_params
 tpsample/integrations/transformers_params.py
     an error names a field of a request where the user gave an argument of generate
     - if not given:

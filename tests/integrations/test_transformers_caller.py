@@ -49,7 +49,7 @@ def test_do_sample_false_is_refused_beside_requests_that_draw(model):
     for given in ({"do_sample": False}, {"generation_config": config(do_sample=False)}):
         with pytest.raises(UnsupportedParameter, match=told):
             generate(model, params=params, **given)
-    assert generate(model, params=params, do_sample=True, top_k=0) == expected
+    assert generate(model, params=params, do_sample=True) == expected
     assert generate(model, params=GREEDY, do_sample=False) == generate(model, params=GREEDY)
 
 
@@ -71,3 +71,28 @@ def test_what_transformers_ignores_without_do_sample_is_refused_beside_params(mo
 def test_arguments_that_change_nothing_may_stand_beside_params(model):
     neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": None, "typical_p": 1.0}
     assert generate(model, params=PARAMS, **neutral) == generate(model, params=PARAMS)
+
+
+def test_the_top_k_that_nobody_asked_for_may_stand_beside_params(model):
+    """With do_sample=True transformers adds a top_k of 50, unless somebody sets another one."""
+    expected = generate(model, params=PARAMS)
+    assert generate(model, params=PARAMS, do_sample=True) == expected
+    assert generate(model, params=PARAMS, generation_config=config(do_sample=True)) == expected
+    told = r"^params: expected neither .*, got TopKLogitsWarper; set fields of params"
+    asked: list[dict[str, Any]] = [
+        {"do_sample": True, "top_k": 50},
+        {"generation_config": config(do_sample=True, top_k=50)},
+        {
+            "do_sample": True,
+            "logits_processor": [transformers.TopKLogitsWarper(50)],
+        },
+    ]
+    for given in asked:
+        with pytest.raises(UnsupportedParameter, match=told):
+            generate(model, params=PARAMS, **given)
+    model.generation_config.top_k = 50
+    try:
+        with pytest.raises(UnsupportedParameter, match=told):
+            generate(model, params=PARAMS, do_sample=True)
+    finally:
+        model.generation_config = transformers.GenerationConfig()

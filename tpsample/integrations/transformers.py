@@ -113,8 +113,8 @@ def generate(
                 how = {"do_sample": generation_config.do_sample, "prompts": prompts}
                 requests = requests_of(logits_processor, seeds=own_seeds, **how)
         else:
-            how = {"do_sample": generation_config.do_sample}
-            check_alone(passed, seeds, logits_processor, **how)
+            configs = generation_config, model.generation_config
+            check_alone(passed, seeds, logits_processor, *configs)
             requests = {"params": params, "prompt_token_ids": prompts.rows}
         batch = _batch_of(head, requests, () if params is not None else logits_processor)
         if params is not None:

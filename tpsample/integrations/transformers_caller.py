@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from transformers.generation.logits_process import TopKLogitsWarper
+
 from tpsample.errors import UnsupportedParameter
 from tpsample.request.params import SamplingParams
 
@@ -20,6 +22,9 @@ _DRAWING = {
 }
 """Arguments that transformers ignores without do_sample, with the values that change nothing."""
 
+_NAMED = ("streamer", "assistant_model", "logits_processor")
+"""Arguments that `model.generate` has by name; all that is read here but these is in its kwargs."""
+
 
 def passed_by_caller(frame: Any) -> dict[str, Any]:
     """Return the arguments of `model.generate`, and what a `generation_config` among them sets.
@@ -28,13 +33,14 @@ def passed_by_caller(frame: Any) -> dict[str, Any]:
     arguments, and the frame of `torch.no_grad` around it the configuration.
 
     Args:
-        frame: of the function that `model.generate` called.
+        frame: of the function that `model.generate` called. Nothing is returned for another.
     """
     called = frame.f_back if frame is not None else None
     if called is None or "custom_generate" not in called.f_locals:
         return {}
     own = called.f_locals
-    return own | _configured(called.f_back) | own.get("kwargs", {})
+    named = {name: own.get(name) for name in _NAMED}
+    return named | _configured(called.f_back) | own.get("kwargs", {})
 
 
 def _configured(frame: Any) -> dict[str, Any]:
@@ -57,12 +63,25 @@ def check_dropped(passed: dict[str, Any]) -> None:
 
 
 def check_alone(
-    passed: dict[str, Any], seeds: Any, logits_processor: Sequence[Any], *, do_sample: bool
+    passed: dict[str, Any], seeds: Any, logits_processor: Sequence[Any], config: Any, defaults: Any
 ) -> None:
-    """Refuse what stands beside `params` and says the same in another way."""
+    """Refuse what stands beside `params` and says the same in another way.
+
+    Args:
+        config: of the call, into which transformers has filled `defaults` and its own, such as a
+            `top_k` of 50, which nobody asked for.
+        defaults: of the model.
+    """
     given = ["seeds"] * (seeds is not None)
+    if passed and passed.get("top_k") is None and defaults.top_k is None:
+        own = {id(processor) for processor in passed["logits_processor"] or ()}
+        logits_processor = [
+            processor
+            for processor in logits_processor
+            if type(processor) is not TopKLogitsWarper or id(processor) in own
+        ]
     given += [type(processor).__name__ for processor in logits_processor]
-    if not do_sample:
+    if not config.do_sample:
         given += [name for name in _DRAWING if passed.get(name) not in (None, _DRAWING[name])]
     if given:
         raise UnsupportedParameter(
