@@ -114,6 +114,18 @@ def test_one_prompt_has_one_answer_and_others_by_request() -> None:
     assert [each.stop for each in rows] == [["end"]] * 4
 
 
+def test_more_temperatures_than_prompts_are_refused() -> None:
+    """Several prompts go through the temperatures, and would leave the last ones out."""
+    options = ("--prompt", "w5", "--prompt", "w6", "--model", "/nowhere")
+    hot = [word for t in (0.5, 0.7, 0.9) for word in ("--temperature", t)]
+    done = invoke("generate", *options, *hot)
+    told = "temperature: expected at most 2, one per prompt, got 3; leave 1 out, or pass one prompt"
+    assert done.exit_code == 1 and told in done.stderr, done.output
+    assert [each.fields["temperature"] for each in requests_of("pqr", (0.5, 0.7), 0)] == [
+        0.5, 0.7, 0.5
+    ]  # fmt: skip
+
+
 def test_bad_words_may_be_texts_alone() -> None:
     for words in (["the"], [[5], "the"], [[5]]):
         assert from_json("params", {"bad_words": words}) == {"bad_words": words}

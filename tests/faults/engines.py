@@ -99,6 +99,10 @@ tpsample/cli/requests.py
     - if "" in fields.get("bad_words", ()):
     + if False:
     > test_wrong_settings_are_refused_before_a_model_is_loaded
+    a temperature that no prompt has is left out
+    - if over := max(0, len(temperatures) - len(prompts)):
+    + if over := 0:
+    > test_more_temperatures_than_prompts_are_refused
     id 0 is held back for the end of a model that is not loaded
     - self.params(lambda text: [], ())
     + self.params(lambda text: [], (0,))

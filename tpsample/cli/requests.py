@@ -125,10 +125,18 @@ def requests_of(
         seed: row i draws with seed + i.
         settings: of every row, as `fields_of` takes them.
         num_samples: answers per prompt.
+
+    Raises:
+        ValueError: a wrong setting, or several prompts and more temperatures than prompts.
     """
     prompts, (fields, stop) = list(prompts), fields_of(settings)
     if len(prompts) == 1 and len(temperatures) > 1:
         prompts = prompts * len(temperatures)
+    if over := max(0, len(temperatures) - len(prompts)):
+        raise ValueError(
+            f"temperature: expected at most {len(prompts)}, one per prompt, got "
+            f"{len(temperatures)}; leave {over} out, or pass one prompt, which is asked at each"
+        )
     rows: list[Request] = []
     for index, prompt in enumerate(prompts):
         temperature = temperatures[index % len(temperatures)]
