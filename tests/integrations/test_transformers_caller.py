@@ -96,3 +96,13 @@ def test_the_top_k_that_nobody_asked_for_may_stand_beside_params(model):
             generate(model, params=PARAMS, do_sample=True)
     finally:
         model.generation_config = transformers.GenerationConfig()
+
+
+def test_another_number_of_params_than_rows_is_named(model):
+    for params, got in ((PARAMS[:1], 1), ([*PARAMS, *PARAMS], 4)):
+        with pytest.raises(ValueError, match=rf"^params: expected one per row, 2, got {got}$"):
+            generate(model, params=params)
+    with pytest.raises(ValueError, match=r"^params: expected one per row, 4, got 2$"):
+        generate(model, params=PARAMS, do_sample=True, num_return_sequences=2)
+    with pytest.raises(TypeError, match=r"^params: expected a list of SamplingParams, one per row"):
+        generate(model, params=PARAMS[0])

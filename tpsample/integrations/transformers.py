@@ -37,6 +37,7 @@ from tpsample.integrations.transformers_caller import (
 from tpsample.integrations.transformers_head import TransformersHead
 from tpsample.integrations.transformers_params import Prompts, named_as_given, requests_of
 from tpsample.request.batch import SamplingBatch
+from tpsample.request.batch_checks import request_list
 from tpsample.request.params import SamplingParams
 from tpsample.sampler import LMHeadSampler
 
@@ -115,6 +116,8 @@ def generate(
         else:
             configs = generation_config, model.generation_config
             check_alone(passed, seeds, logits_processor, *configs)
+            if len(request_list(params)) != rows:
+                raise ValueError(f"params: expected one per row, {rows}, got {len(params)}")
             requests = {"params": params, "prompt_token_ids": prompts.rows}
         batch = _batch_of(head, requests, () if params is not None else logits_processor)
         if params is not None:
