@@ -69,6 +69,18 @@ tpsample/integrations/transformers_caller.py
     - if passed and passed.get("top_k") is None and defaults.top_k is None:
     + if passed:
     > test_the_top_k_that_nobody_asked_for_may_stand_beside_params
+    a mask of generate may have any shape
+    - if tuple(mask.shape) not in ((rows, length), (rows, held + length)):
+    + if False:
+    > test_a_mask_of_another_shape_is_named
+    a mask of generate may be as wide as a cache that nobody has
+    - if tuple(mask.shape) not in ((rows, length), (rows, held + length)):
+    + if len(mask) != rows or mask.shape[1] < length:
+    > test_a_mask_of_another_shape_is_named
+    embeddings without ids are told to be no ids
+    - if embeds is not None and length == 0:
+    + if False:
+    > test_embeddings_alone_are_named
 tpsample/integrations/transformers_params.py
     an error names a field of a request where the user gave an argument of generate
     - if not given:

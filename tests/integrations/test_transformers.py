@@ -402,8 +402,8 @@ def _wrong_on_one_rank(folder: Path) -> list[str]:
     closed.close()
     expected, told = generate(model, **KINDS["plain"]), []
     right: dict[str, Any] = {"sampler": sampler}
-    for wrong in ("x", alone, closed, None, [1, 2]):
-        name = "seeds" if isinstance(wrong, list) else "sampler"
+    wrongs = [("sampler", wrong) for wrong in ("x", alone, closed, None)]
+    for name, wrong in [*wrongs, ("seeds", [1, 2]), ("mask", MASK[:2]), ("mask", 0 * MASK[:1] + 1)]:
         options = {**KINDS["plain"], **right, **({name: wrong} if rank else {})}
         told.append(outcome(lambda how=options: generate(model, **how))[1])
         assert generate(model, **KINDS["plain"], sampler=sampler) == expected
@@ -419,6 +419,10 @@ def test_what_is_wrong_on_one_rank_is_told_to_every_rank_before_the_model_runs(l
         "rank 1: sampler: closed; build a new LMHeadSampler",
         "sampler: must be the same on every rank, got rank 0: given, rank 1: left out",
         "rank 1: seeds: expected one per row, 3, got 2",
+        "rank 1: attention_mask: expected [3, 5], as input_ids has, got (2, 5); pass 1 for each "
+        "id, and 0 for padding",
+        "rank 1: attention_mask: expected [3, 5], as input_ids has, got (1, 5); pass 1 for each "
+        "id, and 0 for padding",
     ]
 
 

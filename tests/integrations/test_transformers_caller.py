@@ -1,4 +1,4 @@
-"""What a caller of `model.generate` passed, beside what transformers has made of it."""
+"""Arguments of `model.generate` that transformers drops, ignores or does not check."""
 
 from __future__ import annotations
 
@@ -106,3 +106,52 @@ def test_another_number_of_params_than_rows_is_named(model):
         generate(model, params=PARAMS, do_sample=True, num_return_sequences=2)
     with pytest.raises(TypeError, match=r"^params: expected a list of SamplingParams, one per row"):
         generate(model, params=PARAMS[0])
+
+
+ONES = torch.ones(3, 6, dtype=torch.int64)
+MASKS = {
+    "one row, padded": PADDED[:1],
+    "three rows, padded": torch.cat([PADDED, PADDED[:1]]),
+    "one row": ONES[:1, :4],
+    "three rows": ONES[:, :4],
+    "too narrow": ONES[:2, :3],
+    "too narrow, padded": PADDED[:, :3],
+    "too wide": ONES[:2],
+    "too wide, padded": torch.cat([PADDED, ONES[:2, :2]], dim=1),
+}
+
+
+@pytest.mark.parametrize("use_cache", [True, False], ids=["cache", "no cache"])
+@pytest.mark.parametrize("name", MASKS)
+def test_a_mask_of_another_shape_is_named(model, name, use_cache):
+    mask, options = MASKS[name], {"params": PARAMS, "use_cache": use_cache}
+    told = rf"^attention_mask: expected \[2, 4\], as input_ids has, got \({mask.shape[0]}, "
+    told += rf"{mask.shape[1]}\); "
+    with pytest.raises(UnsupportedParameter, match=told):
+        generate(model, attention_mask=mask, **options)
+    with pytest.raises(UnsupportedParameter, match=told):
+        generate(
+            model, attention_mask=mask, use_cache=use_cache, do_sample=True, num_return_sequences=2
+        )
+
+
+def test_a_mask_is_as_wide_as_the_ids_behind_a_cache_and_those_in_it(model):
+    text = generate(model, params=PARAMS)
+    for mask, width in ((ONES[:2, :5], 5), (ONES[:2], 6)):
+        cache = transformers.DynamicCache(config=model.config)
+        with torch.no_grad():
+            model(IDS[:, :3], past_key_values=cache, use_cache=True)
+        given = {"params": PARAMS, "past_key_values": cache}
+        told = rf"^attention_mask: expected \[2, 4\], as .*, or \[2, 7\] .*, got \(2, {width}\); "
+        with pytest.raises(UnsupportedParameter, match=told):
+            generate(model, attention_mask=mask, **given)
+        assert generate(model, IDS[:, 3:], attention_mask=ONES[:2, :4], **given) == text
+
+
+def test_embeddings_alone_are_named(model):
+    embeds = model.get_input_embeddings()(IDS).detach()
+    with pytest.raises(UnsupportedParameter, match=r"^inputs_embeds: .*, got no input_ids; pass"):
+        generate(model, None, inputs_embeds=embeds, params=PARAMS)
+    beside = {"inputs_embeds": embeds, "params": PARAMS}
+    for mask in (None, ONES[:2, :4]):
+        assert generate(model, attention_mask=mask, **beside) == generate(model, params=PARAMS)

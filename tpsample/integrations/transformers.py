@@ -32,6 +32,7 @@ from tpsample.integrations.transformers_caller import (
     check_alone,
     check_dropped,
     check_greedy,
+    check_prompts,
     passed_by_caller,
 )
 from tpsample.integrations.transformers_head import TransformersHead
@@ -105,6 +106,7 @@ def generate(
             )
         _check_mode(generation_config)
         check_dropped(passed)
+        check_prompts(passed, input_ids, model_kwargs, generation_config.num_return_sequences or 1)
         mask = model_kwargs.get("attention_mask")
         prompts = Prompts.of(input_ids, mask, getattr(generation_config, "_mask_length", None))
         if params is None:

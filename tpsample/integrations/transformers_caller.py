@@ -1,10 +1,11 @@
-"""What the caller of `model.generate` passed, beside what transformers hands on of it."""
+"""Arguments of `model.generate` that transformers drops, ignores or does not check."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
 from transformers.generation.logits_process import TopKLogitsWarper
 
 from tpsample.errors import UnsupportedParameter
@@ -60,6 +61,35 @@ def check_dropped(passed: dict[str, Any]) -> None:
             raise UnsupportedParameter(
                 f"{name}: transformers does not hand it on to custom_generate; {way_out}"
             )
+
+
+def check_prompts(passed: dict[str, Any], input_ids: Tensor, inputs: Any, copies: int) -> None:
+    """Refuse embeddings without ids, and an attention mask of another shape than the ids.
+
+    Args:
+        input_ids: [B, L], `copies` rows of each prompt.
+        inputs: of the model beside them. Its mask is not there if it had no padding.
+    """
+    rows, length = len(input_ids) // copies, input_ids.shape[1]
+    embeds, cache = inputs.get("inputs_embeds"), inputs.get("past_key_values")
+    if embeds is not None and length == 0:
+        raise UnsupportedParameter(
+            "inputs_embeds: expected the ids of the prompts beside them, got no input_ids; pass "
+            "model.generate(input_ids, inputs_embeds=…)"
+        )
+    mask = passed.get("attention_mask")
+    if mask is None:
+        return
+    held = 0 if cache is None else int(cache.get_seq_length())
+    name = "input_ids"
+    if embeds is not None:
+        name, length = "inputs_embeds", embeds.shape[1]
+    if tuple(mask.shape) not in ((rows, length), (rows, held + length)):
+        behind = f", or [{rows}, {held + length}] with the {held} ids of the cache" if held else ""
+        raise UnsupportedParameter(
+            f"attention_mask: expected [{rows}, {length}], as {name} has{behind}, got "
+            f"{tuple(mask.shape)}; pass 1 for each id, and 0 for padding"
+        )
 
 
 def check_alone(
