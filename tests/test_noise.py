@@ -3,6 +3,7 @@
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -40,6 +41,43 @@ def test_arguments_broadcast():
     table = noise.words(seed, position, ids)
     assert table.shape == (2, 10)
     assert torch.equal(table[1], noise.words(4, 8, ids))
+
+
+AN_INT = "expected an int or a tensor of int64, got"
+NO_NUMBERS = {
+    "seed": [(1.5, f"{AN_INT} a float; pass int(seed)"), (True, f"{AN_INT} a bool; pass int"),
+             ("1", f"{AN_INT} a str; pass int(seed)"), (None, f"{AN_INT} a NoneType"),
+             (torch.ones(2), f"{AN_INT} torch.float32 (2,); pass seed.long()"),
+             (2**64 + 1, "expected -2^63 <= seed < 2^64, got 18446744073709551617; "),
+             (-(2**63) - 1, "expected -2^63 <= seed"), (10**5000, "expected -2^63 <= seed < 2^64, "
+              "got an int of 16610 bits; numbers beyond it have no noise")],
+    "position": [(-2, "expected 0 <= position < 2^64, got -2; "), (2**64, "expected 0 <= position"),
+                 (torch.tensor([3, -2]), "expected 0 <= position < 2^64, got -2; ")],
+    "token_ids": [(-1, "expected 0 <= token_ids < 2^34, got -1; "), (2**34, "expected 0 <= token_"),
+                  (torch.tensor([[0], [2**34]]), "expected 0 <= token_ids < 2^34, got 17179869184"),
+                  ([1, 2], f"{AN_INT} a list; pass torch.tensor(token_ids)"),
+                  (np.arange(2), f"{AN_INT} a ndarray; pass torch.tensor(token_ids)"),
+                  (torch.tensor([True]), f"{AN_INT} torch.bool (1,); pass token_ids.nonzero()")],
+    "sample": [(2**32, "expected 0 <= sample < 2^32, got 4294967296; "), (-1, "expected 0 <= sam"),
+               (torch.tensor(-1), "expected 0 <= sample < 2^32, got -1; ")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("function", [noise.words, noise.gumbel])
+@pytest.mark.parametrize("name", NO_NUMBERS)
+def test_what_is_no_number_of_the_range_has_no_noise(function, name):
+    """Its lowest bits are those of another number, which has the noise."""
+    for value, text in NO_NUMBERS[name]:
+        given = {"seed": 1, "position": 2, "token_ids": 3, name: value}
+        with pytest.raises((TypeError, ValueError), match=rf"^{re.escape(f'{name}: {text}')}"):
+            function(**given)
+
+
+def test_the_ends_of_the_ranges_have_noise():
+    last = noise.words(2**64 - 1, 2**64 - 1, 2**34 - 1, sample=2**32 - 1)
+    ids = torch.tensor([2**34 - 1], dtype=torch.int64)
+    assert noise.words(np.int64(-1), 2**64 - 1, ids, sample=2**32 - 1) == last
+    assert noise.words(1, 2, ids[:0]).shape == (0,)
 
 
 @pytest.mark.parametrize("first", [0, 1, 2, 3, 4, 1001])

@@ -20,9 +20,11 @@ Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), 
 from __future__ import annotations
 
 import math
+from numbers import Integral
 
 import torch
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
 
 LAYOUT = "tps-philox-v1"
 
@@ -47,6 +49,9 @@ POLYNOMIAL = (
 at most 7.4e-7."""
 
 _MASK32 = 0xFFFFFFFF
+
+_BITS = {"seed": 64, "position": 64, "token_ids": 34, "sample": 32}
+"""Of each argument of `words`."""
 
 
 def philox4x32(
@@ -140,16 +145,21 @@ def words(
     """Return the 32 random bits of each (seed, position, sample, token id).
 
     All arguments are ints or int64 tensors that broadcast against each other: ``seed[:, None]``
-    with ``token_ids[None, :]`` makes a [B, V] table.
+    with ``token_ids[None, :]`` makes a [B, V] table. Only numbers on a CPU are checked, because a
+    GPU would have to be waited for.
 
     Args:
         seed: 64 bits; an int may be signed or unsigned.
-        position: absolute position of the token being generated, 64 bits.
+        position: absolute position of the token being generated, 0 <= position < 2^64.
         token_ids: global token ids, 0 <= id < 2^34.
-        sample: index of an independent draw, 32 bits.
+        sample: index of an independent draw, 0 <= sample < 2^32.
 
     Returns:
         int64, each 0 <= word < 2^32; a pure function of the arguments, the same on every device.
+
+    Raises:
+        TypeError: an argument is neither an int nor a tensor of ints.
+        ValueError: a number is out of range.
     """
     return _words_and_xor(seed, position, token_ids, sample)[0]
 
@@ -183,9 +193,9 @@ def _words_and_xor(
     token_ids: Tensor | int,
     sample: Tensor | int,
 ) -> tuple[Tensor, Tensor]:
-    given = (seed, position, token_ids, sample)
-    device = next((x.device for x in given if isinstance(x, Tensor)), None)
-    seeds, positions, ids, samples = (_as_int64(x, device) for x in given)
+    given = {"seed": seed, "position": position, "token_ids": token_ids, "sample": sample}
+    device = next((x.device for x in given.values() if isinstance(x, Tensor)), None)
+    seeds, positions, ids, samples = (_as_int64(name, x, device) for name, x in given.items())
     stream = row_stream(*torch.broadcast_tensors(seeds, positions, samples))
     return _token_words(stream, ids)
 
@@ -197,10 +207,47 @@ def _token_words(stream: tuple[Tensor, ...], token_ids: Tensor) -> tuple[Tensor,
     return word, quad[0] ^ quad[1] ^ quad[2] ^ quad[3]
 
 
-def _as_int64(x: Tensor | int, device: torch.device | None) -> Tensor:
+def _as_int64(name: str, x: object, device: torch.device | None) -> Tensor:
     if isinstance(x, Tensor):
-        return x.to(torch.int64)
+        if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
+            way_out = ".long()"
+            if x.dtype == torch.bool:
+                way_out = ".nonzero().flatten(), the ids of a mask"
+            raise TypeError(
+                f"{name}: expected an int or a tensor of int64, got {x.dtype} {tuple(x.shape)}; "
+                f"pass {name}{way_out}"
+            )
+        x = x.to(torch.int64)
+        if _can_be_read(x) and x.numel():
+            for end in x.aminmax():
+                _check_range(name, int(end))
+        return x
+    if isinstance(x, bool) or not isinstance(x, Integral):
+        convert = "torch.tensor" if hasattr(x, "__len__") and not isinstance(x, str) else "int"
+        raise TypeError(
+            f"{name}: expected an int or a tensor of int64, got a {type(x).__name__}; pass "
+            f"{convert}({name})"
+        )
+    _check_range(name, int(x))
     return torch.tensor(signed64(int(x)), device=device)
+
+
+def _check_range(name: str, number: int) -> None:
+    low, bits = (-(2**63) if name == "seed" else 0), _BITS[name]
+    if not low <= number < 2**bits:
+        got = number if number.bit_length() <= 128 else f"an int of {number.bit_length()} bits"
+        raise ValueError(
+            f"{name}: expected {'-2^63' if low else 0} <= {name} < 2^{bits}, got {got}; numbers "
+            "beyond it have no noise"
+        )
+
+
+def _can_be_read(x: Tensor) -> bool:
+    """Return whether a tensor has numbers of its own now, and no device must be waited for."""
+    plain = x.is_cpu and type(x) in (Tensor, torch.nn.Parameter)
+    if not plain or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return False
+    return peek_interpreter_stack() is None and torch._C._get_tracing_state() is None
 
 
 def signed64(bits: int) -> int:

@@ -92,6 +92,13 @@ tpsample/core/row_noise.py
     + temperature, 1.0)
     > test_a_draft_at_an_infinite_temperature_is_one
 tpsample/noise.py
+    a position beyond its bits has the noise of another
+    - low, bits = (-(2**63) if name == "seed" else 0), _BITS[name]
+    + low, bits = -(2**63), 64
+    > test_what_is_no_number_of_the_range_has_no_noise
+    a mask of tokens is read as ids
+    - x.is_complex() or x.dtype == torch.bool:
+    + x.is_complex():
     noise ends where that of fp32 uniforms does, at 16.6
     - u = _round32(word.float().double() * U_SCALE + low)
     + u = _round32(word.float().double() * U_SCALE + low).clamp(min=2.0**-24)
