@@ -11,14 +11,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tpsample.agreement.arguments import checked_head
+from tpsample.agreement.ready_made import FEW_COLUMNS, ROUNDED
 from tpsample.core import word
-from tpsample.core.checks import check_num_samples, positions_tensor
+from tpsample.core.checks import (
+    check_int,
+    check_num_samples,
+    check_tensor,
+    describe,
+    fits,
+    positions_tensor,
+    read_positions,
+)
 from tpsample.core.masses import masses, masses_and_moments
 from tpsample.core.order import ABOVE_ALL, least_word, mass_limit, order_words
 from tpsample.core.row_noise import GREEDY_BELOW, RowNoise, SeedSource, safe_temperature
 from tpsample.core.rules import ENDING, TOP_K, TOP_P
 from tpsample.core.score import Head, logits_tile, score_tile
 from tpsample.core.spread import spread_of, spread_sums
+from tpsample.core.tensors import readable
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.request.controls.apply import StepControls
@@ -52,9 +63,27 @@ def logits(
 
         softcap · tanh(scale · product / softcap) + bias
 
-    The product is summed in float64 and rounded once.
+    The product is summed in float64 and rounded once. All tensors are floating-point; `bias` is [V]
+    and the scale and the soft-cap those that a sampler takes.
+
+    Raises:
+        ValueError: an argument is not as described.
     """
-    head = Head(logit_scale, logit_softcap)
+    _check_matrix("lm_head_weight", lm_head_weight, "VD")
+    _check_matrix("hidden_states", hidden_states, "BD")
+    rows, width = lm_head_weight.shape
+    if hidden_states.shape[1] != width or hidden_states.device != lm_head_weight.device:
+        turned = hidden_states.shape[1] == rows
+        raise ValueError(
+            f"hidden_states: expected D = {width} columns on {lm_head_weight.device} as "
+            f"lm_head_weight [V, D] has, got {describe(hidden_states)}"
+            + "; if lm_head_weight is [D, V], pass lm_head_weight.T"
+            * turned
+        )
+    if bias is not None:
+        of_rows = ", one value per row of lm_head_weight"
+        check_tensor("bias", bias, (), (rows,), lm_head_weight.device, of_rows)
+    head = checked_head(Head(logit_scale, logit_softcap))
     return logits_tile(hidden_states.double(), lm_head_weight, bias, head)
 
 
@@ -89,6 +118,7 @@ def scores(
     Two devices may differ in the last bits of L and of a logit, hence in a token only where the two
     best scores of the row lie within `near_tie`. Arguments are those of `sample`.
     """
+    check_int("sample", sample, 0, 2**20 - 1)
     row_noise = _row_noise(logits, batch, positions, sample + 1)
     return score_tile(processed_logits(logits, batch), 0, row_noise, sample)
 
@@ -243,8 +273,10 @@ def sample(
         Tokens, status, seeds, and logprobs if rows ask for them.
 
     Raises:
-        ValueError: shapes that do not match, or a vocabulary over 2^20.
+        ValueError: shapes that do not match, a vocabulary over 2^20, probabilities in place of
+            logits, or a position below 0. Only numbers on a CPU are looked at.
     """
+    _check_logits(logits, batch)
     if isinstance(batch, StepBatch):
         batch = batch._for_rows(logits.shape[0])
         batch._draw_seeds(SeedSource())
@@ -283,8 +315,18 @@ def logprobs(logits: Tensor, batch: StepBatch | BatchView, token_ids: Tensor) ->
     Args:
         logits: [B, V], raw, of any floating dtype.
         token_ids: int64 [B] or [B, num_samples], the tokens drawn; a -1 makes its row's values NaN.
+
+    Raises:
+        ValueError: shapes that do not match, an id of V or more, or no row asks for logprobs.
     """
     batch = _checked(logits, batch)
+    shape = (batch.rows, "num_samples")[: 1 + (getattr(token_ids, "ndim", 1) == 2)]
+    check_tensor("token_ids", token_ids, (torch.int64,), shape, logits.device)
+    if readable(logits.device) and token_ids.numel() and token_ids.max() >= batch.vocab_size:
+        raise ValueError(
+            f"token_ids: expected ids below V = {batch.vocab_size}, got {int(token_ids.max())}; a "
+            "row without a token has -1"
+        )
     rows = batch.plan.logprobs
     if rows is None:
         raise ValueError("batch: no row asks for logprobs")
@@ -332,18 +374,59 @@ def _row_noise(
 ) -> RowNoise:
     batch = _checked(logits, batch)
     positions = positions_tensor(positions, logits.shape[0], logits.device)
+    read_positions(positions, batch)
     return RowNoise(batch.temperature, batch.seed, positions, num_samples)
 
 
 def _checked(logits: Tensor, batch: StepBatch | BatchView) -> BatchView:
-    if logits.ndim != 2 or not logits.is_floating_point():
-        raise ValueError(
-            f"logits: expected a floating-point tensor [B, V], got {logits.dtype} "
-            f"{tuple(logits.shape)}"
+    _check_logits(logits, batch)
+    return batch._view_of(logits.shape[0])
+
+
+def _check_logits(logits: Tensor, batch: StepBatch | BatchView) -> None:
+    """Check logits before the batch, which has as many rows, is blamed for theirs.
+
+    Of a view, which the functions here pass on to each other, no number is looked at again.
+    """
+    _check_matrix("logits", logits, "BV")
+    if not isinstance(batch, (StepBatch, BatchView)):
+        raise TypeError(
+            f"batch: expected a SamplingBatch, got {type(batch).__name__}; "
+            "see SamplingBatch.from_params"
         )
     if logits.shape[1] != batch.vocab_size or batch.vocab_size > word.MAX_VOCAB_SIZE:
         raise ValueError(
             f"logits: expected V = {batch.vocab_size} columns as in batch.vocab_size, at most "
             f"{word.MAX_VOCAB_SIZE}, got {logits.shape[1]}"
         )
-    return batch._view_of(logits.shape[0])
+    if isinstance(batch, StepBatch) and readable(logits.device) and _are_probabilities(logits):
+        raise ValueError(
+            "logits: expected logits, got numbers in [0, 1] whose rows sum to 1, as probabilities "
+            "do; pass their logarithm, .log(); if they are logits, subtract 1 from all, which "
+            "changes no probability"
+        )
+
+
+def _are_probabilities(logits: Tensor) -> bool:
+    """Return whether logits are what `LMHeadSampler.sample_logits` refuses as probabilities."""
+    if logits.shape[1] < FEW_COLUMNS or not logits.numel() or bool(logits.min() < 0):
+        return False
+    sums = logits.detach().double().sum(dim=1)
+    sums = sums[sums != 0]
+    return bool(len(sums)) and bool(((sums - 1).abs() < ROUNDED).all())
+
+
+def _check_matrix(name: str, value: object, shape: str) -> None:
+    """Raise a ValueError unless a value is a floating-point tensor of two axes, by their names."""
+    if isinstance(value, Tensor) and fits(value, (), shape, value.device):
+        return
+    way_out = f"; pass torch.tensor({name})"
+    if isinstance(value, Tensor):
+        of_axes = {1: f"; one row is {name}.unsqueeze(0)"}
+        if name != "lm_head_weight":
+            of_axes[3] = f"; pass those of the last position, {name}[:, -1]"
+        way_out = of_axes.get(value.ndim, "")
+    raise ValueError(
+        f"{name}: expected a floating-point tensor [{', '.join(shape)}], "
+        f"got {describe(value)}{way_out}"
+    )

@@ -172,6 +172,18 @@ tpsample/backends/torch_/decode.py
     + out.seeds = seeds
     > test_outputs_do_not_change_when_the_batch_does
 tpsample/reference.py
+    the definition draws from probabilities
+    - return bool(len(sums)) and bool(((sums - 1).abs() < ROUNDED).all())
+    + return False
+    > test_a_process_alone_is_told[sample of probabilities]
+    the definition draws at a position below 0
+    - read_positions(positions, batch)
+    + pass
+    > test_a_process_alone_is_told[sample of the reference at a position below 0]
+    a bias of one value is every row's in the definition
+    - check_tensor("bias", bias, (), (rows,), lm_head_weight.device, of_rows)
+    + pass
+    > test_a_process_alone_is_told[a bias of one value for the reference]
     a row whose scores all overflow keeps what its filters leave
     - kept &= can_be_drawn(logits, view).any(dim=1, keepdim=True)
     + can_be_drawn(logits, view)

@@ -30,6 +30,7 @@ from tests.support.calls import (
 )
 from tests.support.mistakes import (
     HIDDEN,
+    REFERENCE,
     REQUESTS,
     SAMPLERS,
     STEPS,
@@ -43,6 +44,7 @@ from tpsample import LMHeadSampler, RankMismatch
 
 ERRORS = (TypeError, ValueError, RuntimeError, AttributeError, UserWarning)
 ALONE: dict[str, tuple[Callable[[], object], str]] = {
+    **REFERENCE,
     **REQUESTS,
     **SAMPLERS,
     **{
@@ -72,7 +74,7 @@ def begins(text: str, message: str) -> bool:
 
 
 def test_no_mistake_has_the_name_of_another():
-    assert len(ALONE) == len(REQUESTS) + len(SAMPLERS) + len(STEPS)
+    assert len(ALONE) == len(REFERENCE) + len(REQUESTS) + len(SAMPLERS) + len(STEPS)
 
 
 # -- alone -------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """The mistakes of users: each call, and the whole message that must come.
 
-`REQUESTS` and `SAMPLERS` are made without a sampler, `STEPS` with one, alone or as one rank of
-several, and `TOGETHER` by ranks that differ. `tests/messages/test_mistakes.py` runs them. The
-values that every argument refuses are in `tests.support.calls`.
+`REFERENCE`, `REQUESTS` and `SAMPLERS` are made without a sampler, `STEPS` with one, alone or as one
+rank of several, and `TOGETHER` by ranks that differ. `tests/messages/test_mistakes.py` runs them.
+The values that every argument refuses are in `tests.support.calls`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from tpsample import (
     SamplingBatch,
     SamplingParams,
     VocabShard,
+    reference,
     sample,
     sample_draft,
     verify,
@@ -215,6 +216,94 @@ def recorded(prompts: Any) -> None:
     write_record("", HIDDEN, WEIGHT, requests, 0, output, prompt_token_ids=prompts)
 
 
+def of_logits(name: str, *given: Any, **named: Any) -> Callable[[], object]:
+    """Return a call of a function of the reference with a batch of two rows that ask for logprobs.
+
+    Args:
+        given: its logits, and what comes behind the batch.
+    """
+    call = getattr(reference, name)
+    return lambda: call(given[0], batch_of(logprobs=1), *given[1:], **named)
+
+
+LOGITS = HIDDEN @ WEIGHT.T
+HEAD = reference.logits
+POSITIVE = "a finite fp32 number > 0, got"
+A_MATRIX = "expected a floating-point tensor [{}], got"
+PROBABILITIES = (
+    "logits: expected logits, got numbers in [0, 1] whose rows sum to 1, as probabilities do; pass "
+    "their logarithm, .log(); if they are logits, subtract 1 from all, which changes no probability"
+)
+REFERENCE: dict[str, tuple[Callable[[], object], str]] = {
+    **{
+        f"{name} of probabilities": (of_logits(name, LOGITS.softmax(1), *more), PROBABILITIES)
+        for name, more in {"sample": [0], "scores": [0], "kept_mask": []}.items()
+    },
+    **{
+        f"{name} of the reference at a position below 0": (
+            of_logits(name, LOGITS, torch.tensor([3, -1])),
+            "positions: expected 0 <= position < 2^63, got -1; pass the index of the token being "
+            "generated, the number of tokens before it",
+        )
+        for name in ("sample", "scores")
+    },
+    **{
+        f"scores of sample {value}": (
+            of_logits("scores", LOGITS, 0, sample=value),
+            f"sample: expected an int from 0 to 1048575, got {value}",
+        )
+        for value in (-1, 1.5)
+    },
+    "a soft-cap of 0 for the reference": (
+        lambda: HEAD(HIDDEN, WEIGHT, logit_softcap=0.0),
+        f"logit_softcap: expected None or {POSITIVE} 0.0",
+    ),
+    "a scale below 0 for the reference": (
+        lambda: HEAD(HIDDEN, WEIGHT, logit_scale=-1.0),
+        f"logit_scale: expected {POSITIVE} -1.0",
+    ),
+    "a bias of one value for the reference": (
+        lambda: HEAD(HIDDEN, WEIGHT, bias=torch.ones(1)),
+        "bias: expected a tensor [20] of any float on cpu, one value per row of lm_head_weight, "
+        "got torch.float32 (1,) on cpu",
+    ),
+    "a weight that is turned": (
+        lambda: HEAD(HIDDEN[:, :1].expand(B, V), WEIGHT),
+        "hidden_states: expected D = 4 columns on cpu as lm_head_weight [V, D] has, got "
+        "torch.float32 (2, 20) on cpu; if lm_head_weight is [D, V], pass lm_head_weight.T",
+    ),
+    "hidden states of numpy for the reference": (
+        lambda: HEAD(np.ones((1, 1)), WEIGHT),  # type: ignore[arg-type]
+        f"hidden_states: {A_MATRIX.format('B, D')} array([[1.]]); pass torch.tensor(hidden_states)",
+    ),
+    "hidden states of all positions for the reference": (
+        lambda: HEAD(HIDDEN.unsqueeze(0), WEIGHT),
+        f"hidden_states: {A_MATRIX.format('B, D')} torch.float32 (1, 2, 4) on cpu; pass those of "
+        "the last position, hidden_states[:, -1]",
+    ),
+    "a list for logits": (
+        of_logits("sample", [[0.0]], 0),
+        f"logits: {A_MATRIX.format('B, V')} [[0.0]]; pass torch.tensor(logits)",
+    ),
+    "logits of all positions": (
+        of_logits("sample", LOGITS.unsqueeze(0), 0),
+        f"logits: {A_MATRIX.format('B, V')} torch.float32 (1, 2, 20) on cpu; pass those of the "
+        "last position, logits[:, -1]",
+    ),
+    "requests for a batch of the reference": (
+        lambda: reference.sample(LOGITS, [request()] * B, 0),  # type: ignore[arg-type]
+        "batch: expected a SamplingBatch, got list; see SamplingBatch.from_params",
+    ),
+    "logprobs of an id outside the vocabulary": (
+        of_logits("logprobs", LOGITS, torch.tensor([0, V])),
+        "token_ids: expected ids below V = 20, got 20; a row without a token has -1",
+    ),
+    "logprobs of other rows": (
+        of_logits("logprobs", LOGITS, torch.tensor([[0]])),
+        "token_ids: expected a tensor [2, num_samples] of int64 on cpu, got torch.int64 (1, 1) on "
+        "cpu",
+    ),
+}
 UNKNOWN = {
     "max_tokens": "when an answer ends is the engine's to decide, between two steps",
     "stop": "texts that end an answer are the engine's to look for; for ids see stop_token_ids",
