@@ -355,6 +355,30 @@ REQUESTS: dict[str, tuple[Callable[[], object], str]] = {
         "bad_words: expected sequences of token ids, such as [[5, 6]], got 5 among them; words of "
         "text are the tokenizer's to encode",
     ),
+    **{
+        f"one id as {name}": (
+            lambda name=name, one=one: request(**{name: one}),
+            f"{name}: expected a sequence of token ids, got {got}",
+        )
+        for name, one, got in (
+            ("allowed_token_ids", torch.tensor(1), "torch.int64 () on cpu; of one id pass [1]"),
+            ("logprob_token_ids", 5, "5; of one id pass [5]"),
+            ("stop_token_ids", np.array(5), "array(5)"),
+        )
+    },
+    "one id among bad words": (
+        lambda: request(bad_words=[torch.tensor(5)]),
+        "bad_words: expected sequences of token ids, such as [[5, 6]], got torch.int64 () on cpu "
+        "among them; words of text are the tokenizer's to encode",
+    ),
+    "one id for prompts": (
+        lambda: SamplingBatch.from_params(
+            [request()],
+            vocab_size=V,
+            prompt_token_ids=torch.tensor(5),  # type: ignore[arg-type]
+        ),
+        "prompt_token_ids: expected one list of token ids per row, got torch.int64 () on cpu",
+    ),
     "a field of a file": (
         lambda: from_json("params[0]", {"structured_outputs": {}}),
         "params[0]: structured_outputs: not a field of SamplingParams; set "

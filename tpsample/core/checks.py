@@ -176,9 +176,11 @@ def as_fp32(value: float) -> float:
 
 
 def is_listing(value: object) -> bool:
-    """Return whether a value lists others, which a text and a mapping do not."""
+    """Return whether a value lists others, which a text, a mapping and a 0-d tensor do not."""
     return type(value) in (list, tuple) or (
-        isinstance(value, Iterable) and not isinstance(value, (str, bytes, bytearray, Mapping))
+        isinstance(value, Iterable)
+        and not isinstance(value, (str, bytes, bytearray, Mapping))
+        and getattr(value, "ndim", 1) != 0
     )
 
 

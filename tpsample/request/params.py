@@ -282,7 +282,8 @@ def _token_ids(
     A set of ids is taken where their order has no meaning.
     """
     if not (lists_in_order if in_order else is_listing)(ids):
-        raise TypeError(f"{name}: expected a sequence of token ids, got {describe(ids)}")
+        way_out = f"; of one id pass [{describe(int(ids))}]" if is_integer(ids) else ""
+        raise TypeError(f"{name}: expected a sequence of token ids, got {describe(ids)}{way_out}")
     ids = tuple(ids)
     if not empty and not ids:
         raise ValueError(f"{name}: expected at least one token id, got an empty sequence")
