@@ -11,6 +11,7 @@ import inspect
 import operator
 import warnings
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 from unittest import mock
 
@@ -378,6 +379,38 @@ REQUESTS: dict[str, tuple[Callable[[], object], str]] = {
             prompt_token_ids=torch.tensor(5),  # type: ignore[arg-type]
         ),
         "prompt_token_ids: expected one list of token ids per row, got torch.int64 () on cpu",
+    ),
+    **{
+        f"a temperature that is a {type(value).__name__}": (
+            lambda value=value: request(temperature=value),
+            f"temperature: expected a finite fp32 number >= 0, got {got}; give float(…) of it",
+        )
+        for value, got in (
+            (torch.tensor(0.7), "torch.float32 () on cpu"),
+            ("0.7", "'0.7'"),
+            (Decimal("0.7"), "Decimal('0.7')"),
+        )
+    },
+    "a temperature that is a word": (
+        lambda: request(temperature="hot"),
+        "temperature: expected a finite fp32 number >= 0, got 'hot'",
+    ),
+    "a bias that forbids": (
+        lambda: request(logit_bias={5: -float("inf")}),
+        "logit_bias[5]: expected a finite number, got -inf; to forbid the id give bad_words=[[5]]",
+    ),
+    "a bias that is a tensor": (
+        lambda: request(logit_bias={5: torch.tensor(1.0)}),
+        "logit_bias[5]: expected a finite number, got torch.float32 () on cpu; give float(…) of it",
+    ),
+    "prompts of numpy": (
+        lambda: SamplingBatch.from_params(
+            [request()],
+            vocab_size=V,
+            prompt_token_ids=np.array([[5, 6]]),  # type: ignore[arg-type]
+        ),
+        "prompt_token_ids: expected one list of token ids per row, got array([[5, 6]]); pass "
+        "prompt_token_ids.tolist()",
     ),
     "a field of a file": (
         lambda: from_json("params[0]", {"structured_outputs": {}}),

@@ -166,6 +166,17 @@ def real_number(value: Any) -> float:
         return math.inf if value > 0 else -math.inf
 
 
+def way_to_float(value: Any) -> str:
+    """Return the end of a message on what is no real number but converts to one, "" for others."""
+    if isinstance(value, Real):
+        return ""
+    try:
+        converts = math.isfinite(float(value))
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return ""
+    return "; give float(…) of it" if converts else ""
+
+
 def as_fp32(value: float) -> float:
     """Return the fp32 number that a float becomes; infinite if it is too large."""
     try:

@@ -126,7 +126,10 @@ def token_lists(name: str, lists: Any, num_rows: int, first_row: int = 0) -> lis
     if lists is None:
         return [()] * num_rows
     if not is_listing(lists) or not isinstance(lists, (Sequence, Tensor)):
-        raise TypeError(f"{name}: expected one list of token ids per row, got {describe(lists)}")
+        way_out = f"; pass {name}.tolist()" if getattr(lists, "ndim", 0) else ""
+        raise TypeError(
+            f"{name}: expected one list of token ids per row, got {describe(lists)}{way_out}"
+        )
     if len(lists) != num_rows:
         raise ValueError(f"{name}: expected one list per row ({num_rows}), got {len(lists)}")
     return [_ids(f"{name}[{row}]", ids) for row, ids in enumerate(lists, first_row)]

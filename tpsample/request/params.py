@@ -18,6 +18,7 @@ from tpsample.core.checks import (
     is_listing,
     lists_in_order,
     real_number,
+    way_to_float,
 )
 from tpsample.core.row_noise import GREEDY_BELOW, forked_seeds
 from tpsample.core.rules import ENDING, RULES, TOP_K, TOP_P, FilterOrder
@@ -257,7 +258,8 @@ class SamplingParams:
         if not math.isfinite(becomes) or not ok(number) or not ok(becomes):
             other = ok(number) and number != becomes == becomes
             rounded = f", which is {becomes:g} in fp32" if other else ""
-            raise ValueError(f"{name}: expected {expected}, got {describe(value)}{rounded}")
+            got = f"{describe(value)}{rounded}{way_to_float(value)}"
+            raise ValueError(f"{name}: expected {expected}, got {got}")
         self._set(name, number)
 
     def _int(self, name: str, ok: Callable[[int], bool], expected: str) -> None:
@@ -320,8 +322,12 @@ def _bias(biases: Any) -> dict[int, float]:
     for token_id, bias in biases.items():
         number = real_number(bias)
         if not math.isfinite(number):
+            way_out = way_to_float(bias)
+            if number == -math.inf:
+                way_out = f"; to forbid the id give bad_words=[[{describe(token_id)}]]"
             raise ValueError(
-                f"logit_bias[{describe(token_id)}]: expected a number, got {describe(bias)}"
+                f"logit_bias[{describe(token_id)}]: expected a finite number, got "
+                f"{describe(bias)}{way_out}"
             )
         checked[_token_id("logit_bias", token_id)] = number
     return ReadOnlyDict(sorted(checked.items()))
