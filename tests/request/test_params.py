@@ -96,3 +96,9 @@ def test_seeds_are_drawn_on_the_host_whatever_the_default_device():
     with torch.device("meta"):
         drawn = SeedSource(7).draw(300)
     assert torch.equal(drawn, SeedSource(7).draw(300))
+
+
+def test_equal_requests_with_biases_have_equal_hashes():
+    one, same = (SamplingParams(logit_bias=bias) for bias in ({1: 2, 3: 4}, {3: 4.0, 1: 2.0}))
+    assert one == same and hash(one) == hash(same)
+    assert len({one, same, SamplingParams(logit_bias={1: 2})}) == 2

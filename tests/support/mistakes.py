@@ -33,6 +33,7 @@ from tpsample import (
     reference,
     sample,
     sample_draft,
+    seed_of,
     verify,
     verify_logits,
 )
@@ -411,6 +412,20 @@ REQUESTS: dict[str, tuple[Callable[[], object], str]] = {
         ),
         "prompt_token_ids: expected one list of token ids per row, got array([[5, 6]]); pass "
         "prompt_token_ids.tolist()",
+    ),
+    "a seed too long to write": (
+        lambda: request(seed=10**5000),
+        "seed: expected None or an int of 64 bits, got an int of 16610 bits",
+    ),
+    "a number too long to write for a seed": (
+        lambda: seed_of(10**5000, 1),
+        "seed_of: expected an int from -9223372036854775808 to 18446744073709551615, got an int of "
+        "16610 bits",
+    ),
+    "names for the numbers of a seed": (
+        lambda: seed_of(1, prompt=2),
+        "seed_of: expected numbers without names, which are told apart by their order, got "
+        "prompt=; call seed_of(master, prompt, sample)",
     ),
     "a field of a file": (
         lambda: from_json("params[0]", {"structured_outputs": {}}),

@@ -234,3 +234,14 @@ def test_what_lists_no_ids_is_no_set(ids):
 def test_a_step_without_sets_is_told_how_to_ask_for_them():
     with pytest.raises(TypeError, match=r"^kept: expected the KeptSets .* built with kept_cap="):
         KeptTokens.of_step(None)  # type: ignore[arg-type]
+
+
+def test_tensors_without_numbers_and_devices_that_are_not_here_are_told_of():
+    with pytest.raises(ValueError, match=r"^temperature: is on the meta device, so it has no num"):
+        kept_logprobs(**_arguments() | {"temperature": torch.tensor(1.0, device="meta")})
+    kept = KeptTokens.from_lists([[3]])
+    parts = (part.to("meta") for part in (kept.offsets, kept.token_ids, kept.whole))
+    with pytest.raises(ValueError, match=r"^kept: is on the meta device, so it has no ids; build"):
+        KeptTokens(*parts)
+    with pytest.raises(ValueError, match=r"^device: torch has no 'gpu' here \("):
+        KeptTokens.from_lists([[3]], device="gpu")

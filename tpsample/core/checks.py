@@ -245,7 +245,12 @@ def describe(value: object) -> str:
     """Return what a message says of a value that came; the beginning of what is long."""
     if isinstance(value, Tensor):
         return f"{value.dtype} {tuple(value.shape)} on {value.device}"
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # Python writes no int of more than 4300 digits
+        if not isinstance(value, int):
+            return f"{type(value).__name__} with an int too long to show"
+        return f"an int of {value.bit_length()} bits"
     return text if len(text) <= _LONGEST else f"{type(value).__name__} {shorten(text)}"
 
 

@@ -61,6 +61,9 @@ class ReadOnlyDict(dict[Any, Any]):
     __setitem__ = __delitem__ = __ior__ = _refuse
     clear = pop = popitem = setdefault = update = _refuse
 
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
     def __reduce__(self) -> tuple[type, tuple[dict[Any, Any]]]:
         return type(self), (dict(self),)
 

@@ -211,6 +211,8 @@ def _checked(
     check_tensor("kept.offsets", kept.offsets, (torch.int64,), (rows + 1,), device, of_each)
     if isinstance(temperature, Tensor) and temperature.requires_grad and torch.is_grad_enabled():
         raise ValueError("temperature: it gets no gradient here; pass temperature.detach()")
+    if isinstance(temperature, Tensor) and temperature.is_meta:
+        raise ValueError("temperature: is on the meta device, so it has no numbers; pass a float")
     if isinstance(temperature, Tensor) and temperature.ndim:
         check_tensor("temperature", temperature, (torch.float32,), (rows,), device, of_each)
         given = temperature.detach()

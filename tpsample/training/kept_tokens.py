@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tpsample.core.checks import INDICES, check_tensor, describe, lists_in_order
 from tpsample.output import KeptSets
+from tpsample.request.batch_checks import check_device
 
 _CPU = torch.device("cpu")
 
@@ -42,6 +43,8 @@ class KeptTokens:
         check_tensor("kept.token_ids", self.token_ids, (torch.int64,), ("T",), device)
         rows = (len(self.offsets) - 1,)
         check_tensor("kept.whole", self.whole, (torch.bool,), rows, device, ", one of each row")
+        if self.offsets.is_meta:
+            raise ValueError("kept: is on the meta device, so it has no ids; build it on another")
         sizes = self.sizes
         ends = [*self.offsets[:1].tolist(), *self.offsets[-1:].tolist()]
         if ends != [0, len(self.token_ids)] or bool((sizes < 0).any()):
@@ -80,6 +83,7 @@ class KeptTokens:
         """
         if not lists_in_order(sets):
             raise TypeError(f"sets: expected a list of sets of ids, got {describe(sets)}")
+        check_device(device)
         sets = list(sets)
         tensors = [_ids_of(row, ids) for row, ids in enumerate(sets)]
         sizes = torch.tensor([0, *map(len, tensors)], dtype=torch.int64, device=_CPU)
