@@ -24,7 +24,6 @@ from numbers import Integral
 
 import torch
 from torch import Tensor
-from torch._C._functorch import peek_interpreter_stack
 
 LAYOUT = "tps-philox-v1"
 
@@ -245,9 +244,7 @@ def _check_range(name: str, number: int) -> None:
 def _can_be_read(x: Tensor) -> bool:
     """Return whether a tensor has numbers of its own now, and no device must be waited for."""
     plain = x.is_cpu and type(x) in (Tensor, torch.nn.Parameter)
-    if not plain or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        return False
-    return peek_interpreter_stack() is None and torch._C._get_tracing_state() is None
+    return plain and not torch.compiler.is_compiling()
 
 
 def signed64(bits: int) -> int:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from tpsample.agreement.arguments import checked_head
-from tpsample.agreement.ready_made import FEW_COLUMNS, ROUNDED
 from tpsample.core import word
 from tpsample.core.checks import (
     check_int,
@@ -273,8 +272,8 @@ def sample(
         Tokens, status, seeds, and logprobs if rows ask for them.
 
     Raises:
-        ValueError: shapes that do not match, a vocabulary over 2^20, probabilities in place of
-            logits, or a position below 0. Only numbers on a CPU are looked at.
+        ValueError: shapes that do not match, a vocabulary over 2^20, or a position below 0, which
+            is looked at on a CPU.
     """
     _check_logits(logits, batch)
     if isinstance(batch, StepBatch):
@@ -384,10 +383,7 @@ def _checked(logits: Tensor, batch: StepBatch | BatchView) -> BatchView:
 
 
 def _check_logits(logits: Tensor, batch: StepBatch | BatchView) -> None:
-    """Check logits before the batch, which has as many rows, is blamed for theirs.
-
-    Of a view, which the functions here pass on to each other, no number is looked at again.
-    """
+    """Check logits before the batch, which has as many rows, is blamed for theirs."""
     _check_matrix("logits", logits, "BV")
     if not isinstance(batch, (StepBatch, BatchView)):
         raise TypeError(
@@ -399,21 +395,6 @@ def _check_logits(logits: Tensor, batch: StepBatch | BatchView) -> None:
             f"logits: expected V = {batch.vocab_size} columns as in batch.vocab_size, at most "
             f"{word.MAX_VOCAB_SIZE}, got {logits.shape[1]}"
         )
-    if isinstance(batch, StepBatch) and readable(logits.device) and _are_probabilities(logits):
-        raise ValueError(
-            "logits: expected logits, got numbers in [0, 1] whose rows sum to 1, as probabilities "
-            "do; pass their logarithm, .log(); if they are logits, subtract 1 from all, which "
-            "changes no probability"
-        )
-
-
-def _are_probabilities(logits: Tensor) -> bool:
-    """Return whether logits are what `LMHeadSampler.sample_logits` refuses as probabilities."""
-    if logits.shape[1] < FEW_COLUMNS or not logits.numel() or bool(logits.min() < 0):
-        return False
-    sums = logits.detach().double().sum(dim=1)
-    sums = sums[sums != 0]
-    return bool(len(sums)) and bool(((sums - 1).abs() < ROUNDED).all())
 
 
 def _check_matrix(name: str, value: object, shape: str) -> None:

@@ -172,10 +172,6 @@ tpsample/backends/torch_/decode.py
     + out.seeds = seeds
     > test_outputs_do_not_change_when_the_batch_does
 tpsample/reference.py
-    the definition draws from probabilities
-    - return bool(len(sums)) and bool(((sums - 1).abs() < ROUNDED).all())
-    + return False
-    > test_a_process_alone_is_told[sample of probabilities]
     the definition draws at a position below 0
     - read_positions(positions, batch)
     + pass

@@ -232,15 +232,7 @@ LOGITS = HIDDEN @ WEIGHT.T
 HEAD = reference.logits
 POSITIVE = "a finite fp32 number > 0, got"
 A_MATRIX = "expected a floating-point tensor [{}], got"
-PROBABILITIES = (
-    "logits: expected logits, got numbers in [0, 1] whose rows sum to 1, as probabilities do; pass "
-    "their logarithm, .log(); if they are logits, subtract 1 from all, which changes no probability"
-)
 REFERENCE: dict[str, tuple[Callable[[], object], str]] = {
-    **{
-        f"{name} of probabilities": (of_logits(name, LOGITS.softmax(1), *more), PROBABILITIES)
-        for name, more in {"sample": [0], "scores": [0], "kept_mask": []}.items()
-    },
     **{
         f"{name} of the reference at a position below 0": (
             of_logits(name, LOGITS, torch.tensor([3, -1])),
@@ -421,11 +413,6 @@ REQUESTS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: seed_of(10**5000, 1),
         "seed_of: expected an int from -9223372036854775808 to 18446744073709551615, got an int of "
         "16610 bits",
-    ),
-    "names for the numbers of a seed": (
-        lambda: seed_of(1, prompt=2),
-        "seed_of: expected numbers without names, which are told apart by their order, got "
-        "prompt=; call seed_of(master, prompt, sample)",
     ),
     "a field of a file": (
         lambda: from_json("params[0]", {"structured_outputs": {}}),

@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from tpsample.core.checks import check_int, describe, is_integer, shorten
+from tpsample.core.checks import check_int, describe, is_integer
 from tpsample.core.tensors import ordinary_tensors
 from tpsample.noise import philox4x32, row_stream, signed64
 
@@ -160,7 +160,7 @@ def forked_seeds(seed: int, count: int) -> list[int]:
 DOMAIN_IDENTITY = 0x6D696E74
 
 
-def seed_of(master: int, *identity: int, **named: object) -> int:
+def seed_of(master: int, *identity: int) -> int:
     """Return the seed of a text that is known by numbers, such as a prompt's and a sample's.
 
         s_0 = master,   s_(i+1) = r0 + 2^32 r1 of the row stream of seed s_i at position identity_i
@@ -179,14 +179,9 @@ def seed_of(master: int, *identity: int, **named: object) -> int:
         identity: at least one number of 64 bits each, in an order that stays.
 
     Raises:
-        TypeError: a number is no int, or comes by a name, or there is none.
+        TypeError: a number is no int, or there is none.
         ValueError: a number has more than 64 bits.
     """
-    if named:
-        raise TypeError(
-            f"seed_of: expected numbers without names, which are told apart by their order, got "
-            f"{shorten(next(iter(named)))}=; call seed_of(master, prompt, sample)"
-        )
     if not identity or not all(map(is_integer, (master, *identity))):
         raise TypeError(
             f"seed_of: expected a master and at least one number, all ints, got "
