@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.support import noise_checker
 from tpsample import noise, seed_of
@@ -175,3 +176,11 @@ def test_a_number_of_more_bits_is_no_identity(given):
     """Its lowest 64 bits are another number's."""
     with pytest.raises(ValueError, match=r"^seed_of: expected an int from -92"):
         seed_of(*given)
+
+
+def test_noise_of_a_transform_is_that_of_its_rows():
+    seeds, ids = torch.arange(3), torch.arange(5)
+    expected = noise.words(seeds.unsqueeze(1), 7, ids)
+    rows = torch.vmap(lambda seed: noise.words(seed, 7, ids))(seeds)
+    traced = make_fx(lambda seed: noise.words(seed, 7, ids))(seeds.unsqueeze(1))
+    assert torch.equal(rows, expected) and torch.equal(traced(seeds.unsqueeze(1)), expected)

@@ -20,6 +20,7 @@ Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), 
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from numbers import Integral
 
 import torch
@@ -217,9 +218,8 @@ def _as_int64(name: str, x: object, device: torch.device | None) -> Tensor:
                 f"pass {name}{way_out}"
             )
         x = x.to(torch.int64)
-        if _can_be_read(x) and x.numel():
-            for end in x.aminmax():
-                _check_range(name, int(end))
+        for end in _ends(x):
+            _check_range(name, end)
         return x
     if isinstance(x, bool) or not isinstance(x, Integral):
         convert = "torch.tensor" if hasattr(x, "__len__") and not isinstance(x, str) else "int"
@@ -241,10 +241,12 @@ def _check_range(name: str, number: int) -> None:
         )
 
 
-def _can_be_read(x: Tensor) -> bool:
-    """Return whether a tensor has numbers of its own now, and no device must be waited for."""
-    plain = x.is_cpu and type(x) in (Tensor, torch.nn.Parameter)
-    return plain and not torch.compiler.is_compiling()
+def _ends(x: Tensor) -> list[int]:
+    """Return the least and the largest number of a tensor, if they can be read without waiting."""
+    if x.is_cpu and x.numel() and not (torch.compiler.is_compiling() or torch.jit.is_tracing()):
+        with suppress(RuntimeError):  # a transform such as vmap has no numbers
+            return [int(end) for end in x.aminmax()]
+    return []
 
 
 def signed64(bits: int) -> int:

@@ -72,12 +72,11 @@ def logits(
     _check_matrix("hidden_states", hidden_states, "BD")
     rows, width = lm_head_weight.shape
     if hidden_states.shape[1] != width or hidden_states.device != lm_head_weight.device:
-        turned = hidden_states.shape[1] == rows
+        turned = "; if lm_head_weight is [D, V], pass lm_head_weight.T"
         raise ValueError(
             f"hidden_states: expected D = {width} columns on {lm_head_weight.device} as "
             f"lm_head_weight [V, D] has, got {describe(hidden_states)}"
-            + "; if lm_head_weight is [D, V], pass lm_head_weight.T"
-            * turned
+            f"{turned if hidden_states.shape[1] == rows else ''}"
         )
     if bias is not None:
         of_rows = ", one value per row of lm_head_weight"
