@@ -16,33 +16,25 @@ tokens are right, too. With fullgraph=True the compiler refuses it instead, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tpsample.core.handles import object_of
+from tpsample.core.tensors import left_alone
 from tpsample.output import SampleOutput
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.graph_rows import GraphRows
 from tpsample.request.plan import BatchPlan, BatchView
 from tpsample.request.step_batch import StepBatch
 
-T = TypeVar("T")
-
-
-@torch._disable_dynamo  # torch.compiler.disable, but for the import of the compiler: a second
-def outside(call: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """Make a call outside of the graph that is being compiled."""
-    return call(*arguments, **named)
-
-
-# With fullgraph=True the compiler names the function that it was told to leave alone.
-outside.__name__ = outside.__qualname__ = (
-    "tpsample: inside torch.compile every row of a SamplingBatch needs a seed, without "
-    "logprobs and kept_cap; leave fullgraph=True out, or call it outside"
+outside = left_alone(
+    lambda sampler, *arguments, **named: sampler(*arguments, **named),
+    "tpsample: inside torch.compile every row of a SamplingBatch needs a seed, without logprobs "
+    "and kept_cap",
 )
+"""A step outside of the graph that is being compiled."""
 
 PLAIN = 0
 """In place of a batch's number: a step reads nothing but seeds and temperatures."""
@@ -95,7 +87,9 @@ def call(
     """Sample inside a compiled function; arguments and result as `LMHeadSampler.__call__`."""
     num_rows = hidden_states.shape[0]
     if not isinstance(batch, SamplingBatch) or out is not None or _needs_host(batch, num_rows):
-        return outside(sampler, hidden_states, batch, positions, num_samples=num_samples, out=out)
+        how = {"num_samples": num_samples, "out": out}
+        stepped: SampleOutput = outside(sampler, hidden_states, batch, positions, **how)
+        return stepped
     if isinstance(positions, int):
         positions = torch.full(
             (num_rows,), positions, dtype=torch.int64, device=hidden_states.device

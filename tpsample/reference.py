@@ -35,7 +35,7 @@ from tpsample.request.controls.apply import StepControls
 from tpsample.request.filters import RowFilters
 from tpsample.request.plan import BatchView
 from tpsample.request.row_filter import KEEP_TIES, behind
-from tpsample.request.step_batch import StepBatch
+from tpsample.request.step_batch import StepBatch, require_batch
 
 NEAR_TIE = 4e-5
 """How far the noise of a token may be from that of another device, whose log2 is another."""
@@ -384,11 +384,7 @@ def _checked(logits: Tensor, batch: StepBatch | BatchView) -> BatchView:
 def _check_logits(logits: Tensor, batch: StepBatch | BatchView) -> None:
     """Check logits before the batch, which has as many rows, is blamed for theirs."""
     _check_matrix("logits", logits, "BV")
-    if not isinstance(batch, (StepBatch, BatchView)):
-        raise TypeError(
-            f"batch: expected a SamplingBatch, got {type(batch).__name__}; "
-            "see SamplingBatch.from_params"
-        )
+    require_batch(batch)
     if logits.shape[1] != batch.vocab_size or batch.vocab_size > word.MAX_VOCAB_SIZE:
         raise ValueError(
             f"logits: expected V = {batch.vocab_size} columns as in batch.vocab_size, at most "

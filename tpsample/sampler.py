@@ -477,7 +477,7 @@ class LMHeadSampler(Sealed):
         Raises:
             TypeError, ValueError: a tensor is not like the one before, or the sampler was given a
                 module, which has it.
-            RuntimeError: the sampler was closed.
+            RuntimeError: the sampler was closed, or its GPU is not the current one.
         """
         with self.agreement.thread:
             self.checks.ready()

@@ -132,7 +132,7 @@ tpsample/backends/numba_/launch.py
     > test_a_warmed_sampler_of_a_cpu_compiles_nothing_for_random_steps
 tpsample/core/tensors.py
     a compiler that refuses a call does not say which
-    - unseen.__name__ = unseen.__qualname__ = (
+    - called.__name__ = called.__qualname__ = (
     + _ = (
     > test_other_calls_run_outside_of_the_graph
     a request that comes waits for the device

@@ -183,9 +183,18 @@ tpsample/request/moving_on.py
     - if drawn.of_slots:
     + if False:
     > test_tokens_of_a_selection_are_not_those_of_its_batch
+    tokens of a step that a graph replays are refused
+    - self._is_captured = self._is_captured or capturing(token_ids.device)
+    + self._is_captured = False
+    > test_replays_of_a_captured_step_are_not_followed
+    a batch holds on to the tokens of its last step
+    - Drawn(weakref.ref(token_ids), moves, of_slots)
+    + Drawn(lambda: token_ids, moves, of_slots)
+    > test_a_batch_holds_no_tokens_of_its_caller
     a copy of a batch takes the tokens of a step along
     - return {**vars(self), "_drawn": None}
     + return vars(self)
+    > test_tokens_of_a_selection_are_not_those_of_its_batch
     seeds that are written later are not looked at
     - if written != self._written and self._looks:
     + if False:

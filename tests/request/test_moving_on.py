@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
 import pickle
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +24,7 @@ from tpsample import (
     sample_draft,
     verify,
 )
+from tpsample.request import moving_on
 
 D, B = 4, 3
 
@@ -393,3 +396,21 @@ def test_tokens_of_a_selection_are_not_those_of_its_batch():
     rows.append(again)
     for other in (copy.deepcopy(batch), pickle.loads(pickle.dumps(batch))):
         other.append(again)  # who copies a batch answers for what it gets
+
+
+def test_a_batch_holds_no_tokens_of_its_caller():
+    sampler, batch = sampler_of(), batch_of()
+    token_ids = weakref.ref(sampler(states(), batch, 2).token_ids)
+    del sampler  # which keeps them for `compare`
+    gc.collect()
+    assert token_ids() is None and batch.rows == B
+
+
+def test_replays_of_a_captured_step_are_not_followed(monkeypatch):
+    sampler, batch = sampler_of(), batch_of()
+    out = sampler(states(), batch, 2)
+    monkeypatch.setattr(moving_on, "capturing", lambda device: True)
+    sampler(states(), batch, 2, out=out)
+    monkeypatch.undo()
+    batch.permute([1, 0, 2])
+    batch.append(out)  # of a replay behind the move, as far as the host knows

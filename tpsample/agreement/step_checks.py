@@ -34,7 +34,7 @@ from tpsample.output import SampleOutput
 from tpsample.request.kinds import Kind, check_kinds
 from tpsample.request.plan import BatchView
 from tpsample.request.step import Inputs
-from tpsample.request.step_batch import StepBatch
+from tpsample.request.step_batch import StepBatch, require_batch
 from tpsample.settings import Settings
 
 
@@ -63,7 +63,7 @@ class StepChecks:
         size, device = settings.max_rows, settings.device
         self._positions = torch.zeros(size, dtype=torch.int64, device=device)
 
-    def batch(self, batch: object) -> None:
+    def batch(self, batch: StepBatch | BatchView) -> None:
         """Check that a batch fits, and that no other thread is in it until the call ends.
 
         Every check of a call with a batch begins with it, so that all ranks hear of a busy one.
@@ -237,14 +237,10 @@ class StepChecks:
         return Call("compare hidden states", hidden_states.shape[0])
 
 
-def check_batch(batch: object, settings: Settings) -> None:
+def check_batch(batch: StepBatch | BatchView, settings: Settings) -> None:
     """Check that a batch fits a sampler."""
     vocab_size, device = settings.vocab_size, settings.device
-    if not isinstance(batch, (StepBatch, BatchView)):
-        raise TypeError(
-            f"batch: expected a SamplingBatch, got {type(batch).__name__}; "
-            "see SamplingBatch.from_params"
-        )
+    require_batch(batch)
     if batch.vocab_size != vocab_size:
         raise ValueError(
             f"batch: expected vocab_size {vocab_size} as the sampler has, got {batch.vocab_size}"

@@ -74,21 +74,31 @@ def ordinary_tensors(function: _Function) -> _Function:
     return outside  # type: ignore[return-value]
 
 
+def left_alone(function: Callable[..., Any], reason: str) -> Callable[..., Any]:
+    """Return a call of the function that torch.compile leaves out of its graph.
+
+    With fullgraph=True the compiler refuses it and names it, so its name is the reason.
+    """
+
+    def called(*args: Any, **named: Any) -> Any:
+        return function(*args, **named)
+
+    called.__name__ = called.__qualname__ = (
+        f"{reason}; leave fullgraph=True out, or call it outside"
+    )
+    # torch.compiler.disable, but for the import of the compiler, which takes a second
+    left: Callable[..., Any] = torch._disable_dynamo(called)
+    return left
+
+
 def outside_of_graphs(function: _Function) -> _Function:
     """Return the function as one that runs outside of what torch.compile compiles.
 
     Elsewhere no frame of torch stands before it, so that warnings name the line of the caller.
     """
-
-    def unseen(*args: Any, **named: Any) -> Any:
-        return function(*args, **named)
-
-    # With fullgraph=True the compiler names the function that it was told to leave alone.
-    unseen.__name__ = unseen.__qualname__ = (
-        f"tpsample: {function.__qualname__} is no part of a graph of torch.compile; leave "
-        "fullgraph=True out, or call it outside"
+    unseen = left_alone(
+        function, f"tpsample: {function.__qualname__} is no part of a graph of torch.compile"
     )
-    unseen = torch._disable_dynamo(unseen)
 
     @wraps(function)
     def made(*args: Any, **named: Any) -> Any:

@@ -368,3 +368,12 @@ class StepBatch(KeepsTensors, Sealed, ABC):
         if self._table.controls is not None:
             state["tokens so far"] = self._table.controls.token_digest[self._state_slots()]
         return state
+
+
+def require_batch(batch: object) -> None:
+    """Raise a TypeError unless a value is a batch, or a view of its rows."""
+    if not isinstance(batch, (StepBatch, BatchView)):
+        raise TypeError(
+            f"batch: expected a SamplingBatch, got {type(batch).__name__}; "
+            "see SamplingBatch.from_params"
+        )
