@@ -906,6 +906,14 @@ SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
 # -- steps -------------------------------------------------------------------------------------
 
 
+POSITIONS = torch.zeros(B, dtype=torch.int64)
+
+
+def _over(ids: torch.Tensor) -> SampleOutput:
+    """Return an output whose tokens are written over `ids`."""
+    return SampleOutput(token_ids=ids, status=ids.int(), seeds=ids.clone())
+
+
 @torch.inference_mode()
 def _of_inference_mode() -> SampleOutput:
     ids = torch.zeros(B, dtype=torch.int64)
@@ -980,6 +988,16 @@ STEPS: dict[str, tuple[Callable[[LMHeadSampler], object], str]] = {
         lambda sampler: sampler(HIDDEN, batch_of(), 0, out=_of_inference_mode()),
         "out.token_ids: expected a tensor that can be written to, got one made under "
         "torch.inference_mode; pass the output of an earlier call",
+    ),
+    "an output where the positions are": (
+        lambda sampler: sampler(HIDDEN, batch_of(), POSITIONS, out=_over(POSITIONS)),
+        "out.token_ids: expected memory of its own, got some that positions has; pass the output "
+        "of an earlier call",
+    ),
+    "an output where the batch has its seeds": (
+        lambda sampler: sampler(HIDDEN, batch := batch_of(), 0, out=_over(batch.seed)),
+        "out.token_ids: expected memory of its own, got some that batch has; pass the output of "
+        "an earlier call",
     ),
     "a batch of another vocabulary": (
         lambda sampler: sampler(HIDDEN, SamplingBatch.from_params([], vocab_size=V + 1), 0),
@@ -1207,6 +1225,11 @@ def half_or(rank: int, other: Callable[[], object]) -> LMHeadSampler:
     return LMHeadSampler(other() if rank else half(rank), vocab_size=V, backend="torch")  # type: ignore[arg-type]
 
 
+def half_logits(rank: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return logits over this rank's half of the vocabulary."""
+    return (HIDDEN @ half(rank).T - 1).to(dtype)
+
+
 TOGETHER: dict[str, tuple[Callable[[LMHeadSampler, int], object], str]] = {
     **{
         f"a warm-up with other {name}": (
@@ -1287,6 +1310,26 @@ TOGETHER: dict[str, tuple[Callable[[LMHeadSampler, int], object], str]] = {
             HIDDEN, batch_of().select(torch.tensor([0, 1])) if rank else batch_of(), 0
         ),
         f"slots: {SAME}, got rank 0: no selection, rank 1: {{'row 0': 0, 'row 1': 1}}",
+    ),
+    "logits of other dtypes": (
+        lambda sampler, rank: sampler.sample_logits(
+            half_logits(rank, (torch.bfloat16, torch.float16)[rank]), batch_of(), 0
+        ),
+        "call: every rank must make the same call, got rank 0: step from torch.bfloat16 logits, "
+        "rank 1: step from torch.float16 logits",
+    ),
+    "drafts by logits of other dtypes": (
+        lambda sampler, rank: verify(
+            sampler,
+            torch.ones(B, 2, D),
+            torch.zeros(B, 1).long(),
+            batch_of(),
+            0,
+            method="rejection",
+            draft_logits=half_logits(rank, (torch.bfloat16, torch.float32)[rank]).unsqueeze(1),
+        ),
+        "call: every rank must make the same call, got rank 0: verify rejection by torch.bfloat16 "
+        "logits, rank 1: verify rejection by torch.float32 logits",
     ),
     "requests with other temperatures": (
         lambda sampler, rank: sampler(HIDDEN, batch_of(temperature=0.5 + 0.25 * rank), 0),

@@ -156,16 +156,19 @@ class StepChecks:
         out: SampleOutput | None,
     ) -> Call:
         """Return the step that the arguments of a call of `LMHeadSampler` ask for."""
-        settings, name = self._settings, "step from logits" if inputs.are_logits else "step"
+        settings = self._settings
         samples = check_num_samples(num_samples)
         self.inputs(inputs, samples=samples)
         self.batch(batch)
         rows = inputs.given.shape[0]
-        if out is not None:
-            check_out(out, rows, num_samples, settings.device)
         at = positions_tensor(positions, rows, settings.device, self._positions)
+        if out is not None:
+            held = batch._table.numbers if isinstance(batch, StepBatch) else batch.seed
+            reads = {inputs.name: inputs.given, "positions": at, "batch": held}
+            check_out(out, rows, num_samples, reads)
         states = None if inputs.are_logits else inputs.given
-        return self.rows(name, batch, rows, at, num_samples=samples, hidden_states=states)
+        how: dict[str, Any] = {"num_samples": samples, "hidden_states": states}
+        return self.rows(f"step{inputs.told}", batch, rows, at, **how)
 
     def rows(
         self,
@@ -252,12 +255,19 @@ def check_batch(batch: StepBatch | BatchView, settings: Settings) -> None:
         )
 
 
-def check_out(out: SampleOutput, rows: int, num_samples: int | None, device: torch.device) -> None:
-    """Check that a step may write into `out`."""
+def check_out(
+    out: SampleOutput, rows: int, num_samples: int | None, reads: dict[str, Tensor]
+) -> None:
+    """Check that a step may write into `out`.
+
+    Args:
+        reads: by name, what the step reads, whose memory it must not write to.
+    """
     if not isinstance(out, SampleOutput):
         raise TypeError(f"out: expected a SampleOutput, got {type(out).__name__}")
+    device = reads["positions"].device
     shape = (rows,) if num_samples is None else (rows, num_samples)
-    others: list[tuple[str, int, int]] = []
+    others = [(name, *_memory(tensor)) for name, tensor in reads.items()]
     for name, tensor, wanted, dtype in (
         ("token_ids", out.token_ids, shape, torch.int64),
         ("status", out.status, (rows,), torch.int32),
@@ -275,15 +285,23 @@ def check_out(out: SampleOutput, rows: int, num_samples: int | None, device: tor
                 f"out.{name}: expected a tensor that can be written to, got one made under "
                 "torch.inference_mode; pass the output of an earlier call"
             )
-        start = tensor.data_ptr()
-        end = start + tensor.nbytes
+        start, end = _memory(tensor)
         for other, other_start, other_end in others:
             if start < other_end and other_start < end:
                 raise ValueError(
-                    f"out.{name}: expected memory of its own, got some of out.{other}'s; pass the "
-                    "output of an earlier call"
+                    f"out.{name}: expected memory of its own, got some that {other} has; "
+                    "pass the output of an earlier call"
                 )
-        others.append((name, start, end))
+        others.append((f"out.{name}", start, end))
+
+
+def _memory(tensor: Tensor) -> tuple[int, int]:
+    """Return the address where a tensor begins, and the one behind its last number."""
+    start = tensor.data_ptr()
+    if not tensor.numel():
+        return start, start
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return start, start + tensor.itemsize * (1 + sum((size - 1) * step for size, step in steps))
 
 
 def _refuse_hidden_states(rows: Tensor, weight: Tensor, axes: int) -> NoReturn:

@@ -54,6 +54,11 @@ class Inputs(NamedTuple):
         """The argument that brings them."""
         return "local_logits" if self.are_logits else "hidden_states"
 
+    @property
+    def told(self) -> str:
+        """What the ranks compare of them. Hidden states have the dtype of the weight."""
+        return f" from {self.given.dtype} logits" if self.are_logits else ""
+
     def rows(self) -> tuple[Tensor, Tensor | None]:
         """Return hidden states [B, D] and logits [B, V_local]; D is 0, or there are no logits."""
         rows = self.given

@@ -166,12 +166,12 @@ def _verify(
                     'or choose "rejection" or "block"'
                 )
             check_draft_logits("draft_logits", draft_logits, (num_rows, num_drafts), sampler)
-            law = "by logits"
+            law = f"by {draft_logits.dtype} logits"
         at = positions_tensor(positions, num_rows, device)
         if method == "coupled":
             check_positions(drawn, batch._for_rows(num_rows), at)
         call = sampler.checks.rows(
-            f"verify {method} {law}{' from logits' if inputs.are_logits else ''}",
+            f"verify {method} {law}{inputs.told}",
             batch,
             num_rows,
             at,
