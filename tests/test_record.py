@@ -280,7 +280,7 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path):
         with pytest.raises(ValueError, match=r"^output: row 1 was not drawn, .* leave such rows"):
             write_record(*step, 0, out)
     assert not (tmp_path / "step").exists()
-    with pytest.raises(ValueError, match=r"^record: cannot be written: .* is a folder"):
+    with pytest.raises(ValueError, match=r"^path: cannot be written: .* is a folder"):
         write_record(tmp_path, *step[1:], 0, case.oracle())
 
 
@@ -294,10 +294,11 @@ def test_a_file_takes_the_place_of_files_alone(tmp_path):
         (tmp_path / "no" / "step", "cannot be written in .*/no': No such file or directory"),
         (pipe / "step", "cannot be written in .*/pipe': Not a directory"),
     ):
-        with pytest.raises(ValueError, match=rf"^record: .*{told}"):
-            write_record(path, *step)
-        with pytest.raises(ValueError, match=rf"^path: .*{told}"):
-            TopKTrace(1, 2, 1).save(path)
+        for write in (lambda path: write_record(path, *step), TopKTrace(1, 2, 1).save):
+            with pytest.raises(ValueError, match=rf"^path: .*{told}"):
+                write(path)
+            with pytest.raises(TypeError, match=r"^path: expected the path of a file, got 5$"):
+                write(5)
     assert pipe.is_fifo()
     link.symlink_to(tmp_path / "step")
     write_record(link, *step)

@@ -118,6 +118,11 @@ def test_what_does_not_fit_is_refused(logprobs, message):
         TopKTrace(2, 5, 3).record(logprobs)
 
 
+def test_a_device_that_is_not_here_is_named():
+    with pytest.raises(ValueError, match=r"^device: torch has no 'gpu' here "):
+        TopKTrace(2, 5, 3, device="gpu")
+
+
 @pytest.mark.parametrize("method", ["definition", "step", "coupled", "rejection"])
 def test_chosen_tokens_are_not_taken_for_likely_ones(method):
     """A batch has as many columns for them as for likely ones, in each row of it."""

@@ -392,6 +392,10 @@ REQUESTS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: request(logit_bias={5: -float("inf")}),
         "logit_bias[5]: expected a finite number, got -inf; to forbid the id give bad_words=[[5]]",
     ),
+    "two biases of one id": (
+        lambda: request(logit_bias={torch.tensor(5): 1.0, torch.tensor(5): 2.0}),
+        "logit_bias: expected one bias of each id, got more of 5",
+    ),
     "a bias that is a tensor": (
         lambda: request(logit_bias={5: torch.tensor(1.0)}),
         "logit_bias[5]: expected a finite number, got torch.float32 () on cpu; give float(…) of it",

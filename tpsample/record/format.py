@@ -96,9 +96,12 @@ def writable_file(name: str, path: str | Path) -> Path:
         name: of the argument, for messages.
 
     Raises:
+        TypeError: no path.
         ValueError: its folder takes no file, or something else than a file has that name. A file
             would take the place of a device, such as /dev/null, too.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"{name}: expected the path of a file, got {describe(path)}")
     file = Path(os.path.realpath(path))
     try:
         tempfile.TemporaryFile(dir=file.parent).close()
@@ -283,9 +286,9 @@ class Record:
         }
         Record.of(text, copies)
         try:
-            save_file(copies, str(writable_file("record", path)), metadata={KEY: text})
+            save_file(copies, str(writable_file("path", path)), metadata={KEY: text})
         except SafetensorError as error:
-            raise ValueError(f"record: cannot be written: {error}") from error
+            raise ValueError(f"path: cannot be written: {error}") from error
 
     @staticmethod
     def of(text: str, tensors: dict[str, Tensor]) -> Record:

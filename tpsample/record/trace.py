@@ -19,6 +19,7 @@ from tpsample.core.sealed import Sealed
 from tpsample.core.tensors import KeepsTensors, ordinary_tensors, readable
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.record.format import writable_file
+from tpsample.request.batch_checks import check_device
 
 
 class TopKTrace(KeepsTensors, Sealed):
@@ -52,6 +53,7 @@ class TopKTrace(KeepsTensors, Sealed):
     ) -> None:
         for name, value in (("rows", rows), ("steps", steps), ("k", k)):
             check_int(name, value, 1, 2**31 - 1)
+        check_device(device)
 
         def ids(*shape: int) -> Tensor:
             return torch.full(shape, -1, dtype=torch.int32, device=device)

@@ -329,5 +329,8 @@ def _bias(biases: Any) -> dict[int, float]:
                 f"logit_bias[{describe(token_id)}]: expected a finite number, got "
                 f"{describe(bias)}{way_out}"
             )
-        checked[_token_id("logit_bias", token_id)] = number
+        known = _token_id("logit_bias", token_id)
+        if known in checked:
+            raise ValueError(f"logit_bias: expected one bias of each id, got more of {known}")
+        checked[known] = number
     return ReadOnlyDict(sorted(checked.items()))
