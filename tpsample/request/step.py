@@ -56,7 +56,7 @@ class Inputs(NamedTuple):
 
     @property
     def told(self) -> str:
-        """What the ranks compare of them. Hidden states have the dtype of the weight."""
+        """How the name of a call ends, which ranks compare. Hidden states have a weight's dtype."""
         return f" from {self.given.dtype} logits" if self.are_logits else ""
 
     def rows(self) -> tuple[Tensor, Tensor | None]:
