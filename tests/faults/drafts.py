@@ -190,9 +190,17 @@ tpsample/speculative/drafting.py
     + if False:
     > test_no_rows_have_no_drafts[numba-2]
     coupled drafts of another position are taken
-    - wrong = draft.positions != positions + draft.index
-    + wrong = draft.positions != draft.positions
+    - wrong = (at != positions + draft.index) & here
+    + wrong = (at != at) & here
     > test_coupled_drafts_of_other_positions_are_refused
+    drafts of another temperature are taken
+    - if theirs is not None and (
+    + if theirs is None and (
+    > test_drafts_of_another_temperature_are_refused[rejection]
+    drafts know the temperature that their batch has now
+    - temperature = noise.temperature.clone() if
+    + temperature = noise.temperature if
+    > test_drafts_of_another_temperature_are_refused[rejection]
     drafts of another verification are taken
     - if (draft.method, draft.index) != (method, index):
     + if False:

@@ -113,6 +113,24 @@ def test_coupled_drafts_of_other_positions_are_refused():
         verify(sampler, torch.zeros(3, 3, 8), drafts, batch, 4)
 
 
+@pytest.mark.parametrize("method", ["coupled", "rejection", "block"])
+def test_drafts_of_another_temperature_are_refused(method):
+    """Their law is not the one that their logits tell, and the result would follow neither."""
+    params = [SamplingParams(seed=seed, temperature=0.5) for seed in range(3)]
+    batch = SamplingBatch.from_params(params, vocab_size=V)
+    sampler = LMHeadSampler(torch.zeros(V, 8), max_rows=9, backend="torch")
+    drafted = sampler, torch.zeros(3, V), batch
+    drafts = [sample_draft(*drafted, 5 + index, index, method=method) for index in (0, 1)]
+    given = sampler, torch.zeros(3, 3, 8), drafts
+    batch.temperature[1] = 0.75
+    said = r"^batch: row 1 has temperature 0.75, and its draft 0 was drawn at 0.5; verify at the"
+    with pytest.raises(ValueError, match=said):
+        verify(*given, batch, 5, method=method)
+    verify(*given, batch.select(torch.tensor([0, -1, 2])), 5, method=method)
+    batch.temperature[1] = 0.5
+    verify(*given, batch, 5, method=method)
+
+
 def test_a_drafters_probabilities_are_refused():
     sampler = LMHeadSampler(torch.zeros(V, 8), max_rows=8, backend="torch")
     batch = SamplingBatch.from_params([SamplingParams(seed=1)], vocab_size=V)

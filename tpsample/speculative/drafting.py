@@ -49,6 +49,8 @@ class Draft:
         index: how many drafts of the same verification come before this one.
         method: how the drafts will be accepted.
         positions: int64 [B], of the token that was drafted.
+        temperature: fp32 [B], of the rows when it was drafted; None on a GPU, where nobody waits to
+            compare it.
     """
 
     token_ids: Tensor
@@ -56,6 +58,7 @@ class Draft:
     index: int
     method: Method
     positions: Tensor
+    temperature: Tensor | None = None
 
     if not TYPE_CHECKING:  # a type checker knows the attributes, and tells of others
 
@@ -144,38 +147,48 @@ def sample_draft(
         call = sampler.agreement.check_on_all_ranks(check)
         agreed, at = call.batch, call.positions
         assert isinstance(agreed, StepBatch) and at is not None
+        logits, drafted = draft_logits.detach(), int(index)
         if call.rows == 0:
-            return Draft(at.clone(), draft_logits.detach(), int(index), method, at.clone())
+            return Draft(at.clone(), logits, drafted, method, at.clone())
         sampler.local.read_slots(agreed)
         sample, domain = (0, DOMAIN_TOKEN) if method == "coupled" else (index, DOMAIN_DRAFT)
         noise = RowNoise(agreed.temperature, agreed.seed, at, 1)
-        logits, out = draft_logits.detach(), SampleOutput.empty(noise.seed, None)
+        temperature = noise.temperature.clone() if readable(at.device) else None
+        out = SampleOutput.empty(noise.seed, None)
         room = room_of(sampler.backend)
         draw, decode = room.draft_words, room.decoder()
         words = draw(logits, sampler.shard.start, noise, sample, domain)
         gathered = sampler.ranks.gather_integers(words).flatten(0, 1)
         decode(gathered, noise.seed, out, agreed._undrawn_rows)
-        return Draft(out.token_ids, draft_logits.detach(), int(index), method, at.clone())
+        return Draft(out.token_ids, logits, drafted, method, at.clone(), temperature)
 
 
-def check_positions(drafts: Sequence[Draft], batch: StepBatch, positions: Tensor) -> None:
-    """Raise a ValueError unless coupled drafts are of the positions that a verification has.
+def check_drafts(drafts: Sequence[Draft], batch: StepBatch, positions: Tensor) -> None:
+    """Raise a ValueError unless a verification has the rows that its drafts were drawn of.
 
-    At others the target draws with other noise: its law is right, and hardly a draft is accepted.
+    At another temperature the drafts have another law than the one that their logits tell. At other
+    positions the target of coupled drafts draws with other noise, and hardly one is accepted.
     """
     if not readable(positions.device):
         return
-    padding = batch._undrawn_rows
+    undrawn, ours = batch._undrawn_rows, batch.temperature
+    here = torch.ones_like(ours, dtype=torch.bool) if undrawn is None else ~undrawn.rows
     for draft in drafts:
-        wrong = draft.positions != positions + draft.index
-        if padding is not None:
-            wrong &= ~padding.rows
-        if rows := wrong.nonzero().flatten().tolist():
+        theirs, at = draft.temperature, draft.positions
+        if theirs is not None and (rows := ((theirs != ours) & here).nonzero().flatten().tolist()):
+            row = rows[0]
+            raise ValueError(
+                f"batch: row {row} has temperature {float(ours[row]):.9g}, and its draft "
+                f"{draft.index} was drawn at {float(theirs[row]):.9g}; verify at the temperature "
+                "of the drafts"
+            )
+        wrong = (at != positions + draft.index) & here
+        if draft.method == "coupled" and (rows := wrong.nonzero().flatten().tolist()):
             row = rows[0]
             raise ValueError(
                 f"positions: row {row} has {int(positions[row])}, and its draft {draft.index} was "
-                f"drawn for position {int(draft.positions[row])}; give the position of the first "
-                "draft here, and of each draft by itself in sample_draft"
+                f"drawn for position {int(at[row])}; give the position of the first draft here, "
+                "and of each draft by itself in sample_draft"
             )
 
 

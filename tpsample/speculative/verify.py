@@ -29,7 +29,7 @@ from tpsample.speculative.drafting import (
     Draft,
     Method,
     check_draft_logits,
-    check_positions,
+    check_drafts,
     check_request,
 )
 
@@ -168,8 +168,8 @@ def _verify(
             check_draft_logits("draft_logits", draft_logits, (num_rows, num_drafts), sampler)
             law = f"by {draft_logits.dtype} logits"
         at = positions_tensor(positions, num_rows, device)
-        if method == "coupled":
-            check_positions(drawn, batch._for_rows(num_rows), at)
+        if drawn:
+            check_drafts(drawn, batch._for_rows(num_rows), at)
         call = sampler.checks.rows(
             f"verify {method} {law}{inputs.told}",
             batch,
