@@ -550,7 +550,7 @@ tpsample/agreement/step_checks.py
     - self._agreement.hold(batch._table.thread)
     + pass
     > test_a_batch_that_is_busy_on_one_rank_is_told_to_every_rank
-    what a step reads, or another output, is written over
+    tokens and seeds are written to the same memory
     - if start < other_end and other_start < end:
     + if False:
     > test_a_call_wrong_on_one_rank_raises_the_same_on_every_rank[collective]

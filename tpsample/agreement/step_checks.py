@@ -161,14 +161,12 @@ class StepChecks:
         self.inputs(inputs, samples=samples)
         self.batch(batch)
         rows = inputs.given.shape[0]
-        at = positions_tensor(positions, rows, settings.device, self._positions)
         if out is not None:
-            held = batch._table.numbers if isinstance(batch, StepBatch) else batch.seed
-            reads = {inputs.name: inputs.given, "positions": at, "batch": held}
-            check_out(out, rows, num_samples, reads)
+            check_out(out, rows, num_samples, settings.device)
+        at = positions_tensor(positions, rows, settings.device, self._positions)
         states = None if inputs.are_logits else inputs.given
-        how: dict[str, Any] = {"num_samples": samples, "hidden_states": states}
-        return self.rows(f"step{inputs.told}", batch, rows, at, **how)
+        name = f"step{inputs.told}"
+        return self.rows(name, batch, rows, at, num_samples=samples, hidden_states=states)
 
     def rows(
         self,
@@ -255,19 +253,12 @@ def check_batch(batch: StepBatch | BatchView, settings: Settings) -> None:
         )
 
 
-def check_out(
-    out: SampleOutput, rows: int, num_samples: int | None, reads: dict[str, Tensor]
-) -> None:
-    """Check that a step may write into `out`.
-
-    Args:
-        reads: by name, what the step reads, whose memory it must not write to.
-    """
+def check_out(out: SampleOutput, rows: int, num_samples: int | None, device: torch.device) -> None:
+    """Check that a step may write into `out`."""
     if not isinstance(out, SampleOutput):
         raise TypeError(f"out: expected a SampleOutput, got {type(out).__name__}")
-    device = reads["positions"].device
     shape = (rows,) if num_samples is None else (rows, num_samples)
-    others = [(name, *_memory(tensor)) for name, tensor in reads.items()]
+    others: list[tuple[str, int, int]] = []
     for name, tensor, wanted, dtype in (
         ("token_ids", out.token_ids, shape, torch.int64),
         ("status", out.status, (rows,), torch.int32),
@@ -285,23 +276,15 @@ def check_out(
                 f"out.{name}: expected a tensor that can be written to, got one made under "
                 "torch.inference_mode; pass the output of an earlier call"
             )
-        start, end = _memory(tensor)
+        start = tensor.data_ptr()
+        end = start + tensor.nbytes
         for other, other_start, other_end in others:
             if start < other_end and other_start < end:
                 raise ValueError(
-                    f"out.{name}: expected memory of its own, got some that {other} has; "
-                    "pass the output of an earlier call"
+                    f"out.{name}: expected memory of its own, got some of out.{other}'s; pass the "
+                    "output of an earlier call"
                 )
-        others.append((f"out.{name}", start, end))
-
-
-def _memory(tensor: Tensor) -> tuple[int, int]:
-    """Return the address where a tensor begins, and the one behind its last number."""
-    start = tensor.data_ptr()
-    if not tensor.numel():
-        return start, start
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    return start, start + tensor.itemsize * (1 + sum((size - 1) * step for size, step in steps))
+        others.append((name, start, end))
 
 
 def _refuse_hidden_states(rows: Tensor, weight: Tensor, axes: int) -> NoReturn:
