@@ -550,6 +550,10 @@ tpsample/agreement/step_checks.py
     - self._agreement.hold(batch._table.thread)
     + pass
     > test_a_batch_that_is_busy_on_one_rank_is_told_to_every_rank
+    tokens are written over the seeds of a batch
+    - ("batch", first, first + held.nbytes),
+    + ("batch", first, first),
+    > test_a_process_alone_is_told[an output where the batch has its seeds]
     tokens and seeds are written to the same memory
     - if start < other_end and other_start < end:
     + if False:

@@ -910,6 +910,14 @@ SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
 # -- steps -------------------------------------------------------------------------------------
 
 
+POSITIONS = torch.zeros(B, dtype=torch.int64)
+
+
+def _over(ids: torch.Tensor) -> SampleOutput:
+    """Return an output whose tokens are written over `ids`."""
+    return SampleOutput(token_ids=ids, status=ids.int(), seeds=ids.clone())
+
+
 @torch.inference_mode()
 def _of_inference_mode() -> SampleOutput:
     ids = torch.zeros(B, dtype=torch.int64)
@@ -984,6 +992,16 @@ STEPS: dict[str, tuple[Callable[[LMHeadSampler], object], str]] = {
         lambda sampler: sampler(HIDDEN, batch_of(), 0, out=_of_inference_mode()),
         "out.token_ids: expected a tensor that can be written to, got one made under "
         "torch.inference_mode; pass the output of an earlier call",
+    ),
+    "an output where the positions are": (
+        lambda sampler: sampler(HIDDEN, batch_of(), POSITIONS, out=_over(POSITIONS)),
+        "out.token_ids: expected memory of its own, got some that positions has; pass the output "
+        "of an earlier call",
+    ),
+    "an output where the batch has its seeds": (
+        lambda sampler: sampler(HIDDEN, batch := batch_of(), 0, out=_over(batch.seed)),
+        "out.token_ids: expected memory of its own, got some that batch has; pass the output of "
+        "an earlier call",
     ),
     "a batch of another vocabulary": (
         lambda sampler: sampler(HIDDEN, SamplingBatch.from_params([], vocab_size=V + 1), 0),

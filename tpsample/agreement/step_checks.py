@@ -161,9 +161,10 @@ class StepChecks:
         self.inputs(inputs, samples=samples)
         self.batch(batch)
         rows = inputs.given.shape[0]
-        if out is not None:
-            check_out(out, rows, num_samples, settings.device)
         at = positions_tensor(positions, rows, settings.device, self._positions)
+        if out is not None:
+            held = batch._table.numbers if isinstance(batch, StepBatch) else batch.seed
+            check_out(out, num_samples, at, held)
         states = None if inputs.are_logits else inputs.given
         name = f"step{inputs.told}"
         return self.rows(name, batch, rows, at, num_samples=samples, hidden_states=states)
@@ -253,12 +254,22 @@ def check_batch(batch: StepBatch | BatchView, settings: Settings) -> None:
         )
 
 
-def check_out(out: SampleOutput, rows: int, num_samples: int | None, device: torch.device) -> None:
-    """Check that a step may write into `out`."""
+def check_out(out: SampleOutput, num_samples: int | None, positions: Tensor, held: Tensor) -> None:
+    """Check that a step may write into `out`.
+
+    Args:
+        positions: int64 [B] of the step, contiguous.
+        held: where its batch has seeds and temperatures, contiguous.
+    """
     if not isinstance(out, SampleOutput):
         raise TypeError(f"out: expected a SampleOutput, got {type(out).__name__}")
+    rows, device = positions.shape[0], positions.device
     shape = (rows,) if num_samples is None else (rows, num_samples)
-    others: list[tuple[str, int, int]] = []
+    begin, first = positions.data_ptr(), held.data_ptr()
+    others = [
+        ("positions", begin, begin + positions.nbytes),
+        ("batch", first, first + held.nbytes),
+    ]
     for name, tensor, wanted, dtype in (
         ("token_ids", out.token_ids, shape, torch.int64),
         ("status", out.status, (rows,), torch.int32),
@@ -281,10 +292,10 @@ def check_out(out: SampleOutput, rows: int, num_samples: int | None, device: tor
         for other, other_start, other_end in others:
             if start < other_end and other_start < end:
                 raise ValueError(
-                    f"out.{name}: expected memory of its own, got some of out.{other}'s; pass the "
-                    "output of an earlier call"
+                    f"out.{name}: expected memory of its own, got some that {other} has; "
+                    "pass the output of an earlier call"
                 )
-        others.append((name, start, end))
+        others.append((f"out.{name}", start, end))
 
 
 def _refuse_hidden_states(rows: Tensor, weight: Tensor, axes: int) -> NoReturn:
