@@ -197,6 +197,10 @@ tpsample/speculative/drafting.py
     - if theirs is not None and (
     + if theirs is None and (
     > test_drafts_of_another_temperature_are_refused[rejection]
+    the logits of a draft may be written over
+    - written = None if logits.is_inference() else logits._version
+    + written = None
+    > test_logits_that_were_written_over_those_of_another_draft_are_refused[rejection]
     drafts know the temperature that their batch has now
     - temperature = noise.temperature.clone() if
     + temperature = noise.temperature if

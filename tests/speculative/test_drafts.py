@@ -10,6 +10,7 @@ from tests.support.cases import own_sampler
 from tests.support.ranks import run_ranks
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, sample_draft, verify
 from tpsample import reference as plain_reference
+from tpsample.speculative.drafting import Draft
 
 
 def _draft_everywhere(logits: torch.Tensor, params: list[SamplingParams]) -> list[torch.Tensor]:
@@ -129,6 +130,32 @@ def test_drafts_of_another_temperature_are_refused(method):
     verify(*given, batch.select(torch.tensor([0, -1, 2])), 5, method=method)
     batch.temperature[1] = 0.5
     verify(*given, batch, 5, method=method)
+
+
+@pytest.mark.parametrize("method", ["coupled", "rejection", "block"])
+def test_logits_that_were_written_over_those_of_another_draft_are_refused(method):
+    """A drafter may have one buffer for all its logits, and one law for all its drafts."""
+    params = [SamplingParams(seed=seed) for seed in range(3)]
+    batch = SamplingBatch.from_params(params, vocab_size=V)
+    sampler = LMHeadSampler(torch.zeros(V, 8), max_rows=9, backend="torch")
+    hidden_states, one, of_each = torch.zeros(3, 3, 8), torch.zeros(3, V), torch.zeros(3, 2, V)
+
+    def drafts(overwrite: bool) -> list[Draft]:
+        found = []
+        for index in range(2):
+            logits = one if overwrite else of_each[:, index]
+            logits.copy_(torch.arange(V) * (1 + index) / V)
+            found.append(sample_draft(sampler, logits, batch, 5 + index, index, method=method))
+        return found
+
+    verify(sampler, hidden_states, drafts(False), batch, 5, method=method)
+    both = [sample_draft(sampler, one, batch, 5 + i, i, method=method) for i in range(2)]
+    verify(sampler, hidden_states, both, batch, 5, method=method)
+    if method == "coupled":
+        verify(sampler, hidden_states, drafts(True), batch, 5, method=method)
+        return
+    with pytest.raises(ValueError, match=r"^draft_token_ids\[1\]: its logits were written over"):
+        verify(sampler, hidden_states, drafts(True), batch, 5, method=method)
 
 
 def test_a_drafters_probabilities_are_refused():

@@ -45,12 +45,14 @@ class Draft:
     Attributes:
         token_ids: int64 [B], the same on every rank; -1 where the logits are NaN or all -inf, and
             in rows of a selection that are not drawn.
-        logits: [B, V_local], the drafter's, kept by reference.
+        logits: [B, V_local], the drafter's, kept by reference: do not write over them before
+            `verify`, or the drafts have another law than these tell.
         index: how many drafts of the same verification come before this one.
         method: how the drafts will be accepted.
         positions: int64 [B], of the token that was drafted.
         temperature: fp32 [B], of the rows when it was drafted; None on a GPU, where nobody waits to
             compare it.
+        written: how often torch had seen the logits written to; None under inference mode.
     """
 
     token_ids: Tensor
@@ -59,6 +61,7 @@ class Draft:
     method: Method
     positions: Tensor
     temperature: Tensor | None = None
+    written: int | None = None
 
     if not TYPE_CHECKING:  # a type checker knows the attributes, and tells of others
 
@@ -74,7 +77,8 @@ class Draft:
         """Return tokens [B, K] and logits [B, K, V_local] of drafts in order; None for "coupled".
 
         Raises:
-            ValueError: drafts of another method, in another order, or of other rows.
+            ValueError: drafts of another method, in another order, of other rows, or whose logits
+                were written over those of another.
         """
         for index, draft in enumerate(drafts):
             if (draft.method, draft.index) != (method, index):
@@ -89,8 +93,16 @@ class Draft:
                     f"got one of {rows}; draft every row each time, and give lengths= to verify"
                 )
         token_ids = torch.stack([draft.token_ids for draft in drafts], dim=1)
-        if method == "coupled":
+        if method == "coupled":  # which looks at no law
             return token_ids, None
+        written: dict[int, int | None] = {}
+        for index, draft in enumerate(drafts):
+            place = draft.logits.data_ptr()
+            if draft.logits.numel() and written.setdefault(place, draft.written) != draft.written:
+                raise ValueError(
+                    f"draft_token_ids[{index}]: its logits were written over those of a draft "
+                    "before it, whose law is lost; give sample_draft other memory for each draft"
+                )
         return token_ids, torch.stack([draft.logits for draft in drafts], dim=1)
 
 
@@ -160,7 +172,8 @@ def sample_draft(
         words = draw(logits, sampler.shard.start, noise, sample, domain)
         gathered = sampler.ranks.gather_integers(words).flatten(0, 1)
         decode(gathered, noise.seed, out, agreed._undrawn_rows)
-        return Draft(out.token_ids, logits, drafted, method, at.clone(), temperature)
+        written = None if logits.is_inference() else logits._version
+        return Draft(out.token_ids, logits, drafted, method, at.clone(), temperature, written)
 
 
 def check_drafts(drafts: Sequence[Draft], batch: StepBatch, positions: Tensor) -> None:
