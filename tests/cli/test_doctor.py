@@ -63,16 +63,16 @@ def test_what_is_missing_is_named(monkeypatch):
 
 def test_a_version_that_an_adapter_refuses_or_warns_of_has_a_hint(monkeypatch):
     version = importlib.metadata.version
-    versions = {"transformers": "5.20.2", "vllm": "0.33.1+cpu", "sglang": "0.5.23"}
+    versions = {"transformers": "5.20.2", "vllm": "0.34.1+cpu", "sglang": "0.5.23"}
     monkeypatch.setattr(
         importlib.metadata, "version", lambda name: versions.get(name) or version(name)
     )
     shown = " ".join(invoke("doctor", "--seconds", 0).output.split())
-    assert "transformers 5.20.2 " in shown and "vllm 0.33.1+cpu " in shown
-    assert "hint: tpsample.integrations.vllm: vllm 0.32 was tried, 0.33.1+cpu is" in shown
+    assert "transformers 5.20.2 " in shown and "vllm 0.34.1+cpu " in shown
+    assert "hint: tpsample.integrations.vllm: vllm 0.33 was tried, 0.34.1+cpu is" in shown
     assert "hint: tpsample.integrations.sglang" not in shown
     (hint,) = re.findall(r"hint: tpsample\.integrations\.\S+: [^;]*; pip install '[^']*'", shown)
-    assert hint.endswith("5.20.2 is installed; pip install 'transformers==5.23.*'")
+    assert hint.endswith("5.20.2 is installed; pip install 'transformers==5.24.*'")
 
 
 def test_a_compiler_that_is_known_to_be_wrong_for_the_gpu_has_a_hint(monkeypatch):

@@ -296,15 +296,17 @@ def test_drafts_within_a_prompt_or_behind_a_grammar_are_none():
     assert out.num_sampled.tolist() == [0] == out.num_rejected.tolist()
 
 
-def test_a_grammar_has_bits_for_every_position_of_runner_v2():
+@pytest.mark.parametrize("allowed", [(16, 17, 18), (16, 15, 17, 18)])
+def test_a_grammar_has_bits_for_every_position_of_runner_v2(allowed):
+    """vLLM 0.33 has as many rows for a request without drafts, whose last ones nobody reads."""
     runner = v2(depth=2)
     runner.sampler.req_states.prefill_len.gpu[:] -= 1
     batch = fakes.v2_batch(runner, ["b", "a"], drafts=[[], [17]])
-    bits = np.stack([allowing(17), allowing(18)])
-    runner.structured_outputs_worker.apply_grammar_bitmask(None, batch, ["a"], bits)
+    bits = np.stack([allowing(token_id) for token_id in allowed])
+    runner.structured_outputs_worker.apply_grammar_bitmask(None, batch, ["b", "a"], bits)
     handed = runner.model.compute_logits(rows_of("baa"))
     out = runner.rejection_sampler(handed, batch, None, None)
-    assert out.sampled_token_ids.tolist() == [[expected("b", []), -1], [17, 18]]
+    assert out.sampled_token_ids.tolist() == [[16, -1], [17, 18]]
 
 
 def test_a_verification_that_warms_up_draws_nothing():

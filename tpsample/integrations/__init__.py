@@ -10,8 +10,8 @@ import itertools
 import sys
 import warnings
 
-TRIED = {"transformers": "5.23", "vllm": "0.32", "sglang": "0.5.23"}
-"""The beginning of a version. The seams that an adapter uses are no stable interface."""
+TRIED = {"transformers": ("5.23", "5.24"), "vllm": ("0.32", "0.33"), "sglang": ("0.5.23",)}
+"""Beginnings of versions, the newest last. The seams that an adapter uses are not stable."""
 SELF_TESTED = ("vllm", "sglang")
 """Engines whose adapter compares a step with the definition before it serves."""
 _OLDEST_PYTHON = (3, 11)
@@ -27,22 +27,22 @@ def check_version(engine: str, installed: str) -> None:
         engine: a name of `TRIED`.
         installed: the version that is installed, such as "0.32.1+cpu".
     """
-    tried = TRIED[engine]
-    if f"{installed.partition('+')[0]}.".startswith(f"{tried}."):
+    *_, newest = tried = TRIED[engine]
+    if f"{installed.partition('+')[0]}.".startswith(tuple(f"{each}." for each in tried)):
         return
-    if engine in SELF_TESTED and _numbers(installed) > _numbers(tried):
+    if engine in SELF_TESTED and _numbers(installed) > _numbers(newest):
         warnings.warn(
-            f"tpsample.integrations.{engine}: {engine} {tried} was tried, {installed} is installed"
+            f"tpsample.integrations.{engine}: {engine} {newest} was tried, {installed} is installed"
             "; it serves if its first step passes the self-test",
             stacklevel=2,
         )
         return
-    way_out = f"pip install '{engine}=={tried}.*'"
+    way_out = f"pip install '{engine}=={newest}.*'"
     if sys.version_info < _OLDEST_PYTHON:
-        way_out = f"{tried} needs Python {'.'.join(map(str, _OLDEST_PYTHON))} or later"
+        way_out = f"{newest} needs Python {'.'.join(map(str, _OLDEST_PYTHON))} or later"
     raise ImportError(
-        f"tpsample.integrations.{engine}: {engine} {tried} is supported, {installed} is "
-        f"installed; {way_out}"
+        f"tpsample.integrations.{engine}: {engine} {' or '.join(tried)} is supported, "
+        f"{installed} is installed; {way_out}"
     )
 
 

@@ -190,7 +190,7 @@ class _Drawn:
         if function is not torch.argmax:
             raise RuntimeError(
                 f"transformers: expected its loop to take the argmax of scores, it called "
-                f"{function.__name__}; pip install 'transformers=={TRIED['transformers']}.*'"
+                f"{function.__name__}; pip install 'transformers=={TRIED['transformers'][-1]}.*'"
             )
         token_ids: Tensor = args[0]._token_ids
         return token_ids

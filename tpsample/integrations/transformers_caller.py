@@ -71,7 +71,8 @@ def check_prompts(passed: dict[str, Any], input_ids: Tensor, inputs: Any, copies
         inputs: of the model beside them. Its mask is not there if it had no padding.
     """
     rows, length = len(input_ids) // copies, input_ids.shape[1]
-    embeds, cache = inputs.get("inputs_embeds"), inputs.get("past_key_values")
+    embeds = inputs.get("inputs_embeds")
+    cache = inputs.get("cache", inputs.get("past_key_values"))  # its name up to 5.23
     if embeds is not None and length == 0:
         raise UnsupportedParameter(
             "inputs_embeds: expected the ids of the prompts beside them, got no input_ids; pass "

@@ -206,15 +206,19 @@ class EngineSteps(Sealed):
         Args:
             names: of the rows of the step, in order.
             with_grammar: requests with a grammar.
-            bits: theirs, one after the other.
+            bits: theirs, one after the other; vLLM 0.33 has equally many rows for each, so that
+                those behind the drafts of some stand for no position.
             drafts: of each request that has some; it has a position more than drafts.
         """
         counts = {name: 1 + len(drafts.get(name, ())) for name in (*names, *with_grammar)}
         rows = {name: np.full((counts[name], bits.shape[1]), -1, np.int32) for name in names}
+        steps = [counts[name] for name in with_grammar]
+        if len(bits) != sum(steps):
+            steps = [len(bits) // len(steps)] * len(steps)
         start = 0
-        for name in with_grammar:
+        for name, step in zip(with_grammar, steps, strict=True):
             rows[name] = bits[start : start + counts[name]]
-            start += counts[name]
+            start += step
         words = -(-self.vocab_size // 32)
         bitmask = torch.from_numpy(np.concatenate([rows[name] for name in names]))
         bitmask = F.pad(bitmask[:, :words], (0, max(0, words - bitmask.shape[1])))
