@@ -71,7 +71,7 @@ _DRAFTED = {
         torch.zeros(B, K).long(),
         (None, torch.zeros(B, K), torch.zeros(B).long(), [[1], [2]]),
         torch.ones(B, K).long(),
-        "token_ids",
+        "draft_token_ids",
     ),
     "batch": _batches(top_k=3),
     "positions": _POSITIONS,
@@ -86,7 +86,7 @@ _DRAFTED = {
         torch.tensor([K] * B),
         ([K] * B, torch.zeros(B), torch.zeros(B + 1).long(), torch.zeros(B, 1).long()),
         torch.tensor([0] * B),
-        "token_ids",
+        "draft_token_ids",
     ),
 }
 CALLS: dict[str, dict[str, Argument]] = {
@@ -147,7 +147,7 @@ CALLS: dict[str, dict[str, Argument]] = {
         ),
         "batch": _batches(temperature=0.5),
         "positions": _POSITIONS,
-        "index": Argument(0, (0.5, "a", 2**70, -1, None, True), 1, "num_samples"),
+        "index": Argument(0, (0.5, "a", 2**70, -1, None, True), 1, "index"),
         "method": Argument("rejection", ("typical", None), "block", "call"),
     },
     "prompt_logprobs": {
@@ -159,9 +159,9 @@ CALLS: dict[str, dict[str, Argument]] = {
             torch.tensor([1, 2, 3]),
             (None, torch.tensor([1, 2, V]), torch.tensor([1, 2, -1]), torch.ones(3)),
             torch.tensor([1, 2, 4]),
-            "token_ids",
+            "next_token_ids",
         ),
-        "top": Argument(1, (-1, 1.0, None, V + 1), 2, "num_samples"),
+        "top": Argument(1, (-1, 1.0, None, V + 1), 2, "top"),
     },
     "sample_logits": {
         "local_logits": Argument(

@@ -1322,6 +1322,14 @@ TOGETHER: dict[str, tuple[Callable[[LMHeadSampler, int], object], str]] = {
         "call: every rank must make the same call, got rank 0: step from torch.bfloat16 logits, "
         "rank 1: step from torch.float16 logits",
     ),
+    "other numbers of rows of logits": (
+        lambda sampler, rank: sampler.sample_logits(
+            half_logits(rank, torch.float32)[: 1 + rank],
+            SamplingBatch.from_params([request(seed=1)] * (1 + rank), vocab_size=V),
+            0,
+        ),
+        f"local_logits rows: {SAME}, got rank 0: 1, rank 1: 2",
+    ),
     "drafts by logits of other dtypes": (
         lambda sampler, rank: verify(
             sampler,

@@ -303,7 +303,8 @@ class StepAgreement:
             return
         try:
             parts = {} if call is None else self._parts(call, step_before)
-            texts = {name: _text(part) for name, part in parts.items()}
+            named = {} if call is None else _named_by_caller(call)
+            texts = {named.get(name, name): _text(part) for name, part in parts.items()}
             require_equal(gather_or_raise(self._ranks, texts, error), _EXPECTED)
             raise RankMismatch(f"batch: {SAME}, got other parts of it")
         finally:  # no rank takes this step
@@ -354,9 +355,26 @@ _EXPECTED = {
     "head",
     "rows without a seed": f"{SAME}, and so must be how many seeds were drawn before",
     "positions": f"{SAME}; a rank that skipped a step has others",
+    "draft_token_ids": f"{SAME}, and so must be lengths=, behind which a row has -1",
     "tokens so far": f"{SAME}, by digest; every rank appends the same tokens as often",
 }
 """The expectation that a message prints of a part; parts without an entry must be the same."""
+
+_OWN_NAMES = {
+    "sample_draft": {"hidden_states rows": "draft_logits rows", "num_samples": "index"},
+    "verify": {"num_samples": "drafts of a row", "token_ids": "draft_token_ids"},
+    "prompt_logprobs": {"num_samples": "top", "token_ids": "next_token_ids"},
+}
+"""The names that parts of a call have for its caller, by the first word of its name."""
+
+
+def _named_by_caller(call: Call) -> dict[str, str]:
+    """Return the names that a message has for parts of a call, where they are not its own."""
+    named = _OWN_NAMES.get(call.name.partition(" ")[0], {})
+    if " from " in call.name:
+        named = {"hidden_states rows": "local_logits rows"} | named
+    return named
+
 
 _WIDE = 8
 """Numbers of a row that a message shows together."""
