@@ -303,7 +303,11 @@ def test_a_grammar_has_bits_for_every_position_of_runner_v2(allowed):
     runner.sampler.req_states.prefill_len.gpu[:] -= 1
     batch = fakes.v2_batch(runner, ["b", "a"], drafts=[[], [17]])
     bits = np.stack([allowing(token_id) for token_id in allowed])
-    runner.structured_outputs_worker.apply_grammar_bitmask(None, batch, ["b", "a"], bits)
+    keep = runner.structured_outputs_worker.apply_grammar_bitmask
+    for wrong in (bits[:2], np.concatenate([bits, bits[:1], bits])):
+        with pytest.raises(RuntimeError, match=rf"^grammar_bitmask: .*, got {len(wrong)}; this"):
+            keep(None, batch, ["b", "a"], wrong)
+    keep(None, batch, ["b", "a"], bits)
     handed = runner.model.compute_logits(rows_of("baa"))
     out = runner.rejection_sampler(handed, batch, None, None)
     assert out.sampled_token_ids.tolist() == [[16, -1], [17, 18]]

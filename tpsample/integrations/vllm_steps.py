@@ -209,12 +209,22 @@ class EngineSteps(Sealed):
             bits: theirs, one after the other; vLLM 0.33 has equally many rows for each, so that
                 those behind the drafts of some stand for no position.
             drafts: of each request that has some; it has a position more than drafts.
+
+        Raises:
+            RuntimeError: a number of rows that no version has, which was tried.
         """
         counts = {name: 1 + len(drafts.get(name, ())) for name in (*names, *with_grammar)}
         rows = {name: np.full((counts[name], bits.shape[1]), -1, np.int32) for name in names}
         steps = [counts[name] for name in with_grammar]
         if len(bits) != sum(steps):
-            steps = [len(bits) // len(steps)] * len(steps)
+            block, rest = divmod(len(bits), len(steps))
+            if rest or block < max(steps):
+                raise RuntimeError(
+                    f"grammar_bitmask: expected {sum(steps)} rows, one of each position, or "
+                    f"{len(steps)} blocks with room for {max(steps)}, got {len(bits)}; this vLLM "
+                    "lays its bits out in a way that was not tried"
+                )
+            steps = [block] * len(steps)
         start = 0
         for name, step in zip(with_grammar, steps, strict=True):
             rows[name] = bits[start : start + counts[name]]
