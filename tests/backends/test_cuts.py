@@ -38,19 +38,18 @@ def test_a_search_by_digits_finds_what_the_definition_does(twins, mass):
     names = ("prefix", "reached", "limit")
     before, former = search, None
     for shift in range(word.EPOCH_SHIFT - DIGIT_BITS, word.TOKEN_BITS - 1, -DIGIT_BITS):
-        bins = cuts_of(plain).digits(search.prefix, shift, mass=mass)
+        _, bins = cuts_of(plain).digits(search, None, shift, mass=mass)
         found = bins[numbers].sum(dim=1) > 0
         assert (found == (plain.logits.shape[1] > 0)).all(), "each prefix begins some word"
         following = cuts_of(plain).next_digit(search, bins)
         for each in twins.kernels:
-            assert equal(
-                cuts_of(each).digits(search.prefix, shift, mass=mass)[numbers], bins[numbers]
-            )
+            _, own = cuts_of(each).digits(search, None, shift, mass=mass)
+            assert equal(own[numbers], bins[numbers])
             for share in (None, shares)[: 1 + mass]:
                 if former is not None:
                     given = before, former, shift, share
-                    found, own = cuts_of(each).following_digits(*given, mass=mass)
-                    expected, right = cuts_of(plain).following_digits(*given, mass=mass)
+                    found, own = cuts_of(each).digits(*given, mass=mass)
+                    expected, right = cuts_of(plain).digits(*given, mass=mass)
                     assert equal(own[numbers], right[numbers])
                     for name in names:
                         assert equal(getattr(found, name), getattr(expected, name))
@@ -78,15 +77,18 @@ def test_a_search_by_digits_finds_what_the_definition_does(twins, mass):
 @pytest.mark.parametrize("mass", [False, True])
 def test_a_first_digit_has_no_words_below_a_least_one(twins, mass):
     """Its sum is then the total that a top_p takes a share of."""
-    least, prefix = twins.cut, torch.zeros_like(twins.cut)
-    bins = cuts_of(twins.plain).digits(prefix, 44, mass=mass, least=least)[twins.numbers]
+    least, nothing = twins.cut, torch.zeros_like(twins.cut)
+
+    def digits(rows: ShardLogits, least: torch.Tensor | None) -> torch.Tensor:
+        first = Search(nothing, nothing, nothing), None, 44
+        return cuts_of(rows).digits(*first, mass=mass, least=least)[1][twins.numbers]
+
+    bins = digits(twins.plain, least)
     total = twins.plain.held_from(least)[twins.numbers, 0 if mass else 1]
     assert (torch.equal(bins.sum(dim=1), total) and len(twins.logits[0]) == 0) or total.any()
-    assert not torch.equal(
-        bins, cuts_of(twins.plain).digits(prefix, 44, mass=mass)[twins.numbers]
-    ) or (len(twins.logits[0]) < 2)
+    assert not torch.equal(bins, digits(twins.plain, None)) or len(twins.logits[0]) < 2
     for rows in twins.kernels:
-        assert equal(cuts_of(rows).digits(prefix, 44, mass=mass, least=least)[twins.numbers], bins)
+        assert equal(digits(rows, least), bins)
 
 
 def _is_some_of(words: torch.Tensor, every: torch.Tensor) -> None:

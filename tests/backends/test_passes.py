@@ -294,9 +294,11 @@ def test_programs_of_several_blocks(each, monkeypatch):
             assert _near(triton, found, right, twins.numbers)
         else:
             assert equal(found[twins.numbers], right[twins.numbers]), method
+    nothing = torch.zeros_like(cut)
     for mass in (False, True):
         found, right = (
-            cuts_of(rows).digits(torch.zeros_like(cut), 44, mass=mass) for rows in (triton, plain)
+            cuts_of(rows).digits(Search(nothing, nothing, nothing), None, 44, mass=mass)[1]
+            for rows in (triton, plain)
         )
         assert equal(found[twins.numbers], right[twins.numbers]), "digits"
 
@@ -306,12 +308,9 @@ def test_rows_that_are_done_are_left_out():
     twins = Twins(*SHARDS[1], num_samples=2)
     done = torch.arange(len(twins.filters)) % 3 == 0
     best = twins.plain.best_scores(COUNT)
-    prefix, filters = torch.zeros_like(twins.cut), twins.thresholds
-    second = (
-        Search(prefix, prefix, filters.most),
-        cuts_of(twins.plain).digits(prefix, 44, mass=False),
-        36,
-    )
+    nothing, filters = torch.zeros_like(twins.cut), twins.thresholds
+    search = Search(nothing, nothing, filters.most)
+    second = search, cuts_of(twins.plain).digits(search, None, 44, mass=False)[1], 36
 
     def passes(rows: ShardLogits) -> dict[str, torch.Tensor]:
         return {
@@ -320,9 +319,9 @@ def test_rows_that_are_done_are_left_out():
             "first_words, whole rows": rows.first_words(300),
             "best_scores": _told_if_triton(rows).best_scores(COUNT),
             "before": rows.before(best, filters, COUNT),
-            "masses by digit": cuts_of(rows).digits(prefix, 44, mass=True),
-            "numbers by digit": cuts_of(rows).digits(prefix, 44, mass=False),
-            "numbers by the second digit": cuts_of(rows).following_digits(*second, mass=False)[1],
+            "masses by digit": cuts_of(rows).digits(search, None, 44, mass=True)[1],
+            "numbers by digit": cuts_of(rows).digits(search, None, 44, mass=False)[1],
+            "numbers by the second digit": cuts_of(rows).digits(*second, mass=False)[1],
             "best_kept": rows.best_kept(twins.cut),
             "best_and_mass": rows.best_and_mass(twins.cut),
         }

@@ -379,10 +379,10 @@ def _by_digits(
     first, *shifts = range(word.EPOCH_SHIFT - DIGIT_BITS, word.TOKEN_BITS - 1, -DIGIT_BITS)
     cuts = cuts_of(rows)
     empty, *others = cuts.empty_digits(1 + len(shifts), mass=mass)
-    own = cuts.digits(prefix, first, empty, mass=mass, least=least)
+    search, own = cuts.digits(search, None, first, None, empty, mass=mass, least=least)
     for shift, empty in zip(shifts, others, strict=True):
         bins = ranks.sum_integers(own)
-        search, own = cuts.following_digits(search, bins, shift, share, empty, mass=mass)
+        search, own = cuts.digits(search, bins, shift, share, empty, mass=mass)
         share = None
     return search, LastDigits(*ranks.gather_by_ids(own), mass)
 

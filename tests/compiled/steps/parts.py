@@ -221,7 +221,7 @@ def _ends_among_equal_logits() -> Compared:
         equal = every - plain.rows.held_from(word.pack(torch.full((4,), 0.5), zero))[:, 1 - mass]
         search = Search(zero, zero, every)  # ends at the least logit
         for shift in range(word.EPOCH_SHIFT - DIGIT_BITS, word.TOKEN_BITS - 1, -DIGIT_BITS):
-            before, bins = search, plain.digits(search.prefix, shift, mass=mass)
+            before, (_, bins) = search, plain.digits(search, None, shift, mass=mass)
             search = plain.next_digit(search, bins)
         limit = every - equal + (of_equal * equal).long()
         last = LastDigits(bins.expand(3, -1, -1), 1, mass)

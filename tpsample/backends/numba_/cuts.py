@@ -35,17 +35,20 @@ class NativeCuts(Cuts):
 
     def digits(
         self,
-        prefix: Tensor,
+        search: Search,
+        before: Tensor | None,
         shift: int,
+        share: Tensor | None = None,
         empty: EmptyDigits | None = None,
         *,
         mass: bool,
         least: Tensor | None = None,
-    ) -> Tensor:
-        bins = np.zeros((len(prefix), DIGITS), np.int64)
-        lowest = np.zeros(len(prefix), np.int64) if least is None else least
+    ) -> tuple[Search, Tensor]:
+        search = search if before is None else self.next_digit(search, before, share)
+        prefix, bins = search.prefix, np.zeros((len(search.prefix), DIGITS), np.int64)
+        lowest = np.zeros(len(bins), np.int64) if least is None else least
         self.rows.run(kernels.digits, self.rows.largest, prefix, lowest, shift, mass, bins)
-        return from_numpy(bins if mass else bins.astype(np.int32))
+        return search, from_numpy(bins if mass else bins.astype(np.int32))
 
     def nth_equal(self, logit: Tensor, number: Tensor) -> Tensor:
         token = np.zeros(len(number), np.int64)

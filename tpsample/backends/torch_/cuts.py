@@ -175,32 +175,41 @@ class Cuts:
 
     def digits(
         self,
-        prefix: Tensor,
+        search: Search,
+        before: Tensor | None,
         shift: int,
+        share: Tensor | None = None,
         empty: EmptyDigits | None = None,
         *,
         mass: bool,
         least: Tensor | None = None,
-    ) -> Tensor:
-        """Return the histogram [F, 2^DIGIT_BITS] of a digit of the words that begin with a prefix.
+    ) -> tuple[Search, Tensor]:
+        """Return a search, and the histogram [F, 2^DIGIT_BITS] of a digit of the words that begin
+        with its prefix.
 
         Digits are complemented: bin 0 holds the largest words. Masked tokens are in no bin.
 
         Args:
-            prefix: int64 [F], the digits before.
+            before: the histograms of the digit before, summed over the ranks, which `next_digit`
+                adds to the search; None for the first digit.
             shift: of the digit, in bits.
+            share: as in `next_digit`.
             empty: of `empty_digits`, which is written; None takes memory.
             mass: whether bins are sums of masses, int64, or numbers of tokens, int32.
-            least: int64 [F], words below are in no bin; None takes all.
+            least: int64 [F], words below are in no bin of the first digit; None takes all.
+
+        Returns:
+            Both mean nothing in rows that are done, but bins there are 0.
         """
+        search = search if before is None else self.next_digit(search, before, share)
         words, masses_ = self.words_and_mass
         weight = masses_ if mass else (words > 0).to(torch.int32)
         digit = ~(words >> shift) & (DIGITS - 1)
-        inside = (words >> (shift + DIGIT_BITS)) == prefix.unsqueeze(1)
+        inside = (words >> (shift + DIGIT_BITS)) == search.prefix.unsqueeze(1)
         if least is not None:
             inside &= words >= least.unsqueeze(1)
-        bins = weight.new_zeros(len(prefix), DIGITS)
-        return self.rows.of_undone(bins.scatter_add_(1, digit, weight * inside))
+        bins = weight.new_zeros(len(words), DIGITS)
+        return search, self.rows.of_undone(bins.scatter_add_(1, digit, weight * inside))
 
     def numbers_of_bins(self) -> Tensor:
         """Return the numbers of tokens in the rows' bins, `tpsample.core.order.bins_of`, int32
@@ -266,21 +275,6 @@ class Cuts:
             reached=(upto - bins).gather(1, index).squeeze(1),
             limit=limit,
         )
-
-    def following_digits(
-        self,
-        search: Search,
-        bins: Tensor,
-        shift: int,
-        share: Tensor | None = None,
-        empty: EmptyDigits | None = None,
-        *,
-        mass: bool,
-    ) -> tuple[Search, Tensor]:
-        """Return `next_digit` of a search, which means nothing in rows that are done, and then the
-        `digits` behind it. The arguments are those of the two."""
-        search = self.next_digit(search, bins, share)
-        return search, self.digits(search.prefix, shift, empty, mass=mass)
 
     def last_digit(
         self,

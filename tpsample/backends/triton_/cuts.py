@@ -55,42 +55,17 @@ class TritonCuts(Cuts):
 
     def digits(
         self,
-        prefix: Tensor,
-        shift: int,
-        empty: EmptyDigits | None = None,
-        *,
-        mass: bool,
-        least: Tensor | None = None,
-    ) -> Tensor:
-        search = Search(prefix, prefix, prefix)
-        return self._digits(search, None, shift, None, empty, mass=mass, least=least)[1]
-
-    def following_digits(
-        self,
         search: Search,
-        bins: Tensor,
+        before: Tensor | None,
         shift: int,
         share: Tensor | None = None,
         empty: EmptyDigits | None = None,
         *,
         mass: bool,
-    ) -> tuple[Search, Tensor]:
-        if not self.rows.logits.shape[1]:
-            return super().following_digits(search, bins, shift, share, empty, mass=mass)
-        return self._digits(search, bins.contiguous(), shift, share, empty, mass=mass)
-
-    def _digits(
-        self,
-        search: Search,
-        before: Tensor | None,
-        shift: int,
-        share: Tensor | None,
-        empty: EmptyDigits | None,
-        *,
-        mass: bool,
         least: Tensor | None = None,
     ) -> tuple[Search, Tensor]:
-        """Return `following_digits`, or where there is no digit before only the digits."""
+        if not self.rows.logits.shape[1]:
+            return super().digits(search, before, shift, share, empty, mass=mass, least=least)
         bins, found = self.empty_digits(1, mass=mass)[0] if empty is None else empty
         # Where masses have no shares, other numbers are not read, so that both are one kernel.
         shares = search.limit.view(torch.float64) if share is None else share
@@ -99,7 +74,7 @@ class TritonCuts(Cuts):
             temperature_ptr=self.rows.temperature,
             top_ptr=self.rows.top,
             row_done_ptr=self.rows.done,
-            before_ptr=bins if before is None else before,
+            before_ptr=bins if before is None else before.contiguous(),
             prefix_ptr=search.prefix,
             reached_ptr=search.reached,
             limit_ptr=search.limit.contiguous(),
@@ -115,7 +90,7 @@ class TritonCuts(Cuts):
             MASS=mass,
             DIGIT_BITS=DIGIT_BITS,
         )
-        return found, bins
+        return (search if before is None else found), bins
 
     def numbers_of_bins(self) -> Tensor:
         bins = self.rows.logits.new_zeros(self.rows.logits.shape[0], BINS, dtype=torch.int32)
