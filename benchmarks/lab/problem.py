@@ -190,15 +190,20 @@ class Candidate:
     Attributes:
         token_ids: [B], or [ranks, B] if several ranks are in this process.
         graph: whether it is timed as the replay of a CUDA graph.
+        judge: takes the step and raises `WrongToken` if it is wrong, where the oracle has more than
+            ids to say, or other noise; None compares the ids. Collective.
     """
 
     problem: Problem
     step: Callable[[], object]
     token_ids: Tensor
     graph: bool = True
+    judge: Callable[[], Compared] | None = None
 
     def check(self) -> Compared:
         """Take the step and compare with the oracle; see `Problem.check`."""
+        if self.judge is not None:
+            return self.judge()
         self.token_ids.fill_(-2)  # no token, and not that of a failed row
         self.step()
         ranks = self.token_ids.view(-1, self.problem.rows)

@@ -77,18 +77,6 @@ KINDS = {
 }
 
 
-@dataclass(frozen=True)
-class Call(Candidate):
-    """A call, and the comparison of all that it returned with the reference."""
-
-    judge: Callable[[], None] = lambda: None
-
-    def check(self) -> Compared:
-        self.step()
-        self.judge()
-        return Compared(self.problem.rows)
-
-
 EAGER = "tpsample, no graph"
 WHOLE = 64.0
 """Standard deviation of whole numbers whose products a GPU sums exactly, in any order."""
@@ -156,8 +144,8 @@ class Calls:
 
         return {name: partial(step, way) for name, way in ways.items()}
 
-    def ours(self, kind: Kind, graph: bool = True) -> Call:
-        """Return a kind of call.
+    def ours(self, kind: Kind, graph: bool = True) -> Candidate:
+        """Return a kind of call. All that it returns is compared with the reference.
 
         Args:
             graph: whether it is replayed from a graph, where there is a GPU.
@@ -194,12 +182,14 @@ class Calls:
             found[:] = [make()]
             token_ids.copy_(found[0].token_ids)
 
-        def judge() -> None:
+        def judge() -> Compared:
+            step()
             compare(found[0], right())
             if kind.kept_cap:
                 compare_kept(found[0].kept, reference.kept_mask(self.logits, batch))
+            return Compared(problem.rows)
 
-        return Call(problem, step, token_ids, graph, judge)
+        return Candidate(problem, step, token_ids, graph, judge)
 
     def _verified(self, *given: Any, method: Any) -> VerifyOutput:
         logits = self._exact(self.drafted.flatten(0, 1))

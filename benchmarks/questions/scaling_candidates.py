@@ -53,22 +53,13 @@ class Entry(Candidate):
         family: of `FAMILIES`.
         kind: "tpsample", "baseline" or "one rank".
         bytes_sent: by this rank in a step.
-        judge: of a baseline, which draws noise of its own and leaves no ids: takes the step, and
-            raises `WrongToken` for an id that may not come out. Collective.
     """
 
     name: str
     family: str
     kind: str = "baseline"
     bytes_sent: Callable[[], int] = lambda: 0
-    judge: Callable[[], None] | None = None
     close: Callable[[], None] = lambda: None
-
-    def check(self) -> Compared:
-        if self.judge is None:
-            return super().check()
-        self.judge()
-        return Compared()
 
 
 def build(run: Run, plain: Problem, mode: str) -> list[Entry]:
@@ -115,8 +106,9 @@ def _stored(problem: Problem, mode: str) -> list[Entry]:
     """Return the baselines on one rank."""
 
     def entry(name: str, step: Callable[[], Tensor]) -> Entry:
-        def judge() -> None:
+        def judge() -> Compared:
             _require_allowed(problem, problem.hidden_states @ problem.weight.T, step())
+            return Compared()
 
         title = name if name == baselines.FLASHSAMPLING else f"{STORED} + {name}"
         return Entry(problem, step, NO_IDS, name=title, family=STORED, judge=judge)
@@ -131,7 +123,7 @@ def _of_way(way: WholeLogits, problem: Problem, mode: str) -> list[Entry]:
     own = problem.take(way.own_rows(problem.rows) or range(1))
 
     def entry(name: str, sample: baselines.Sampler) -> Entry:
-        def judge() -> None:
+        def judge() -> Compared:
             seen: list[Tensor] = []
 
             def noted(logits: Tensor) -> Tensor:
@@ -142,6 +134,7 @@ def _of_way(way: WholeLogits, problem: Problem, mode: str) -> list[Entry]:
             if seen:
                 _require_product(own, seen[0])
                 _require_allowed(own, seen[0], seen[1])
+            return Compared()
 
         step = partial(way.tokens, problem.hidden_states, sample)
         sent = partial(way.bytes_sent, problem.rows)
