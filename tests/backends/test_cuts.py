@@ -98,10 +98,6 @@ def _is_some_of(words: torch.Tensor, every: torch.Tensor) -> None:
         assert set(its) <= {0, *of}
 
 
-def _bins(rows: ShardLogits, cut: torch.Tensor | None) -> torch.Tensor:
-    return cuts_of(rows).numbers_of_bins() if cut is None else cuts_of(rows).masses_of_bins(cut)
-
-
 @pytest.mark.parametrize("mass", [False, True])
 def test_bins_and_their_words(twins, mass):
     """Histograms by their twins, and the words of some bins, cut short where they are too many."""
@@ -109,8 +105,9 @@ def test_bins_and_their_words(twins, mass):
     middle = twins.cut
     lowest = torch.full_like(middle, word.LOWEST_DRAWABLE)
     for cut in (middle, lowest) if mass else (None,):
-        bins = _bins(plain, cut)
-        assert all(equal(_bins(rows, cut)[numbers], bins[numbers]) for rows in twins.kernels)
+        bins = cuts_of(plain).sums_of_bins(cut)
+        for rows in twins.kernels:
+            assert equal(cuts_of(rows).sums_of_bins(cut)[numbers], bins[numbers])
         expected = (plain.logits > -torch.inf).sum(dim=1) if cut is None else bins[:, BINS]
         if cut is not middle:
             assert torch.equal(bins[:, :BINS].sum(dim=1)[numbers], expected[numbers])
@@ -228,7 +225,7 @@ def test_the_last_cut_of_several(twins):
 @pytest.mark.parametrize("number", [1, 20])
 def test_a_list_ends_below_what_top_p_keeps(twins, number):
     """Its bound is one of the words of two ranks that hold the same."""
-    plain, bins = twins.plain, 2 * cuts_of(twins.plain).masses_of_bins(twins.cut)[:, :BINS]
+    plain, bins = twins.plain, 2 * cuts_of(twins.plain).sums_of_bins(twins.cut)[:, :BINS]
     total, bounded = bins.sum(dim=1), torch.zeros(len(bins), dtype=torch.bool)
     if not plain.logits.shape[1]:
         return
@@ -252,7 +249,7 @@ def test_the_cut_in_a_bin(twins, mass):
     """Of limits at each tenth of the weight and beyond it, over two ranks with the same words, and
     with too little room."""
     plain, numbers = twins.plain, twins.numbers
-    bins = 2 * _bins(plain, twins.cut if mass else None)[:, :BINS]
+    bins = 2 * cuts_of(plain).sums_of_bins(twins.cut if mass else None)[:, :BINS]
     weight, ties = bins.sum(dim=1), torch.arange(len(bins)) % 3 % 2
     for tenths in range(12):
         limit, share = (weight * tenths // 10 + (tenths != 10)).clamp(min=1), None

@@ -121,8 +121,8 @@ tpsample/filters/kept_sets.py
     + before_top_p = cut
     > test_sampling_by_an_explicit_threshold_is_the_same[zipf-True]
     masses are summed from the top and not from the cut of top_k
-    - masses = ranks.sum_integers(cuts_of(rows).masses_of_bins(total_cut))
-    + masses = ranks.sum_integers(cuts_of(rows).masses_of_bins(total_cut * 0))
+    - masses = ranks.sum_integers(cuts_of(rows).sums_of_bins(total_cut))
+    + masses = ranks.sum_integers(cuts_of(rows).sums_of_bins(total_cut * 0))
     rounds of joint rows renormalise
     - before_top_p = by_number.masked_fill(filters.column(behind(TOP_K.name)), 0)
     + before_top_p = by_number

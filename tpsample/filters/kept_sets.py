@@ -131,7 +131,7 @@ def find_cut(
         return Cut(rows, cut, one_of_greedy=one, best=best)
     least, total_cut = row_thresholds.least, row_thresholds.least_of_total
     if filters.demand.counts:
-        bins = ranks.sum_integers(cuts_of(rows).numbers_of_bins())
+        bins = ranks.sum_integers(cuts_of(rows).sums_of_bins(None))
         last = (None, None) if filters.demand.masses else (least, of_greedy)
         cut = _in_a_bin(
             rows, bins, row_thresholds.most, row_thresholds.keep_ties, ranks, *last, mass=False
@@ -292,7 +292,7 @@ def _by_rounds(
 
 def _masses_of(rows: ShardLogits, ranks: Ranks, total_cut: Tensor) -> Masses:
     """Return the masses of rows, whose total is that down to words int64 [F]. Collective."""
-    masses = ranks.sum_integers(cuts_of(rows).masses_of_bins(total_cut))
+    masses = ranks.sum_integers(cuts_of(rows).sums_of_bins(total_cut))
     return Masses(masses[:, BINS], masses[:, :BINS])
 
 

@@ -55,15 +55,10 @@ class NativeCuts(Cuts):
         self.rows.run(kernels.nth_equal, logit.flatten(), number, token)
         return from_numpy(token)
 
-    def numbers_of_bins(self) -> Tensor:
-        numbers = np.zeros((len(self.rows.logits), BINS), np.int64)
-        self.rows.run(kernels.numbers_of_bins, self.rows.largest, numbers)
-        return from_numpy(numbers.astype(np.int32))
-
-    def masses_of_bins(self, cut: Tensor) -> Tensor:
-        masses = np.zeros((len(cut), BINS + 1), np.int64)
-        self.rows.run(kernels.masses_of_bins, self.rows.largest, cut, masses)
-        return from_numpy(masses)
+    def sums_of_bins(self, cut: Tensor | None) -> Tensor:
+        sums = np.zeros((len(self.rows.logits), BINS + (cut is not None)), np.int64)
+        self.rows.run(kernels.sums_of_bins, self.rows.largest, NONE if cut is None else cut, sums)
+        return from_numpy(sums.astype(np.int32) if cut is None else sums)
 
     def list_end(
         self, bins: Tensor, total: Tensor, share: Tensor, number: int

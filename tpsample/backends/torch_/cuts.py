@@ -211,27 +211,28 @@ class Cuts:
         bins = weight.new_zeros(len(words), DIGITS)
         return search, self.rows.of_undone(bins.scatter_add_(1, digit, weight * inside))
 
-    def numbers_of_bins(self) -> Tensor:
-        """Return the numbers of tokens in the rows' bins, `tpsample.core.order.bins_of`, int32
-        [F, BINS].
+    def sums_of_bins(self, cut: Tensor | None) -> Tensor:
+        """Return the numbers of tokens in the rows' bins, `tpsample.core.order.bins_of`, or their
+        masses. Masked tokens are in none. In a row with a NaN it means nothing.
 
-        Masked tokens are in none. In a row with a NaN it means nothing.
+        Args:
+            cut: int64 [F]; None counts the tokens.
+
+        Returns:
+            int32 [F, BINS]; with a cut int64 [F, BINS + 1], last the mass of the tokens down to it.
         """
-        numbers = self.rows.logits.new_zeros(len(self.rows.logits), BINS, dtype=torch.int32)
+        shape, dtype = (len(self.rows.logits), BINS), torch.int32
+        if cut is not None:
+            shape, dtype = (len(cut), BINS + 1), torch.int64
+        sums = self.rows.logits.new_zeros(shape, dtype=dtype)
         for _, logits in self.rows.tiles():
-            counts = (logits > -torch.inf).to(torch.int32)
-            numbers.scatter_add_(1, self._bins_of(logits), counts)
-        return numbers
-
-    def masses_of_bins(self, cut: Tensor) -> Tensor:
-        """Return the masses of the rows' bins, and then that of the tokens down to a cut, int64
-        [F, BINS + 1]. The other words are those of `numbers_of_bins`."""
-        bin_masses = cut.new_zeros(len(cut), BINS + 1)
-        for _, logits in self.rows.tiles():
-            weight = self.rows.masses(logits) * (logits > -torch.inf)
-            bin_masses.scatter_add_(1, self._bins_of(logits), weight)
-        bin_masses[:, BINS] = self.rows.mass_from(cut)
-        return bin_masses
+            weight = (logits > -torch.inf).to(dtype)
+            if cut is not None:
+                weight *= self.rows.masses(logits)
+            sums.scatter_add_(1, self._bins_of(logits), weight)
+        if cut is not None:
+            sums[:, BINS] = self.rows.mass_from(cut)
+        return sums
 
     def words_of_bin(self, bins: Tensor, count: int) -> Tensor:
         """Return the order words of this rank that lie in a bin of each row.

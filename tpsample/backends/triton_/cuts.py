@@ -92,14 +92,10 @@ class TritonCuts(Cuts):
         )
         return (search if before is None else found), bins
 
-    def numbers_of_bins(self) -> Tensor:
-        bins = self.rows.logits.new_zeros(self.rows.logits.shape[0], BINS, dtype=torch.int32)
-        return self._fill_bins(bins, None)
-
-    def masses_of_bins(self, cut: Tensor) -> Tensor:
-        return self._fill_bins(cut.new_zeros(cut.shape[0], BINS + 1), cut)
-
-    def _fill_bins(self, bins: Tensor, cut: Tensor | None) -> Tensor:
+    def sums_of_bins(self, cut: Tensor | None) -> Tensor:
+        rows, counted = self.rows.logits.shape[0], cut is None
+        dtype = torch.int32 if counted else torch.int64
+        bins = self.rows.logits.new_zeros(rows, BINS + (not counted), dtype=dtype)
         self.rows.launch(
             bin_kernel,
             temperature_ptr=self.rows.temperature,

@@ -40,38 +40,26 @@ def bins_per_logit(temperature):
 
 
 @jit(in_parts=True, allocates=True)
-def numbers_of_bins(start, stop, part, arguments):
-    """Count the tokens in the bins of each row, int64 [F, BINS], zeros before."""
-    stored, top, out = arguments
-    num_ids, bins = stored.logits.shape[1], np.empty(BLOCK, I32)
-    for row in stored.rows[start:stop]:
-        logits, per_logit = stored.logits[row], bins_per_logit(stored.temperature[row])
-        for base in range(0, num_ids, BLOCK):
-            part = logits[base : base + BLOCK]
-            bins_of_block(part, top[row], per_logit, bins)
-            for j in range(len(part)):
-                if bins[j] >= 0:
-                    out[row, bins[j]] += 1
-
-
-@jit(in_parts=True, allocates=True)
-def masses_of_bins(start, stop, part, arguments):
-    """Weigh the tokens in the bins of each row, and those down to cuts, int64 [F].
+def sums_of_bins(start, stop, part, arguments):
+    """Count the tokens in the bins of each row; or weigh them, and those down to cuts.
 
     Args:
-        out: int64 [F, BINS + 1], zeros.
+        cut: int64 [F], or no rows, to count tokens.
+        out: int64 [F, BINS], with a cut [F, BINS + 1]; zeros.
     """
     stored, top, cut, out = arguments
-    num_ids, last = stored.logits.shape[1], out.shape[1] - 1
-    power, mass, bins = np.empty(BLOCK, F32), np.empty(BLOCK, I64), np.empty(BLOCK, I32)
+    num_ids, weighs = stored.logits.shape[1], len(cut) > 0
+    power, mass, bins = np.empty(BLOCK, F32), np.ones(BLOCK, I64), np.empty(BLOCK, I32)
     words = np.empty(BLOCK, I64)
     for row in stored.rows[start:stop]:
         logits, mass_numbers = stored.logits[row], mass_row(top[row], stored.temperature[row])
-        per_logit, least, total = bins_per_logit(stored.temperature[row]), cut[row], I64(0)
+        per_logit, total = bins_per_logit(stored.temperature[row]), I64(0)
+        least = cut[row] if weighs else I64(LOWEST_DRAWABLE)
         for base in range(0, num_ids, BLOCK):
             part = logits[base : base + BLOCK]
             bins_of_block(part, top[row], per_logit, bins)
-            weigh_block(part, mass_numbers, power, mass)
+            if weighs:
+                weigh_block(part, mass_numbers, power, mass)
             for j in range(len(part)):
                 if bins[j] >= 0:
                     out[row, bins[j]] += mass[j]
@@ -80,7 +68,8 @@ def masses_of_bins(start, stop, part, arguments):
             if words_of_block(part, stored.first_id + base, words) >= least:
                 for j in range(len(part)):
                     total += mass[j] if words[j] >= least else I64(0)
-        out[row, last] = total if least > LOWEST_DRAWABLE else out[row, :last].sum()
+        if weighs:
+            out[row, BINS] = total if least > LOWEST_DRAWABLE else out[row, :BINS].sum()
 
 
 @jit()
