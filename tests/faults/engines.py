@@ -175,7 +175,7 @@ tpsample/integrations/vllm_steps.py
     + grammar = self.grammar
     > test_grammars_reach_their_rows_once
     the rows of a grammar of vLLM stand one behind the other in every version
-    - steps = [len(bits) // len(steps)] * len(steps)
+    - steps = [block] * len(steps)
     + pass
     > test_a_grammar_has_bits_for_every_position_of_runner_v2
     chosen logprobs of vLLM stand behind the most likely
