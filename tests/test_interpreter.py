@@ -32,9 +32,21 @@ def _kernel(in_ptr, out_ptr, count, BLOCK: tl.constexpr):
     mixed = (left * 1103515245).to(tl.uint32) >> 7
     text = tl.where(mixed > 9, mixed.to(tl.int64) << 33, right.to(tl.int64)) + most
     text = (text + 2) ^ (left * 2).to(tl.int64) ^ (left * 2.0).to(tl.int64)
+    signs = tl.where(left < 0, -1.0, right.to(tl.float32)) * (7 - left) / 3 + left.to(tl.float64)
+    before = tl.load(in_ptr + count - (tl.arange(0, 8) + 1))
+    text = text ^ (2.5 * signs + before).to(tl.int64) ^ (1 << (before & 31)) ^ (left >= before)
     tl.store(out_ptr + tl.program_id(0) * 8 + tl.arange(0, 8), text)
     scores = values.to(tl.float32)[:, None] * tl.arange(0, 4).to(tl.float32)[None, :]
     tl.atomic_max(out_ptr + 32, tl.sum(scores + 2).to(tl.int64))
+
+
+@triton.jit
+def _constants(in_ptr, out_ptr):
+    value, place = tl.load(in_ptr + tl.program_id(0)), out_ptr + 4 * tl.program_id(0)
+    tl.store(place, value / 2)
+    tl.store(place + 1, value + 2)
+    tl.store(place + 2, value + 2.5)
+    tl.store(place + 3, (value + 2.0) / 4)
 
 
 def computed() -> list[int]:
@@ -49,6 +61,13 @@ def test_a_kernel_computes_the_same_without_it():
     env = {"TRITON_INTERPRET": "1"}
     done = run_command(sys.executable, "-W", "ignore", "-c", program, env=env)
     assert done.stdout.strip() == str(computed()), done.stderr
+
+
+def test_operators_are_remembered_and_told_apart_by_types_and_constants():
+    """The second program of a launch takes what the first one has found."""
+    found = torch.ones(2, 4)
+    _constants[(2,)](torch.tensor([5, -6], dtype=torch.int32), found)
+    assert found.tolist() == [[2.5, 7, 7.5, 1.75], [-3, -4, -3.5, -1]]
 
 
 def test_operations_are_put_in_place_once(monkeypatch):

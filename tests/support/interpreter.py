@@ -1,6 +1,6 @@
 """Makes Triton's interpreter do once what it does again and again; a kernel computes the same.
 
-Seven things cost most of a test of kernels, and have no result:
+Eight things cost most of a test of kernels, and have no result:
 
 - Before it runs a function, the interpreter puts its own operations in the place of
   `triton.language`'s, and restores them when a launch ends. It does so for the kernel, and once
@@ -13,6 +13,8 @@ Seven things cost most of a test of kernels, and have no result:
   same, or are a block and a number, and makes a tensor of a constant anew each time.
 - It calls an operation through three functions that hand it on.
 - It looks into every operand for a constant, and at every result for its number of bits.
+- It decides at every operator anew how its operands become of one type and shape
+  (`interpreter_plans.py`).
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ import triton.language as tl
 from triton.language import core
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
+
+from tests.support.interpreter_plans import planned, see_operations
 
 _WRITTEN_FOR = "3.7."
 """The versions of Triton whose interpreter does these; others are left as they are."""
@@ -45,6 +49,7 @@ def spare_repetitions() -> None:
     _keep_shapes_of_types()
     _keep_shapes_of_tensors()
     _keep_operands()
+    see_operations()
     _call_operations_themselves()
     _look_into_no_tensor()
 
@@ -101,15 +106,15 @@ def _keep_shapes_of_types() -> None:
 
 def _keep_shapes_of_tensors() -> None:
     """Tensors of a shape share what says so; nothing writes into it."""
-    known = dict[tuple[int, ...], tuple[Any, Any]]()
+    known = dict[str, tuple[Any, Any]]()
 
     def init(self: Any, handle: Any, of: Any) -> None:
         self.handle, self.type, self.dtype = handle, of, of.scalar
-        sizes = tuple(of.shape) if of.is_block() else ()
-        found = known.get(sizes)
+        found = known.get(of.name)
         if found is None:
+            sizes = tuple(of.shape) if of.is_block() else ()
             shape = core.tuple([core.constexpr(size) for size in sizes])
-            found = known[sizes] = core.constexpr(math.prod(sizes)), shape
+            found = known[of.name] = core.constexpr(math.prod(sizes)), shape
         self.numel, self.shape = found
 
     core.tensor.__init__ = init
@@ -170,16 +175,19 @@ def _call_operations_themselves() -> None:
             named["_semantic"] = semantic
             return inner(*args, **named)
 
-        scope.set_attr(place, name, call)
+        scope.set_attr(place, name, planned(place, name, call))
 
     interpreter._patch_attr = patch
 
 
 def _look_into_no_tensor() -> None:
-    unwrap = core._unwrap_if_constexpr
+    unwrap, values = core._unwrap_if_constexpr, {core.tensor, int, float, bool, type(None)}
 
     def value_of(operand: Any) -> Any:
-        return operand if type(operand) is core.tensor else unwrap(operand)
+        kind = type(operand)
+        if kind in values:
+            return operand
+        return operand.value if kind is core.constexpr else unwrap(operand)
 
     def init(self: Any, data: Any, dtype: Any, attr: Any = None) -> None:
         self.data, self.dtype, self.attr = data, dtype, {} if attr is None else attr
