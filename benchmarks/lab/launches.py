@@ -137,11 +137,12 @@ def filled() -> Iterator[None]:
     """
     before = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    choose: Any = torch._C._set_deterministic_algorithms  # torch's own imports its compiler: 2 s
+    choose(True, warn_only=True)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before, warn_only=warns)
+        choose(before, warn_only=warns)
 
 
 @contextlib.contextmanager
