@@ -6,22 +6,41 @@ import importlib.metadata
 import importlib.util
 import re
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch.distributed as dist
 
 from tests.support.commands import GENERATE, TORCHRUN, invoke, run_command, texts
+from tests.support.ranks import run_ranks
+from tests.support.tiers import long
 from tests.support.tiny_model import VOCAB_SIZE
 from tpsample import LMHeadSampler, SampleOutput
-from tpsample.cli import CLOSED_PIPE, report
+from tpsample.agreement import construction
+from tpsample.cli import CLOSED_PIPE, generate, report
 from tpsample.cli import check as checking
 from tpsample.core.machine import how_to_install
+from tpsample.distributed import Job
 from tpsample.integrations.transformers_head import TransformersHead
 
 TRANSFORMERS = pytest.importorskip("transformers", reason="needs the extra hf")
 FIVE = tuple(word for t in (0, 0.5, 0.7, 0.8, 1) for word in ("--temperature", str(t)))
 """One prompt, asked at each of these."""
+
+
+def _on_a_rank(*options: object) -> str:
+    """Return what the command writes on this rank of a job, with the backend of a user's CPU."""
+    job = Job(dist.get_rank(), dist.get_world_size(), dist.get_rank(), dist.get_world_size())
+    with (
+        mock.patch.object(generate, "join", lambda **_: nullcontext(job)),
+        mock.patch.object(construction, "interpreted", lambda: False),
+    ):
+        done = invoke("generate", *options)
+    assert done.exit_code == 0, done.output + repr(done.exception)
+    return done.stdout
 
 
 def test_one_and_two_ranks_write_the_same_texts(tiny: Path) -> None:
@@ -32,13 +51,12 @@ def test_one_and_two_ranks_write_the_same_texts(tiny: Path) -> None:
     assert re.search(r"bytes per step and rank +nothing: one rank", alone.stdout)
     assert len(set(texts(alone.stdout).split("w5 w7 w9"))) == 6  # five different continuations
 
-    both = run_command(*TORCHRUN, 2, *GENERATE, *options, "--exchange", "p2p", "--chunks", 3)
-    assert both.returncode == 0, both.stderr
-    assert "same tokens: 1 rank = 2 ranks = oracle (30 tokens compared, 0 differ" in both.stdout
-    assert texts(both.stdout) == texts(alone.stdout)
-    assert re.search(r"exchange +p2p", both.stdout)
+    both, _ = run_ranks(2, _on_a_rank, *options, "--exchange", "p2p", "--chunks", 3)
+    assert "same tokens: 1 rank = 2 ranks = oracle (30 tokens compared, 0 differ" in both
+    assert texts(both) == texts(alone.stdout)
+    assert re.search(r"exchange +p2p", both)
     # 5 rows × 8 bytes, against half of 5 rows of fp32 logits
-    assert re.search("40 bytes of payload sent, instead of 10.0 kB of gathered", both.stdout)
+    assert re.search("40 bytes of payload sent, instead of 10.0 kB of gathered", both)
 
 
 def test_kernel_in_the_interpreter_writes_the_same_texts(tiny: Path) -> None:
@@ -121,19 +139,27 @@ def test_the_bar_of_texts_that_end_early_is_full(capsys: pytest.CaptureFixture[s
     assert "10/10" in shown and "3/3" in shown
 
 
-@pytest.mark.parametrize("missing", ["typer", "transformers"])
-def test_without_the_extra_the_command_says_which(missing: str) -> None:
-    program = (
-        f"import sys; sys.modules[{missing!r}] = None; sys.argv[1:] = ['generate']\n"
-        "from tpsample.cli import main; main()"
-    )
+def test_without_an_extra_the_command_says_which() -> None:
+    program = """if True:
+        import sys
+        from tpsample.cli import main
+        sys.argv[1:] = ["generate"]
+        for missing in ("typer", "transformers"):
+            sys.modules[missing] = None
+            try:
+                main()
+            except SystemExit as end:
+                print(missing, end.code)
+            del sys.modules[missing]
+    """
     done = run_command(sys.executable, "-c", program)
-    assert done.returncode == 1
-    assert missing in done.stderr
-    assert done.stderr.strip().endswith(how_to_install())
+    of_typer, *_, of_transformers = done.stdout.splitlines()  # a text is written, with status 1
+    assert re.match("typer tpsample: .* needs typer: ", of_typer)
+    assert of_transformers == "transformers 1" and "transformers" in done.stderr
+    assert of_typer.endswith(how_to_install()) and done.stderr.strip().endswith(how_to_install())
 
 
-@pytest.mark.parametrize("words", ["doctor --seconds 0", "--version", "--help"])
+@pytest.mark.parametrize("words", ["doctor --seconds 0", "--version", *long("--help")])
 def test_a_reader_that_closes_the_pipe_ends_a_command_without_a_word(
     words: str, tmp_path: Path
 ) -> None:
@@ -145,7 +171,7 @@ def test_a_reader_that_closes_the_pipe_ends_a_command_without_a_word(
 
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs /dev/full, of Linux")
-@pytest.mark.parametrize("words", ["verify /nowhere", "doctor --seconds 0", "--version"])
+@pytest.mark.parametrize("words", ["verify /nowhere", "--version", *long("doctor --seconds 0")])
 def test_output_that_finds_no_room_is_one_line(words: str) -> None:
     done = run_command("sh", "-c", f"'{sys.executable}' -m tpsample {words} > /dev/full")
     assert done.returncode == 1
