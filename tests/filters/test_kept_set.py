@@ -17,6 +17,7 @@ from tests.support.fields import VALUES
 from tests.support.filtered import Rows, V, grid, kinds_of_logits, masked
 from tests.support.other_samplers import by_pivots, by_transformers
 from tests.support.same_rows import assert_same_rows
+from tests.support.tiers import thinned
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, reference
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core import word
@@ -85,8 +86,15 @@ def _stored(rows: Rows) -> tuple[ShardLogits, SamplingBatch]:
     return ShardLogits.of(rows.logits[batch.plan.stored_index], view, row_noise), batch
 
 
-@pytest.mark.parametrize("may_read", [True, False])
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    ("name", "may_read"),
+    thinned(
+        KINDS,
+        [True, False],
+        one_in=2,
+        also=[("all-equal", True), ("zipf", True), ("zipf", False)],
+    ),
+)
 def test_sampling_by_an_explicit_threshold_is_the_same(name, may_read):
     rows = Rows([KINDS[name]], grid())
     stored, batch = _stored(rows)

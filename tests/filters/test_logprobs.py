@@ -9,6 +9,7 @@ import torch
 from benchmarks.lab import calls
 from tests.support.filtered import Rows, assert_same, kinds_of_logits
 from tests.support.slots import GPU
+from tests.support.tiers import thinned
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, Status
 from tpsample.request.params import LogprobsMode
 
@@ -66,11 +67,13 @@ AMONG_FIRST: list[tuple[dict[str, Any], int]] = [
 """Fields beside a top_k of 5, and how many exchanges gather words of tokens."""
 
 
-@pytest.mark.parametrize("num_samples", [None, 2])
-@pytest.mark.parametrize(("fields", "gathers"), AMONG_FIRST)
-@pytest.mark.parametrize("backend", ["torch", "numba", "triton"])
-def test_words_that_decided_the_rows_serve_their_logprobs(fields, gathers, backend, num_samples):
+@pytest.mark.parametrize(
+    ("backend", "among_first", "num_samples"),
+    thinned(["torch", "numba", "triton"], AMONG_FIRST, [None, 2], one_in=2),
+)
+def test_words_that_decided_the_rows_serve_their_logprobs(backend, among_first, num_samples):
     """Unless more tokens are asked for, or other logits: a NaN and a masked row have none."""
+    fields, gathers = among_first
     nan, nothing = torch.zeros(1200), torch.full((1200,), -math.inf)
     nan[5] = math.nan
     kinds = [KINDS["normal"], KINDS["all-equal"], nan, nothing]
@@ -114,9 +117,15 @@ def test_a_slot_that_does_not_ask_reports_nothing_where_the_host_knows_no_slot()
     assert (found.logprobs.token_ids[1] == -1).all() and (found.logprobs.ranks[1] == 0).all()
 
 
-@pytest.mark.parametrize("mode", get_args(LogprobsMode))
-@pytest.mark.parametrize("fields", [{}, {"top_k": 2}, {"top_p": 0.9}, {"temperature": 0.0}])
-@pytest.mark.parametrize("backend", ["torch", "numba", "triton"])
+@pytest.mark.parametrize(
+    ("backend", "fields", "mode"),
+    thinned(
+        ["torch", "numba", "triton"],
+        [{}, {"top_k": 2}, {"top_p": 0.9}, {"temperature": 0.0}],
+        get_args(LogprobsMode),
+        one_in=2,
+    ),
+)
 def test_a_logit_that_is_no_number_counts_where_no_mask_has_removed_it(backend, fields, mode):
     """A raw row with a NaN has no distribution, whatever was drawn, and +inf has all of another."""
     kinds = [KINDS["normal"].clone() for _ in range(4)]

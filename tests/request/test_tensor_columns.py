@@ -20,6 +20,7 @@ from tests.support.ranks import run_ranks
 from tests.support.rows import bitmask_of
 from tests.support.same_rows import assert_same_rows
 from tests.support.slots import GPU, WEIGHT, D, V, sampler_of
+from tests.support.tiers import thinned
 from tpsample import RankMismatch, SamplingBatch, SamplingParams, reference, sample_draft, verify
 from tpsample.core.rules import RULES, TOP_K
 
@@ -60,9 +61,17 @@ def batch_of(its: dict[str, torch.Tensor], known: str = "read", **how: Any) -> S
         return SamplingBatch.from_tensors(vocab_size=V, **its, **how)
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("known", KNOWN)
-@pytest.mark.parametrize("given", [FILTERS, ("top_p",), ("top_k", "min_p"), ()], ids="-".join)
+@pytest.mark.parametrize(
+    ("given", "known", "order"),
+    thinned(
+        [FILTERS, ("top_p",), ("top_k", "min_p"), ()],
+        KNOWN,
+        ORDERS,
+        one_in=3,
+        also=[(some, "unknown", "sequential") for some in (FILTERS, ("top_k", "min_p"))],
+    ),
+    ids=lambda value: "-".join(value) if isinstance(value, tuple) else None,
+)
 def test_tensors_draw_what_requests_with_these_numbers_draw(known, order, given):
     sampler, hidden_states = sampler_of(), torch.randn(ROWS, 2, D)
     drafts, slots = torch.zeros(ROWS, 1, dtype=torch.int64), torch.tensor([3, 0, 6, -1])

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.ranks import same_on_ranks
+from tests.support.tiers import thinned
 from tpsample import (
     LMHeadSampler,
     SamplingBatch,
@@ -73,12 +74,16 @@ def expected(head: nn.Linear, hidden_states: Tensor, position: int) -> list[int]
 
 
 @pytest.mark.parametrize(
-    ("backend", "made_in"),
-    [("numba", "plain"), ("numba", "inference mode"), ("triton", "plain")],
+    ("change", "screening", "made_by"),
+    thinned(
+        [*WAYS, "assign=True"],
+        [None, "int8"],
+        [("numba", "plain"), ("numba", "inference mode"), ("triton", "plain")],
+        one_in=2,
+    ),
 )
-@pytest.mark.parametrize("screening", [None, "int8"])
-@pytest.mark.parametrize("change", [*WAYS, "assign=True"])
-def test_the_next_step_reads_the_new_weight_or_raises(change, screening, backend, made_in):
+def test_the_next_step_reads_the_new_weight_or_raises(change, screening, made_by):
+    backend, made_in = made_by
     with torch.inference_mode(made_in != "plain"):
         head = head_of(1)
     options = {"screening": screening, "backend": backend, "max_rows": 16}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Container, Iterable, Sequence
+from itertools import islice, product
 from typing import Any, TypeVar
 
 import pytest
@@ -15,6 +15,20 @@ def long(*cases: Any) -> list[Any]:
     """Cases of `parametrize` that the default run leaves out; a tuple is one case."""
     values = [case if isinstance(case, tuple) else (case,) for case in cases]
     return [pytest.param(*each, marks=pytest.mark.long) for each in values]
+
+
+def thinned(*axes: Iterable[Any], one_in: int, also: Container[tuple[Any, ...]] = ()) -> list[Any]:
+    """All combinations as cases of `parametrize`, of which the default run takes one in so many.
+
+    It takes those whose places add up to a multiple, so that it has each value of each axis, and
+    each pair of two axes where a third one has at least `one_in` values; and it takes `also`.
+    """
+    cases = []
+    for each in product(*map(enumerate, axes)):
+        places, case = zip(*each, strict=True)
+        kept = sum(places) % one_in == 0 or case in also
+        cases += [case] if kept else long(case)
+    return cases
 
 
 def heavy_first(items: Sequence[_Item], heavy: Sequence[_Item], workers: int) -> list[_Item]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.tiers import thinned
 from tpsample.backends.numba_.kernels.arrays import array_of
 from tpsample.backends.numba_.kernels.compiling import F32, F64, jit
 from tpsample.backends.numba_.kernels.inputs import block_at, blocks_of, take_rows, weight_of
@@ -60,10 +61,18 @@ def exact(hidden: Tensor, weight: Tensor) -> list[list[Fraction]]:
     return [[sum(map(Fraction.__mul__, row, w), Fraction(0)) for w in columns] for row in rows]
 
 
-@DTYPES
-@ROWS
-@pytest.mark.parametrize("size", [1, 37, 96])
-@pytest.mark.parametrize("scale", [1.0, 3e-5, 1e-39, 1e20, 1e38])
+@pytest.mark.parametrize(
+    ("scale", "size", "rows", "dtype"),
+    thinned(
+        [1.0, 3e-5, 1e-39, 1e20, 1e38],
+        [1, 37, 96],
+        [1, 3],
+        [torch.bfloat16, torch.float16, torch.float32],
+        one_in=3,
+        also=[(1.0, 37, rows, torch.float16) for rows in (1, 3)],
+    ),
+    ids=lambda value: str(value).removeprefix("torch."),
+)
 def test_sums_are_off_by_no_more_than_their_bound(scale, size, rows, dtype):
     """Weights may be subnormal, or have squares that no fp32 number holds."""
     g = torch.Generator().manual_seed(size)
