@@ -287,12 +287,12 @@ def test_the_cut_in_a_bin(twins, mass):
                 how = {"mass": mass, "least": twins.cut, "of_greedy": of_greedy}
                 last, _ = cuts_of(rows).cut_of(search, listed, ties, **how)
                 assert equal(last, plain.last_cut(twins.cut.maximum(cut), of_greedy=of_greedy))
-        first = plain.first_words(3)
-        gathered = torch.stack([first, first[:, [1, 0, 2]], torch.zeros_like(first)])
-        words, top = plain.top_of(gathered)
-        assert words.equal(first[:, 0]) and len(top) == len(first)
-        for rows in twins.kernels:
-            for its in (gathered, gathered[:, :, 1:]):
-                found, expected = rows.top_of(its), plain.top_of(its)
-                assert found[0].equal(expected[0])
-                assert found[1].nan_to_num(7).equal(expected[1].nan_to_num(7))
+    first = plain.first_words(3)
+    gathered = torch.stack([first, first[:, [1, 0, 2]], torch.zeros_like(first)])
+    words, top = plain.top_of(gathered)
+    assert words.equal(first[:, 0]) and len(top) == len(first)
+    for rows in twins.kernels:
+        for its in (gathered, gathered[:, :, 1:]):
+            found, expected = rows.top_of(its), plain.top_of(its)
+            assert found[0].equal(expected[0])
+            assert found[1].nan_to_num(7).equal(expected[1].nan_to_num(7))

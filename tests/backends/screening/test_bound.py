@@ -17,6 +17,7 @@ from numba.core.codegen import get_host_cpu_features
 from tests.support.commands import run_command
 from tests.support.native import Bounds, multiply_bytes, noise_of_ids, noise_of_rows
 from tests.support.screening import HEADS, PASSES, Problem, controlled, problem, requests
+from tests.support.tiers import long
 from tpsample import SamplingBatch, noise
 from tpsample.backends.numba_.kernels.int8 import WIDE
 from tpsample.backends.numba_.kernels.noise import BITS_SCALE, NOISE_TOP, draws_of
@@ -200,7 +201,7 @@ def test_products_of_bytes_are_those_of_whole_numbers():
     multiply_bytes()
 
 
-@pytest.mark.parametrize("without", ["avx512vnni", "avx512"])
+@pytest.mark.parametrize("without", ["avx512", *long("avx512vnni")])
 def test_processors_without_products_of_bytes_have_the_same(without):
     features = get_host_cpu_features().split(",")
     less = [f"-{each[1:]}" if each[1:].startswith(without) else each for each in features]
