@@ -25,7 +25,7 @@ from tpsample import LMHeadSampler, SamplingBatch, SamplingParams
 CPU = torch.device("cpu")
 REHEARSALS = sections.rehearsals(True)
 SECTIONS = list(REHEARSALS)
-DEAR = ("filters", "features", "exchange", "shard", "screened")
+DEAR = ("filters", "features", "kinds", "exchange", "shard", "screened")
 """Sections that go the way of others here, and take long."""
 
 

@@ -58,7 +58,7 @@ def test_wrong_tokens_are_seen_in_all_but_what_compares_no_token(wrong_token):
 
 
 def test_a_graph_that_forgets_controls_is_seen(monkeypatch):
-    problem = Problem.make(make_weight(1000, 64, CPU), 8)
+    problem = Problem.make(make_weight(600, 32, CPU), 4)
     assert features._compiled(problem, True) == "aot_eager, 4 steps"
     monkeypatch.setattr(SamplingBatch, "_reads_tables", False)
     with pytest.raises(AssertionError, match=r"^every control, step 1, every control, step 2: ids"):

@@ -13,6 +13,7 @@ from benchmarks.lab.page import write_page
 from benchmarks.lab.results import RESULT
 from benchmarks.questions import training
 from tests.support import toy_trunk
+from tests.support.tiers import long
 from tpsample.agreement.construction import cpu_backend
 from tpsample.training import call
 
@@ -27,7 +28,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call, "default_backend", lambda device: cpu_backend())  # no interpreter
 
 
-@pytest.mark.parametrize("dtype", training.DTYPES)
+@pytest.mark.parametrize("dtype", ["bf16", *long("fp16", "fp32")])
 def test_ways_agree_and_rows_have_all_that_the_page_shows(dtype, tmp_path):
     result = execute(training.BENCHMARK, Run.small(dtype=dtype, repeats=1), tmp_path / RESULT)
     assert len(result.rows) == len(SIZES) * len(training.WAYS)

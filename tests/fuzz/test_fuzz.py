@@ -78,7 +78,7 @@ def through_the_kernels(first_seed: int, num_rows: int, themes: Sequence[str]) -
 
 @pytest.mark.parametrize("theme", THEMES)
 def test_random_steps_of_one_rank_are_the_oracles(theme):
-    on_ranks(1, 400, 12, [theme]).require_none_wrong("1 rank")
+    on_ranks(1, 250, 12, [theme]).require_none_wrong("1 rank")
 
 
 @pytest.mark.timeout(7200)
@@ -103,7 +103,7 @@ def test_random_steps_of_ranks_are_the_oracles(world_size, first_seed, rows, max
     ("first_seed", "rows", "themes"),
     [
         *((seed, 10, EVERY_THEME) for seed in (1, 4)),
-        *((1, 30, [theme]) for theme in ("controls", "texts")),
+        *((1, 20, [theme]) for theme in ("controls", "texts")),
         *long((90_000, 1000, EVERY_THEME)),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, list) else None,
