@@ -33,7 +33,7 @@ test: $(INSTALLED)
 	@echo "ok: lint and tests passed"
 
 pytest: $(INSTALLED)
-	.venv/bin/pytest -n 4 --dist worksteal
+	.venv/bin/pytest -n 3 --dist worksteal
 
 mutants: $(INSTALLED)
 	.venv/bin/python -m tests.mutants --workers 2

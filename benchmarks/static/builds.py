@@ -122,7 +122,7 @@ def few(archs: Sequence[int]) -> list[Subject]:
     chosen: list[Subject] = []
     for arch in archs:
         variants = ("plain", *_FEW.get(arch, ()))
-        chosen += _lm_heads(arch, tiles, variants)
+        chosen += _lm_heads(arch, tiles if "given logits" in variants else tiles[1:], variants)
         chosen += _screens(arch, [max(SCREEN_TILES)]) if _SCREENED[0] in variants else ()
         chosen += _small(arch) if "" in variants else ()
         chosen += _lm_heads(100, [(full, BF16)], ("everything",)) if arch == 100 else ()

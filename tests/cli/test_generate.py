@@ -159,7 +159,7 @@ def test_without_an_extra_the_command_says_which() -> None:
     assert of_typer.endswith(how_to_install()) and done.stderr.strip().endswith(how_to_install())
 
 
-@pytest.mark.parametrize("words", ["doctor --seconds 0", "--version", *long("--help")])
+@pytest.mark.parametrize("words", ["doctor --seconds 0", *long("--version", "--help")])
 def test_a_reader_that_closes_the_pipe_ends_a_command_without_a_word(
     words: str, tmp_path: Path
 ) -> None:

@@ -151,7 +151,7 @@ def test_a_mix_is_warm_with_kept_sets_and_without(kept_cap, fields):
         _step(sampler, _batch(requests, kept_cap=kept_cap, fixed_rounds=True))
 
 
-@pytest.mark.parametrize("kind", ["top_k", "top_p", "top_k beside top_p", *long("min_p", "plain")])
+@pytest.mark.parametrize("kind", ["top_k", "top_p", *long("top_k beside top_p", "min_p", "plain")])
 @pytest.mark.parametrize("report", ["kept sets", "logprobs"])
 def test_sets_that_first_words_hold_and_others_are_warm(kind, report):
     """A cold row keeps few tokens and a hot one many, so that it is searched."""
