@@ -1,4 +1,4 @@
-"""What operators of Triton's interpreter compute with NumPy, remembered by the types of operands.
+"""Operators of Triton's interpreter go to NumPy at once, by plans for the types of operands.
 
 The interpreter decides at every operator how two operands become of one type and shape. Here the
 first call of its kind goes that way while `see_operations` notes what NumPy did, and later calls do
@@ -25,7 +25,7 @@ _MOST_PLANS = 4096
 
 Plan = Callable[..., Any]
 Maker = Callable[[tuple[Any, ...], Any], Plan | None]
-"""What makes a plan of operands and their result, or None where there is none."""
+"""Makes a plan of operands and their result, or None where there is none."""
 _seen: list[tuple[Any, tuple[Any, ...], Any]] = []
 """Operation, operands and result of the first two operations of NumPy since one was looked for."""
 

@@ -18,12 +18,12 @@ def long(*cases: Any) -> list[Any]:
 
 
 def thinned(*axes: Iterable[Any], one_in: int, also: Container[tuple[Any, ...]] = ()) -> list[Any]:
-    """All combinations as cases of `parametrize`, of which the default run takes one in so many.
+    """All combinations as cases of `parametrize`; the default run takes one in so many.
 
     It takes those whose places add up to a multiple, so that it has each value of each axis, and
     each pair of two axes where a third one has at least `one_in` values; and it takes `also`.
     """
-    cases = []
+    cases = list[Any]()
     for each in product(*map(enumerate, axes)):
         places, case = zip(*each, strict=True)
         kept = sum(places) % one_in == 0 or case in also
