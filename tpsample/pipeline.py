@@ -191,9 +191,9 @@ class Pipeline:
         """Count the failed rows of a status on the host, int32 [B]; warn of the first."""
         of_rows, counters = status.tolist(), self.ranks.counters
         failed = len(of_rows) - of_rows.count(0)
-        if failed and not counters.failed_rows and self.settings.on_failed == NO_TOKEN:
+        before, counters.failed_rows = counters.failed_rows, counters.failed_rows + failed
+        if failed and not before and self.settings.on_failed == NO_TOKEN:
             warn_of_failed(of_rows)
-        counters.failed_rows += failed
 
     def forget_step(self) -> None:
         """Let go of the tensors of the last step; `compare` cannot look at it any more."""

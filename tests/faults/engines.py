@@ -406,12 +406,12 @@ tpsample/sampler.py
     > test_a_sampler_is_closed_at_the_end_of_with_whatever_happens
 tpsample/pipeline.py
     a row without a token is not told of
-    - if failed and not counters.failed_rows and
+    - if failed and not before and
     + if False and
     > test_the_first_row_without_a_token_is_told_of
     a row whose token was named is told of
-    - counters.failed_rows and self.settings.on_failed == NO_TOKEN:
-    + counters.failed_rows:
+    - before and self.settings.on_failed == NO_TOKEN:
+    + before:
 tpsample/ranks/ranks.py
     a warm-up warns of its own rows, and no step after it does
     -         before, self.failed_rows = self.failed_rows, 1  # the first one alone is warned of

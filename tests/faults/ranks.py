@@ -530,6 +530,14 @@ tpsample/core/caller_warning.py
     - level = frame.f_back, level + 1
     + level = frame.f_back, level
     > test_a_lone_weight_that_ends_in_zeros_is_warned_of
+    a filter ends a call half done by a warning of it
+    - if frame in opened:
+    + if frame is None:
+    > test_a_warning_that_a_filter_raises_comes_after_a_whole_call[one_rank]
+    a filter hides the error of a call
+    - if error is None:
+    + if text:
+    > test_the_error_of_a_call_comes_before_that_of_a_filter
 tpsample/request/params.py
     the text of a request lacks a field
     - for name, value in named if name != "seed")

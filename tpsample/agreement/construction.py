@@ -19,7 +19,7 @@ from tpsample.agreement.held_rows import HeldRows, check_sliced, resolve_shards
 from tpsample.backends.triton_ import tile_table
 from tpsample.core.caller_warning import warn
 from tpsample.core.checks import check_current
-from tpsample.core.machine import interpreted, kernels_overlap, numba_missing
+from tpsample.core.machine import compiler_doubt, interpreted, kernels_overlap, numba_missing
 from tpsample.core.row_noise import SeedSource
 from tpsample.core.score import Head
 from tpsample.core.version import __version__
@@ -76,6 +76,7 @@ def agree(
         given = checked_arguments(given)
         backend = _backend(given)
         record = _record(given, backend)
+        _warn_of_backend(given, backend)
     except Exception as wrong:  # of whatever kind: the other ranks must hear of it
         error = error or wrong
     with ranks.during("building a sampler"):
@@ -139,12 +140,6 @@ def _agreed_settings(
     by_ids = sorted(range(ranks.world_size), key=shards.__getitem__)
     ranks.by_ids = None if by_ids == list(range(ranks.world_size)) else by_ids
     weight, bias = given["weight"], given["bias"]
-    if given["backend"] == "auto" and weight.is_cpu and backend != "numba":
-        way_out = "unset TRITON_INTERPRET" if backend == "triton" else numba_missing()
-        warn(
-            f'backend: "auto" takes "{backend}" on this CPU, which is slow and meant for tests: '
-            f'{way_out}; where this is meant, name it by backend="{backend}"',
-        )
     named_by = given["vocab_size"], given["shard"]
     if isinstance(group, str) and named_by == (None, None) and (said := launched()):
         warn(
@@ -203,6 +198,23 @@ def _backend(given: dict[str, Any]) -> ChosenBackend:
             f'screening: "{screening}" needs backend "triton" or "numba", got "torch": {way_out}'
         )
     return chosen
+
+
+def _warn_of_backend(given: dict[str, Any], backend: str) -> None:
+    """Warn of a slow backend, or of a compiler in doubt, where a filter's error is still told."""
+    device = given["weight"].device
+    if given["backend"] == "auto" and device.type == "cpu" and backend != "numba":
+        way_out = "unset TRITON_INTERPRET" if backend == "triton" else numba_missing()
+        warn(
+            f'backend: "auto" takes "{backend}" on this CPU, which is slow and meant for tests: '
+            f'{way_out}; where this is meant, name it by backend="{backend}"',
+        )
+    if backend == "triton" and device.type == "cuda":
+        import triton
+
+        gpu = tile_table.Gpu.of(device)
+        if doubt := compiler_doubt(0 if gpu.amd else gpu.arch, triton.__version__):
+            warn(doubt)
 
 
 def default_backend(device: torch.device) -> ChosenBackend:

@@ -150,7 +150,7 @@ class StepAgreement:
                 batch.__exit__()
             if self._turn is not None:
                 self._turn.release()
-            self.thread.__exit__()
+            self.thread.__exit__(None, error)
 
     def hold(self, batch: OneThread) -> None:
         """Keep changes and other threads out of a batch until the `with` statement ends.

@@ -1,18 +1,56 @@
-"""Warnings at the line of the caller, however many functions of this package are in between."""
+"""Warnings at the line of the caller, however many functions of this package are in between.
+
+A filter may make an error of a warning. In the middle of a collective call that would leave the
+peers with the rest of it, so a warning waits until the call is closed.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
+from types import FrameType
+from typing import Protocol
+from weakref import WeakSet
 
 _BETWEEN = (str(Path(__file__).parents[1]), contextlib.__file__)
 
 
+class Closing(Protocol):
+    """A call that gives its warnings once it is closed.
+
+    Attributes:
+        body: the frame of the call while it is open, or None.
+        held: the warnings so far.
+    """
+
+    body: FrameType | None
+    held: tuple[str, ...]
+
+
+CALLS: WeakSet[Closing] = WeakSet()
+"""All of them in this process, open or not."""
+
+
 def warn(text: str) -> None:
-    """Warn at the line that has called this package."""
+    """Warn at the line that has called this package, once the call that is open there is closed."""
+    opened = {call.body: call for call in CALLS}
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_BETWEEN):
+        if frame in opened:
+            opened[frame].held += (text,)
+            return
         frame, level = frame.f_back, level + 1
     warnings.warn(text, stacklevel=level + 1)
+
+
+def warn_after(texts: Iterable[str], error: BaseException | None) -> None:
+    """Give the warnings of a closed call. An error that ended it comes before one of a filter."""
+    try:
+        for text in texts:
+            warn(text)
+    except Warning:
+        if error is None:
+            raise

@@ -6,7 +6,9 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from types import FrameType
+from types import FrameType, TracebackType
+
+from tpsample.core.caller_warning import CALLS, warn_after
 
 
 class OneThread(AbstractContextManager[None]):
@@ -63,7 +65,7 @@ class OneCall(AbstractContextManager[None]):
 
     A thread gets into the middle of its own call by a signal's handler, or by the
     ``__torch_function__`` of a tensor. A call that an exception has ended is not in the way,
-    wherever that arrived.
+    wherever that arrived. Warnings of its body wait until the call is closed.
 
     Args:
         name, way_out: as of `OneThread`.
@@ -72,6 +74,7 @@ class OneCall(AbstractContextManager[None]):
     Attributes:
         lock: of the thread that is inside.
         busy: returns the error of another one.
+        body, held: as of `Closing`.
 
     Raises:
         RuntimeError: on entering, in the middle of a call, or while another thread is inside.
@@ -81,6 +84,8 @@ class OneCall(AbstractContextManager[None]):
         self._name, self._check, thread = name, check, OneThread(name, way_out)
         self.lock, self.busy = thread.lock, thread.busy
         self.body: FrameType | None = None  # of the call inside, until that has left
+        self.held: tuple[str, ...] = ()
+        CALLS.add(self)
 
     def __enter__(self) -> None:
         if not self.enter(sys._getframe(1)):
@@ -104,9 +109,16 @@ class OneCall(AbstractContextManager[None]):
         self.body = body
         return True
 
-    def __exit__(self, *_: object) -> None:
-        self.body = None
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        held, self.held, self.body = self.held, (), None
         self.lock.release()
+        if held:
+            warn_after(held, error)
 
 
 def _is_running(body: FrameType) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ from tpsample.backends.triton_.tile_table import (
     list_tile,
     tile_for,
 )
-from tpsample.core.machine import compiler_doubt, interpreted
+from tpsample.core.machine import interpreted
 from tpsample.core.score import Head
 from tpsample.core.weight_format import FORMATS, FP32
 from tpsample.request.controls.apply import ControlRows, StepControls
@@ -65,9 +64,6 @@ class TritonBackend(Backend):
         super().__init__(settings)
         device = settings.device
         self._gpu = Gpu.of(device)
-        arch = 0 if self._gpu.amd else self._gpu.arch
-        if doubt := compiler_doubt(arch, triton.__version__):
-            warnings.warn(doubt, stacklevel=2)
         self._overlap = settings.overlap
         self.screen = None if settings.screening is None else Screen(settings)
         self.copy = None if self.screen is None else self.screen.copy
