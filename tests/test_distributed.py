@@ -195,7 +195,7 @@ def body(tmp_path: Path) -> Path:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-@pytest.mark.parametrize(("asked", "taken"), [(None, [7]), ("8", [])])
+@pytest.mark.parametrize(("asked", "taken"), [(None, [7, 8]), ("8", [])])
 def test_a_process_started_by_hand_leaves_a_core_to_others(asked, taken, monkeypatch):
     threads: list[int] = []
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -239,6 +239,25 @@ def test_variables_of_a_launcher_and_an_address_are_enough(body: Path) -> None:
     both = 'for rank in 0 1; do SLURM_PROCID=$rank SLURM_LOCALID=$rank "$@" & done; wait'
     done = run_command(*("bash", "-c", both, "bash", sys.executable, body, "all work"), env=env)
     assert "joined 2 Slurm 3 [0, 1]" in done.stdout, done.stderr
+
+
+def _leaves(port: int) -> tuple[int, dict[str, str]]:
+    """Join as one of two machines; return torch's threads, and what is new among the variables."""
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    os.environ.update(RANK=f"{rank}", WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=f"{port}")
+    for name in ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME"):
+        os.environ.pop(name, None)
+    torch.set_num_threads(5)
+    before = dict(os.environ)
+    with join() as job:
+        assert len(job.gather(os.environ["GLOO_SOCKET_IFNAME"])) == 2
+    return torch.get_num_threads(), {n: v for n, v in os.environ.items() if before.get(n) != v}
+
+
+def test_a_job_that_has_ended_leaves_the_process_as_it_was() -> None:
+    assert run_ranks(2, _leaves, _free_port()) == [(5, {})] * 2
 
 
 def _by_interface(ports: tuple[int, int]) -> list[str]:

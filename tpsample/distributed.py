@@ -34,6 +34,7 @@ from tpsample.ranks.ranks import gather_or_raise
 log = logging.getLogger(__name__)
 
 _LONGEST_S = 10**9
+_INTERFACE = "GLOO_SOCKET_IFNAME"
 _WAY_OUT = "start with torchrun, or with mpirun and the package mpi4py"
 
 
@@ -85,7 +86,8 @@ def join(*, timeout_s: float = 60.0) -> Iterator[Job]:
     """Join the job this process was started in: NCCL if there are GPUs, else gloo.
 
     Creates the default process group and destroys it at the end; a world of one has none. On the
-    CPU the ranks share all cores but one, unless OMP_NUM_THREADS says otherwise.
+    CPU the ranks share all cores but one, unless OMP_NUM_THREADS says otherwise. At the end torch
+    has as many threads as before, and GLOO_SOCKET_IFNAME is unset again if it was.
 
     Args:
         timeout_s: how long a rank waits for another before it raises.
@@ -100,19 +102,34 @@ def join(*, timeout_s: float = 60.0) -> Iterator[Job]:
         )
     job, store = _find(timedelta(seconds=timeout_s))
     device = device_of(job)
-    if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(min(torch.get_num_threads(), _fair_threads(job.local_world_size)))
-    if job.world_size > 1:
-        _init_group(job, store, device, timeout_s)
+    with _settings_of_process(job, device):
+        if job.world_size > 1:
+            _init_group(job, store, device, timeout_s)
 
-    failed = True
+        failed = True
+        try:
+            yield replace(job, device=device)
+            failed = False
+        finally:
+            # Destroying NCCL waits for peers that may wait for this rank, whose exit tells them.
+            if job.world_size > 1 and not (failed and device.type == "cuda"):
+                dist.destroy_process_group()
+
+
+@contextmanager
+def _settings_of_process(job: Job, device: torch.device) -> Iterator[None]:
+    """Let a job set torch's threads, and the interface of gloo, as long as it lasts."""
+    threads, interface = torch.get_num_threads(), os.environ.get(_INTERFACE)
+    fewer = device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ
+    if fewer:
+        torch.set_num_threads(min(threads, _fair_threads(job.local_world_size)))
     try:
-        yield replace(job, device=device)
-        failed = False
+        yield
     finally:
-        # Destroying NCCL waits for peers that may wait for this rank; its exit is what tells them.
-        if job.world_size > 1 and not (failed and device.type == "cuda"):
-            dist.destroy_process_group()
+        if fewer:
+            torch.set_num_threads(threads)
+        if interface is None:
+            os.environ.pop(_INTERFACE, None)
 
 
 def from_environment(env: Mapping[str, str]) -> Job:
@@ -239,8 +256,8 @@ def _init_group(job: Job, store: Store | None, device: torch.device, timeout_s: 
     except (RuntimeError, OSError) as error:  # gloo knows no interface of that name, for one
         raise LaunchError(
             f"rank {job.rank} does not reach all others; the ranks meet on {first}, and its "
-            f"interface is {os.environ.get('GLOO_SOCKET_IFNAME', 'that of its name')}. Set "
-            "GLOO_SOCKET_IFNAME to the interface that leads to the other machines, and MASTER_ADDR "
+            f"interface is {os.environ.get(_INTERFACE, 'that of its name')}. Set "
+            f"{_INTERFACE} to the interface that leads to the other machines, and MASTER_ADDR "
             f"to an address of rank 0's. {(str(error).splitlines() or [''])[0][:200]}"
         ) from error
 
@@ -250,7 +267,7 @@ def _choose_interface(job: Job, first: str) -> None:
 
     By default it takes the address of this machine's name, which need not lead anywhere.
     """
-    if job.local_world_size < job.world_size and "GLOO_SOCKET_IFNAME" not in os.environ:
+    if job.local_world_size < job.world_size and _INTERFACE not in os.environ:
         interface = interface_of(address_towards(first))
         if interface is not None:
-            os.environ["GLOO_SOCKET_IFNAME"] = interface
+            os.environ[_INTERFACE] = interface
