@@ -82,6 +82,9 @@ def test_place_from_environment(env: dict[str, str], place: Job) -> None:
         ({"WORLD_SIZE": ""}, "WORLD_SIZE='': expected a number"),
         ({"RANK": "8"}, "RANK=8: expected less than WORLD_SIZE=8"),
         ({"LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE=0: expected the number"),
+        ({"WORLD_SIZE": "9" * 20}, "WORLD_SIZE='9+': expected a number >= 0, below 10"),
+        ({"WORLD_SIZE": "9" * 5000}, "WORLD_SIZE=str '9+ .*: expected a number >= 0"),
+        ({"LOCAL_RANK": "8"}, "LOCAL_RANK=8: expected less than LOCAL_WORLD_SIZE=8"),
     ],
 )
 def test_broken_environment_names_the_variable(change: dict[str, str | None], message: str) -> None:
@@ -100,14 +103,28 @@ def test_launcher_without_address_raises_instead_of_waiting(
         pass
 
 
-@pytest.mark.parametrize("port", ["abc", "", "65536", "-1"])
+@pytest.mark.parametrize("port", ["abc", "", "65536", "-1", "9" * 5000])
 def test_a_port_that_is_none_names_the_variable(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in ENVIRONMENTS["srun"][0].items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", port)
-    with pytest.raises(LaunchError, match=f"MASTER_PORT='{port}': expected a free port"), join():
+    with (
+        pytest.raises(LaunchError, match=f"MASTER_PORT=.*{port[-1:]}.*: expected a free port"),
+        join(),
+    ):
         pass
+
+
+def test_a_port_that_is_taken_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for name, value in {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+            monkeypatch.setenv(name, str(value))
+        told = f"MASTER_PORT={port}: another program .* set another free port"
+        with pytest.raises(LaunchError, match=told), join(timeout_s=4):
+            pass
 
 
 def test_a_first_rank_that_nobody_hears_ends_the_wait_in_time(

@@ -146,6 +146,10 @@ def from_environment(env: Mapping[str, str]) -> Job:
             raise LaunchError(f"{names[0]}={rank}: expected less than {names[1]}={world_size}")
         if local_world_size == 0:
             raise LaunchError(f"{names[3]}=0: expected the number of ranks on this machine, from 1")
+        if local_rank >= local_world_size and source != "Slurm":  # which names that of one machine
+            raise LaunchError(
+                f"{names[2]}={local_rank}: expected less than {names[3]}={local_world_size}"
+            )
         return Job(rank, world_size, local_rank, local_world_size, source)
     return Job()
 
@@ -156,9 +160,11 @@ def _number(env: Mapping[str, str], name: str, source: str) -> int:
             f"{name}: not set, although other variables of {source} are; set it, or {_WAY_OUT}"
         )
     # Slurm writes tasks per node as "4(x2),3".
-    number = re.match(r"\d+(?=$|\(|,)", env[name].strip())
+    number = re.match(r"\d{1,9}(?=$|\(|,)", env[name].strip())
     if number is None:
-        raise LaunchError(f"{name}={describe(env[name])}: expected a number >= 0, as {source} sets")
+        raise LaunchError(
+            f"{name}={describe(env[name])}: expected a number >= 0, below 10^9, as {source} sets"
+        )
     return int(number[0])
 
 
@@ -234,7 +240,7 @@ def _init_group(job: Job, store: Store | None, device: torch.device, timeout_s: 
                 f"MASTER_ADDR and MASTER_PORT, an address and a free port there, or {_WAY_OUT}"
             )
     port = os.environ.get("MASTER_PORT", "")
-    if store is None and not (port.isdecimal() and int(port) < 2**16):
+    if store is None and not (port.isdecimal() and int(port[:6]) < 2**16):
         raise LaunchError(
             f"MASTER_PORT={describe(port)}: expected a free port of rank 0's machine, below 65536"
         )
@@ -254,6 +260,11 @@ def _init_group(job: Job, store: Store | None, device: torch.device, timeout_s: 
             device_id=device if gpu else None,
         )
     except (RuntimeError, OSError) as error:  # gloo knows no interface of that name, for one
+        if "EADDRINUSE" in str(error):
+            raise LaunchError(
+                f"MASTER_PORT={port}: another program of this machine, rank 0's, listens there; "
+                "set another free port, the same on every rank"
+            ) from error
         raise LaunchError(
             f"rank {job.rank} does not reach all others; the ranks meet on {first}, and its "
             f"interface is {os.environ.get(_INTERFACE, 'that of its name')}. Set "

@@ -313,7 +313,7 @@ tpsample/distributed.py
     + if False:
     > test_broken_environment_names_the_variable
     a port that is no number is passed on
-    - if store is None and not (port.isdecimal() and int(port) < 2**16):
+    - if store is None and not (port.isdecimal() and int(port[:6]) < 2**16):
     + if False:
     > test_a_port_that_is_none_names_the_variable
     a process started by hand takes every core
@@ -381,7 +381,7 @@ tpsample/ranks/process.py
     + self.__dict__.setdefault("_kept", []).append(held)
     > test_resets_hold_no_more_than_the_first[collective-2-6]
     one of several processes samples by itself
-    - if size.isdecimal() and int(size) > 1:
+    - if size.isdecimal() and int(size[:9]) > 1:
     + if False:
     > test_a_process_that_has_peers_does_not_sample_by_itself
     a rank alone waits for its job

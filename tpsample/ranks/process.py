@@ -402,7 +402,7 @@ def launched() -> str | None:
     """Return the variable by which a launcher says that it started several processes, or None."""
     for _, name, *_ in LAUNCHERS.values():
         size = os.environ.get(name, "")
-        if size.isdecimal() and int(size) > 1:
+        if size.isdecimal() and int(size[:9]) > 1:
             return f"{name}={size}"
     return None
 
