@@ -52,6 +52,8 @@ def test_controls_change_the_texts_and_pass_the_check(tiny: Path, world_size: in
         ("seed=1", "seed: has an option of its own; pass --seed"),
         ('bad_words=[""]', "bad_words: expected texts that are not empty, got ''"),
         ('stop=[""]', "stop: expected a text or a list of texts, got ['']"),
+        ("stop=\udcff", "set: stop: expected text in UTF-8, got '\\udcff'"),
+        ('bad_words=["a\\ud800"]', "set: bad_words: expected text in UTF-8, got 'a\\ud800'"),
         ("top_p=2", "top_p: expected"),
         ("top_k=x", "top_k: expected"),
         ("bad_words=[[]]", "bad_words: expected"),
@@ -77,6 +79,12 @@ def test_wrong_settings_are_refused_before_a_model_is_loaded(setting, match) -> 
     done = invoke("generate", *options)
     assert done.exit_code == 1 and match in done.stderr, done.output
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_prompt_of_bytes_that_are_no_text_is_refused_before_a_model_is_loaded() -> None:
+    done = invoke("generate", "--prompt", "w5", "--prompt", "a\udcff", "--model", "/nowhere")
+    told = "prompt: expected text in UTF-8, got 'a\\udcff'; convert it"
+    assert done.exit_code == 1 and told in done.stderr, done.output
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:

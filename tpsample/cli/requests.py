@@ -41,6 +41,14 @@ class Request:
     stop: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        texts = {"prompt": [self.prompt], "set: stop": self.stop}
+        for name, given in {**texts, "set: bad_words": self.fields.get("bad_words", ())}.items():
+            for text in given:
+                if isinstance(text, str) and any("\ud800" <= sign <= "\udfff" for sign in text):
+                    raise ValueError(
+                        f"{name}: expected text in UTF-8, got {describe(text)}; convert it, as by "
+                        "iconv -t UTF-8"
+                    )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # min_tokens may have nothing to hold back yet
             self.params(lambda text: [], ())
