@@ -63,6 +63,8 @@ def test_controls_change_the_texts_and_pass_the_check(tiny: Path, world_size: in
         ("stop_token_ids=5", "stop_token_ids: expected a list"),
         ("logit_bias=[1]", "logit_bias: expected an object"),
         ('logit_bias={"x": 1}', "logit_bias: expected token ids as keys"),
+        ('logit_bias={"%s": 1}' % ("1" * 5000), "logit_bias: expected token ids as keys"),
+        ('logit_bias={"05": 1}', "logit_bias: expected token ids as keys, got '05'"),
         ('logit_bias={"5": NaN}', "logit_bias[5]: expected a number"),
         ("min_tokens=-1", "min_tokens: expected"),
         ("epsilon_cutoff=hot", "epsilon_cutoff: expected"),
@@ -85,6 +87,14 @@ def test_a_prompt_of_bytes_that_are_no_text_is_refused_before_a_model_is_loaded(
     done = invoke("generate", "--prompt", "w5", "--prompt", "a\udcff", "--model", "/nowhere")
     told = "prompt: expected text in UTF-8, got 'a\\udcff'; convert it"
     assert done.exit_code == 1 and told in done.stderr, done.output
+
+
+def test_a_seed_from_which_rows_count_too_far_is_refused_as_it_was_given() -> None:
+    last = 2**64 - 1
+    told = f"seed: expected at most {last - 3}, because row i draws with seed . i, got {last}"
+    with pytest.raises(ValueError, match=told):
+        requests_of(["p", "q"], (1.0,), last, num_samples=2)
+    assert [drawn(row)[1] for row in requests_of("pq", (1.0,), last - 1)] == [last - 1, last]
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:

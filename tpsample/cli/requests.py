@@ -145,6 +145,11 @@ def requests_of(
             f"temperature: expected at most {len(prompts)}, one per prompt, got "
             f"{len(temperatures)}; leave {over} out, or pass one prompt, which is asked at each"
         )
+    most = 2**64 - len(prompts) * num_samples
+    if seed > most:
+        raise ValueError(
+            f"seed: expected at most {most}, because row i draws with seed + i, got {seed}"
+        )
     rows: list[Request] = []
     for index, prompt in enumerate(prompts):
         temperature = temperatures[index % len(temperatures)]

@@ -8,6 +8,7 @@ The fields are those of `SamplingParams`. A field that is null counts as not giv
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import fields
@@ -19,6 +20,7 @@ from tpsample.core.word import MAX_VOCAB_SIZE
 from tpsample.request.params import MAX_LOGIT_BIAS, SamplingParams
 
 FIELDS = tuple(field.name for field in fields(SamplingParams))
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,18}")
 _LISTS = ("allowed_token_ids", "bad_words", "stop_token_ids", "logprob_token_ids")
 
 
@@ -75,7 +77,7 @@ def _biases(where: str, value: Any) -> dict[int, float]:
         )
     biases = {}
     for key, bias in value.items():
-        if not (key.isascii() and key.isdecimal() and str(int(key)) == key):
+        if not _TOKEN_ID.fullmatch(key):
             raise ValueError(
                 f"{where}: logit_bias: expected token ids as keys, got {describe(key)}"
             )
