@@ -8,8 +8,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.support.calls import outcome
 from tests.support.ranks import run_ranks
+from tpsample import LMHeadSampler
 from tpsample.ranks.process import ranks_of
+from tpsample.training import KeptTokens, kept_logprobs
 
 
 def _count_and_sum() -> tuple[list, list, int, list, int]:
@@ -68,3 +71,24 @@ def _leaves(folder: str) -> bool:
 def test_nobody_leaves_before_all_are_connected(tmp_path):
     """Else what a rank does next may close the connections that another still waits for."""
     assert run_ranks(2, _leaves, str(tmp_path)) == [True, True]
+
+
+def _destroyed() -> list[tuple[str, str]]:
+    """Build a sampler, and score kept tokens, over a group that was destroyed."""
+    group, rank = dist.new_group([0, 1]), dist.get_rank()
+    weight, kept = torch.full((2, 3), float(rank)), KeptTokens.from_lists([[1]])
+    sampler = LMHeadSampler(weight, vocab_size=4, group=group, backend="torch")
+    dist.destroy_process_group(group)
+    scored = torch.ones(1, 3), weight, torch.tensor([1]), kept, 1.0
+    calls = (
+        lambda: LMHeadSampler(weight, vocab_size=4, group=group, backend="torch"),
+        lambda: kept_logprobs(*scored, shard=sampler.shard, group=group),
+    )
+    return [outcome(call) for call in calls]
+
+
+def test_a_group_that_was_destroyed_is_refused_by_name():
+    told = "group: expected a process group that torch.distributed has, got one that was destroyed"
+    for of_rank in run_ranks(2, _destroyed, group_timeout_s=10):
+        for kind, text in of_rank:
+            assert kind == "ValueError" and text.startswith(told)

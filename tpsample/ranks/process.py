@@ -368,7 +368,7 @@ def process_group_of(group: object) -> dist.ProcessGroup | None:
     Raises:
         TypeError: not a process group.
         ValueError: this process is not a member of the group, or is one of several that a launcher
-            started and has no process group.
+            started and has no process group; or the group was destroyed.
     """
     if isinstance(group, str) and group == ALONE:
         return None
@@ -384,6 +384,11 @@ def process_group_of(group: object) -> dist.ProcessGroup | None:
         raise TypeError(
             f'group: expected a torch process group, None or "{ALONE}", got '
             f"{describe(group)}{way_out}"
+        )
+    if group not in dist.distributed_c10d._world.pg_map:
+        raise ValueError(
+            "group: expected a process group that torch.distributed has, got one that was "
+            "destroyed, or made apart from it; make another by dist.new_group"
         )
     return group
 
