@@ -184,3 +184,13 @@ def test_a_sampler_without_a_weight_takes_no_hidden_states():
     for call in calls:
         with pytest.raises(ValueError, match=r"no weight, lm_head_weight is \[9, 0\]; call"):
             call()
+
+
+def test_logits_of_other_columns_are_told_in_the_shape_they_came_in():
+    sampler = LMHeadSampler(torch.empty(65, 0), backend="torch")
+    batch = SamplingBatch.from_params([SamplingParams()] * 3, vocab_size=65)
+    told = r"^local_logits: expected fp32, bf16 or fp16 \[{}, 65\] on cpu, .*, got .* \({}, 64\) on"
+    with pytest.raises(ValueError, match=told.format("3, 2", "3, 2")):
+        verify_logits(sampler, torch.zeros(3, 2, 64), torch.zeros(3, 1).long(), batch, 0)
+    with pytest.raises(ValueError, match=told.format("B", "3")):
+        sampler.sample_logits(torch.zeros(3, 64), batch, 0)

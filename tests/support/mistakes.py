@@ -568,11 +568,11 @@ REQUESTS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "an order in a set": (
         lambda: batch_of().permute({1, 0}),  # type: ignore[arg-type]
-        "order: expected a list of rows, got a set, which has no order",
+        "order: expected a list, got a set, which has no order",
     ),
     "slots in a set": (
         lambda: slots_of().put({0, 1}, [request()] * B),  # type: ignore[arg-type]
-        "put: expected a list of rows, got a set, which has no order",
+        "slots: expected a list, got a set, which has no order",
     ),
     "a bad word in a set": (
         lambda: request(bad_words=[{5, 6}]),
@@ -594,11 +594,19 @@ REQUESTS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a row that is a text": (
         lambda: batch_of().drop("0"),  # type: ignore[arg-type]
-        "drop: expected rows in [0, 2), got '0'",
+        "rows: expected rows in [0, 2), got '0'",
+    ),
+    "a row that leaves twice": (
+        lambda: batch_of().drop([0, 0]),
+        "rows: expected each row once, got [0, 0]",
+    ),
+    "an update of a row that is not there": (
+        lambda: batch_of().update(9, request()),
+        "row: expected rows in [0, 2), got [9]",
     ),
     "a row that is none": (
         lambda: batch_of().drop(None),  # type: ignore[arg-type]
-        "drop: expected rows in [0, 2), got None",
+        "rows: expected rows in [0, 2), got None",
     ),
     "fewer slots than none": (
         lambda: SamplingBatch.of_slots(-1, vocab_size=V),

@@ -121,8 +121,8 @@ class StepChecks:
             )
         rows = given
         if are_logits:
+            _check_local_logits(given, leading or ("B",), weight, settings.shard)
             rows = given if leading is None else given.flatten(0, 1)
-            _check_local_logits(rows, weight, settings.shard)
         elif (
             not isinstance(given, Tensor)
             or given.ndim != axes
@@ -326,11 +326,13 @@ def _refuse_hidden_states(rows: Tensor, weight: Tensor, axes: int) -> NoReturn:
     )
 
 
-def _check_local_logits(rows: Tensor, weight: Tensor, shard: VocabShard) -> None:
-    own, padded = len(shard), weight.shape[0]
-    if not any(fits(rows, LOGIT_DTYPES, ("B", width), weight.device) for width in (own, padded)):
-        other = "" if own == padded else f" or [B, {padded}]"
+def _check_local_logits(
+    given: Tensor, leading: Sequence[int | str], weight: Tensor, shard: VocabShard
+) -> None:
+    shapes = [(*leading, width) for width in dict.fromkeys((len(shard), weight.shape[0]))]
+    if not any(fits(given, LOGIT_DTYPES, shape, weight.device) for shape in shapes):
+        shown = " or ".join(f"[{', '.join(map(str, shape))}]" for shape in shapes)
         raise ValueError(
-            f"local_logits: expected fp32, bf16 or fp16 [B, {own}]{other} on {weight.device}, the "
-            f"columns of {shard}, got {describe(rows)}"
+            f"local_logits: expected fp32, bf16 or fp16 {shown} on {weight.device}, the columns of "
+            f"{shard}, got {describe(given)}"
         )

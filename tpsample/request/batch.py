@@ -263,9 +263,12 @@ class SamplingBatch(StepBatch):
         has become row 1.
 
         Raises:
-            TypeError, ValueError: a row that is not there.
+            TypeError, ValueError: a row that is not there, or is named twice.
         """
-        gone = set(check_rows("drop", rows, self.rows))
+        named = check_rows("rows", rows, self.rows)
+        gone = set(named)
+        if len(gone) < len(named):
+            raise ValueError(f"rows: expected each row once, got {describe(rows)}")
         self._warn_of_moved(gone)
         self._arrange([row for row in range(self.rows) if row not in gone], [])
         self._dropped = self._table.version, min(gone, default=self.rows)
@@ -334,7 +337,7 @@ class SamplingBatch(StepBatch):
         Raises:
             TypeError, ValueError: as `from_params`; or tokens so far are needed and missing.
         """
-        (row,) = check_rows("update", [row], self.rows)
+        (row,) = check_rows("row", [row], self.rows)
         if fields:
             values: dict[str, object] = {**fields}
             got = ", ".join(f"{name}={value!r}" for name, value in values.items())
@@ -371,13 +374,13 @@ class SamplingBatch(StepBatch):
         Raises:
             TypeError, ValueError: as `from_params`; a slot named twice, or one that is not there.
         """
-        rows = check_rows_in_order("put", slots, self.rows)
+        rows = check_rows_in_order("slots", slots, self.rows)
         tokens = prompt_token_ids, output_token_ids
         requests = [params] if isinstance(params, SamplingParams) else params
         checked = check_requests(0, requests, *tokens, self.vocab_size)
         if len(rows) != len(checked) or len(set(rows)) < len(rows):
             raise ValueError(
-                f"put: expected as many requests as slots, each slot once, got {len(checked)} "
+                f"slots: expected as many as requests, each slot once, got {len(checked)} "
                 f"requests for {describe(slots)}"
             )
         self._load(rows, checked)
@@ -389,7 +392,7 @@ class SamplingBatch(StepBatch):
         Raises:
             ValueError: a slot that is not there.
         """
-        rows = list(dict.fromkeys(check_rows("free", slots, self.rows)))
+        rows = list(dict.fromkeys(check_rows("slots", slots, self.rows)))
         self._load(rows, [Entry.of(NO_REQUEST, self.vocab_size)] * len(rows))
 
     def select(

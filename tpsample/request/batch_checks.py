@@ -168,14 +168,15 @@ def check_rows(name: str, rows: Any, count: int) -> list[int]:
     plain = set(map(type, listed)) <= {int}
     whole = plain or all(map(is_integer, listed))
     if not whole or (listed and not 0 <= min(listed) <= max(listed) < count):
-        raise ValueError(f"{name}: expected rows in [0, {count}), got {describe(rows)}")
+        what = "slots" if name == "slots" else "rows"
+        raise ValueError(f"{name}: expected {what} in [0, {count}), got {describe(rows)}")
     return listed if plain else list(map(int, listed))
 
 
 def check_rows_in_order(name: str, rows: Any, count: int) -> list[int]:
     """Return rows as `check_rows` does, where their order has a meaning."""
     if is_listing(rows) and not lists_in_order(rows):
-        raise TypeError(f"{name}: expected a list of rows, got a set, which has no order")
+        raise TypeError(f"{name}: expected a list, got a set, which has no order")
     return check_rows(name, rows, count)
 
 
