@@ -293,6 +293,9 @@ def test_a_file_takes_the_place_of_files_alone(tmp_path):
         (pipe, "is a device, pipe or socket"),
         (tmp_path / "no" / "step", "cannot be written in .*/no': No such file or directory"),
         (pipe / "step", "cannot be written in .*/pipe': Not a directory"),
+        (tmp_path / ("a" * 300), "cannot be written in .*: File name too long"),
+        ("a\0b", r"in UTF-8 and without a zero byte, got 'a\\x00b'"),
+        ("a\udcff", r"in UTF-8 and without a zero byte, got 'a\\udcff'"),
     ):
         for write in (lambda path: write_record(path, *step), TopKTrace(1, 2, 1).save):
             with pytest.raises(ValueError, match=rf"^path: .*{told}"):

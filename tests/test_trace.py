@@ -161,6 +161,13 @@ def test_rows_that_moved_are_seen_by_their_seeds():
     assert trace.step == 2
 
 
+@pytest.mark.parametrize("metadata", [{"a": 1}, {1: "a"}, "x", ["x"], {"a": "\ud800"}])
+def test_metadata_are_texts_by_name(metadata, tmp_path):
+    with pytest.raises(TypeError, match=r"^metadata: expected texts of UTF-8 by name, .* got "):
+        TopKTrace(1, 2, 1).save(tmp_path / "trace", metadata=metadata)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_full_trace_refuses_another_step():
     trace = TopKTrace(2, 1, 3)
     trace.record(_logprobs(2, 4))

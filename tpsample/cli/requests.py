@@ -11,7 +11,7 @@ from typing import Any
 
 from tpsample.cli.answers import Row
 from tpsample.cli.model import Model
-from tpsample.core.checks import describe
+from tpsample.core.checks import describe, is_text
 from tpsample.request.as_json import from_json
 from tpsample.request.params import SamplingParams
 
@@ -44,7 +44,7 @@ class Request:
         texts = {"prompt": [self.prompt], "set: stop": self.stop}
         for name, given in {**texts, "set: bad_words": self.fields.get("bad_words", ())}.items():
             for text in given:
-                if isinstance(text, str) and any("\ud800" <= sign <= "\udfff" for sign in text):
+                if isinstance(text, str) and not is_text(text):
                     raise ValueError(
                         f"{name}: expected text in UTF-8, got {describe(text)}; convert it, as by "
                         "iconv -t UTF-8"

@@ -254,6 +254,11 @@ def describe(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{type(value).__name__} {shorten(text)}"
 
 
+def is_text(value: object) -> bool:
+    """Return whether a value is a text of UTF-8, as bytes are not that came on a command line."""
+    return isinstance(value, str) and not any("\ud800" <= sign <= "\udfff" for sign in value)
+
+
 def shorten(text: str) -> str:
     """Return a text, or the beginning of one that is too long for a message."""
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST].rstrip()} …"

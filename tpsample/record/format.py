@@ -17,7 +17,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -30,6 +31,7 @@ from tpsample.core import word
 from tpsample.core.checks import (
     check_tensor,
     describe,
+    is_text,
     positions_tensor,
     require_memory,
     shorten,
@@ -102,16 +104,47 @@ def writable_file(name: str, path: str | Path) -> Path:
     """
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"{name}: expected the path of a file, got {describe(path)}")
+    if not is_text(str(path)) or "\0" in str(path):
+        raise ValueError(
+            f"{name}: expected the path of a file, in UTF-8 and without a zero byte, got "
+            f"{describe(str(path))}"
+        )
     file = Path(os.path.realpath(path))
     try:
         tempfile.TemporaryFile(dir=file.parent).close()
+        with suppress(FileNotFoundError):
+            file.stat()  # which tells of a name too long
     except OSError as error:
-        folder = str(file.parent)
-        raise ValueError(f"{name}: cannot be written in {folder!r}: {error.strerror}") from error
+        folder = describe(str(file.parent))
+        raise ValueError(f"{name}: cannot be written in {folder}: {error.strerror}") from error
     if file.exists() and not file.is_file():
         what = "a folder; name a file in it" if file.is_dir() else "a device, pipe or socket"
         raise ValueError(f"{name}: cannot be written: {str(path)!r} is {what}")
     return file
+
+
+def write_tensors(
+    path: str | Path, tensors: dict[str, Tensor], metadata: Mapping[str, str] | None
+) -> None:
+    """Write contiguous tensors and texts by name as a safetensors file.
+
+    Raises:
+        TypeError, ValueError: as `writable_file`; metadata that are no texts; a file that cannot be
+            written.
+    """
+    from safetensors import SafetensorError  # needs the extra hf
+    from safetensors.torch import save_file
+
+    texts = {} if metadata is None else metadata
+    if not isinstance(texts, Mapping) or not all(map(is_text, (*texts, *texts.values()))):
+        raise TypeError(
+            'metadata: expected texts of UTF-8 by name, such as {"steps": "8"}, got '
+            f"{describe(metadata)}; write numbers as str(…)"
+        )
+    try:
+        save_file(tensors, str(writable_file("path", path)), metadata=dict(texts))
+    except SafetensorError as error:
+        raise ValueError(f"path: cannot be written: {error}") from error
 
 
 def write_record(
@@ -267,9 +300,6 @@ class Record:
 
     def save(self, path: str | Path) -> None:
         """Write the file, if it can be read again."""
-        from safetensors import SafetensorError
-        from safetensors.torch import save_file
-
         what = {
             "version": VERSION,
             "layout": LAYOUT,
@@ -285,10 +315,7 @@ class Record:
             for name, tensor in self.tensors.items()
         }
         Record.of(text, copies)
-        try:
-            save_file(copies, str(writable_file("path", path)), metadata={KEY: text})
-        except SafetensorError as error:
-            raise ValueError(f"path: cannot be written: {error}") from error
+        write_tensors(path, copies, {KEY: text})
 
     @staticmethod
     def of(text: str, tensors: dict[str, Tensor]) -> Record:

@@ -18,7 +18,7 @@ from tpsample.core.checks import check_int, describe, is_integer, lists_in_order
 from tpsample.core.sealed import Sealed
 from tpsample.core.tensors import KeepsTensors, ordinary_tensors, readable
 from tpsample.output import Logprobs, SampleOutput
-from tpsample.record.format import writable_file
+from tpsample.record.format import write_tensors
 from tpsample.request.batch_checks import check_device
 
 
@@ -151,8 +151,14 @@ class TopKTrace(KeepsTensors, Sealed):
         lengths: Sequence[int] | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> None:
-        """Write `tensors(lengths)` as a safetensors file, which waits for the GPU."""
-        from safetensors.torch import save_file  # needs the extra hf
+        """Write `tensors(lengths)` as a safetensors file, which waits for the GPU.
 
+        Args:
+            metadata: texts by name for the file.
+
+        Raises:
+            TypeError, ValueError: lengths that do not fit, a path that cannot be written, or
+                metadata that are no texts.
+        """
         tensors = {name: tensor.contiguous() for name, tensor in self.tensors(lengths).items()}
-        save_file(tensors, writable_file("path", path), metadata=dict(metadata or {}))
+        write_tensors(path, tensors, metadata)
