@@ -320,6 +320,14 @@ tpsample/distributed.py
     - (len(os.sched_getaffinity(0)) - 1) // local_world_size)
     + len(os.sched_getaffinity(0)) // local_world_size)
     > test_a_process_started_by_hand_leaves_a_core_to_others
+    a job leaves torch with fewer threads
+    - torch.set_num_threads(threads)
+    + pass
+    > test_a_process_started_by_hand_leaves_a_core_to_others
+    a port that is taken is told as a wrong interface
+    - if "EADDRINUSE" in str(error):
+    + if False:
+    > test_a_port_that_is_taken_names_the_variable
     a value that cannot be gathered is told on its own rank alone
     - gather_or_raise(ranks, {"value": value}, error)
     + ranks.gather({"value": value})
@@ -329,6 +337,10 @@ tpsample/ranks/process.py
     - _shared.setdefault(group, Shared()).inherited = True
     + pass
     > test_the_groups_that_a_process_had_when_it_forked_are_not_those_of_its_child
+    a group that was destroyed is taken for one
+    - if group not in dist.distributed_c10d._world.pg_map:
+    + if False:
+    > test_a_group_that_was_destroyed_is_refused_by_name
     a group under a wrong name is not told
     - for value in (given.get("group"), *given.values()):
     + for value in (given.get("group"),):

@@ -69,6 +69,10 @@ tpsample/request/tensor_columns.py
     + numbers
     > test_tensors_draw_what_requests_with_these_numbers_draw[top_k-min_p-unknown-sequential]
 tpsample/request/batch.py
+    a row leaves twice in silence
+    - if len(gone) < len(named):
+    + if False:
+    > test_a_process_alone_is_told[a row that leaves twice]
     the compiler looks into the making of a batch
     -     @outside_of_graphs
     -     def from_params(
