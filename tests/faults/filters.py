@@ -713,7 +713,7 @@ tpsample/backends/torch_/logprobs.py
     raw logprobs are divided by the temperature
     - temperature = torch.where(logprob_rows.processed, temperature, 1.0)
     + temperature = 1.0 * temperature
-    > test_random_steps_of_one_rank_are_the_oracles[mixed]
+    > test_kernels_tell_the_logprobs_of_the_definition[numba-0-0]
 tpsample/sampler.py
     words are not among the bytes that are sent
     - {"bytes_sent": words + self.ranks.bytes_sent}
