@@ -3,11 +3,16 @@
 from tests.faults.fault import faults
 
 FAULTS = faults(r"""
-tpsample/training/shards.py
-    nobody is sent to the error of a rank that does not score
-    - except RuntimeError as lost:
-    + except ZeroDivisionError as lost:
+tpsample/training/trainer_ranks.py
+    a rank that does not score or learn is not named
+    - self.roll.wait(work)
+    + work.wait()
     > test_a_rank_that_does_not_score_is_looked_for
+    > test_a_rank_that_calls_no_backward_is_named
+    a trainer goes on over messages that an interrupt has left
+    - if (left := self.shared.left) is not None:
+    + if left := None:
+    > test_a_call_that_was_interrupted_is_not_gone_on_with
 tpsample/training/logprobs.py
     second derivatives are left out in silence
     - if torch.is_grad_enabled():  #

@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from tests.support.calls import outcome
 from tests.support.ranks import run_ranks
 from tpsample import LMHeadSampler
-from tpsample.ranks.process import ranks_of
+from tpsample.ranks.process import device_of_texts, ranks_of
 from tpsample.training import KeptTokens, kept_logprobs
 
 
@@ -37,12 +38,13 @@ def test_the_integer_exchange_gathers_in_rank_order_sums_exactly_and_counts_its_
 def _sends_texts_from() -> list[str]:
     """Where texts would be sent from with NCCL: the group's GPU, then the weight's."""
     ranks: Any = ranks_of(None)
-    found = [str(ranks._device_of_texts())]
-    ranks._backend, ranks.home = dist.Backend.NCCL, torch.device("cuda", 1)
-    found.append(str(ranks._device_of_texts()))
-    bound = SimpleNamespace(bound_device_id=torch.device("cuda", 2))
-    ranks.group = bound
-    return [*found, str(ranks._device_of_texts())]
+    found = [device_of_texts(ranks, ranks.group)]
+    ranks.home = torch.device("cuda", 1)
+    with mock.patch.object(dist, "get_backend", return_value=dist.Backend.NCCL):
+        found.append(device_of_texts(ranks, ranks.group))
+        bound: Any = SimpleNamespace(bound_device_id=torch.device("cuda", 2))
+        found.append(device_of_texts(ranks, bound))
+    return [str(device) for device in found]
 
 
 def test_texts_are_sent_from_the_gpu_of_the_weight_even_if_it_is_not_the_current_one():

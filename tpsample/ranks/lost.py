@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from tpsample.errors import PeerLost
 
+EXCHANGE = "exchange"
+"""The call of samplers in which ranks are lost, as messages name it."""
 RESET = "call reset() on each"
 NEW_GROUP = "take a new process group"
 """The advice to ranks that all live: to those of a sampler, and to those that are building one."""
@@ -20,6 +22,7 @@ def peer_lost(
     since: str = "",
     alone: bool = False,
     way_out: str = RESET,
+    call: str = EXCHANGE,
 ) -> PeerLost:
     """Return the error that names the ranks that did not answer, or those that were too late.
 
@@ -27,6 +30,7 @@ def peer_lost(
         since: from when on steps are counted, in words; nothing for the start.
         alone: several ranks are missing, and nobody else answered.
         way_out: what helps if all ranks live.
+        call: in which they were lost.
     """
     when = "" if step is None else f" in step {step}{since}"
     which = "that step" if since else f"step {step}"
@@ -41,7 +45,7 @@ def peer_lost(
     silent = [rank for rank in missing if rank not in said]
     first = f"look for an error on {names(silent)}, then " if silent and not alone else ""
     return PeerLost(
-        f"exchange: {who}{reasons}{after}. If all ranks live, {first}{way_out}; else restart the "
+        f"{call}: {who}{reasons}{after}. If all ranks live, {first}{way_out}; else restart the "
         "job without the lost ones",
         missing or late,
         step,

@@ -180,22 +180,7 @@ class ProcessRanks(Ranks):
             self.roll.meet(work, group_timeout(self.group).total_seconds())
 
     def gather(self, record: dict[str, Any]) -> list[dict[str, Any]]:
-        """Gather one JSON text per rank: the lengths, then the bytes, padded to the longest."""
-        text, device = json.dumps(record).encode(), self._device_of_texts()
-        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            size = int(self.gather_tensor(torch.tensor([len(text)], device=device)).max())
-            own = torch.frombuffer(bytearray(text.ljust(size)), dtype=torch.uint8).to(device)
-            texts = self.gather_tensor(own).tolist()
-        return [json.loads(bytes(text)) for text in texts]
-
-    def _device_of_texts(self) -> torch.device:
-        """Return where texts are sent from: with NCCL the group's GPU, else the weight's, even if
-        this process forgot to make it the current one, because the texts may say so."""
-        if self._backend != dist.Backend.NCCL:
-            return torch.device("cpu")
-        if self.group.bound_device_id is not None:
-            return self.group.bound_device_id
-        return self.home or torch.device("cuda", torch.cuda.current_device())
+        return gathered_texts(self, self.group, record)
 
     def close(self) -> None:
         if self.world_size > 1:
@@ -336,6 +321,28 @@ class ProcessRanks(Ranks):
         self.shared.begun = max(record["begun"] for record in records)
         for ranks in (self, *self._subsets):
             ranks.connect()
+
+
+def gathered_texts(
+    ranks: Ranks, group: dist.ProcessGroup, record: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Gather one JSON text per rank: the lengths, then the bytes, padded to the longest."""
+    text, device = json.dumps(record).encode(), device_of_texts(ranks, group)
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        size = int(ranks.gather_tensor(torch.tensor([len(text)], device=device)).max())
+        own = torch.frombuffer(bytearray(text.ljust(size)), dtype=torch.uint8).to(device)
+        texts = ranks.gather_tensor(own).tolist()
+    return [json.loads(bytes(text)) for text in texts]
+
+
+def device_of_texts(ranks: Ranks, group: dist.ProcessGroup) -> torch.device:
+    """Return where texts are sent from: with NCCL the group's GPU, else the weight's, even if
+    this process forgot to make it the current one, because the texts may say so."""
+    if dist.get_backend(group) != dist.Backend.NCCL:
+        return torch.device("cpu")
+    if group.bound_device_id is not None:
+        return group.bound_device_id
+    return ranks.home or torch.device("cuda", torch.cuda.current_device())
 
 
 def ranks_of(group: object) -> Ranks:

@@ -37,7 +37,7 @@ from tpsample.core.tensors import capturing
 from tpsample.errors import PeerLost, RankMismatch
 from tpsample.ranks.bounded_store import BoundedStore
 from tpsample.ranks.channel import Awaited
-from tpsample.ranks.lost import RESET, names, peer_lost
+from tpsample.ranks.lost import EXCHANGE, RESET, names, peer_lost
 
 GRACE_S = 1.5
 """How long survivors wait for one another after a failure. With the store's calls before and after,
@@ -57,16 +57,23 @@ SAME_SAMPLER = "every rank must call the same one, in the same order; they are n
 class RollCall:
     """The ranks of one sampler; built in the same order on all of them.
 
+    Args:
+        call: what begins the texts of errors: the call that others may have lost.
+
     Attributes:
         number: how many samplers of the group were built up to this one; 0 before it is.
         step: number of the step this rank is in, -1 before the first; None if nobody counts.
         way_out: what helps ranks that lose each other now, and live.
     """
 
-    def __init__(self, group: dist.ProcessGroup, rank: int, world_size: int) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, rank: int, world_size: int, call: str = EXCHANGE
+    ) -> None:
         self.number = 0
+        self._call = call
         store = dist.distributed_c10d._get_process_group_store(group)
-        self._store = BoundedStore(dist.PrefixStore("tpsample", store), GRACE_S)
+        prefix = "tpsample" if call == EXCHANGE else f"tpsample/{call}"
+        self._store = BoundedStore(dist.PrefixStore(prefix, store), GRACE_S)
         self._rank, self._world_size = rank, world_size
         self._generation = 0
         self._lost_at: float | None = None
@@ -151,8 +158,12 @@ class RollCall:
             time.sleep(0.002)
 
     def close(self) -> None:
-        """Tell ranks that wait for this one from now on why it does not come."""
-        self.say("closed its sampler", refused=False)
+        """Tell ranks that wait for this one from now on that its sampler is closed."""
+        self.leave("closed its sampler")
+
+    def leave(self, text: str) -> None:
+        """Tell ranks that wait for this one, now or later, why it does not come."""
+        self.say(text, refused=False)
         self._store.set(self._key("closed"), "")
 
     @contextmanager
@@ -235,7 +246,7 @@ class RollCall:
         steps = [answer["step"] for answer in answers if answer["step"] is not None]
         first = min(steps, default=step)
         since = " since the last reset" if self._generation else ""
-        how: dict[str, Any] = {"since": since, "way_out": self.way_out}
+        how: dict[str, Any] = {"since": since, "way_out": self.way_out, "call": self._call}
         if on_host:
             alone = 1 < len(silent) == self._world_size - 1
             return peer_lost(silent, (), first, self.said(), alone=alone, **how)
@@ -332,7 +343,7 @@ class RollCall:
     def _store_lost(self, step: int | None) -> PeerLost:
         """Return the error for a store that is gone, or that has not what this rank wrote."""
         return PeerLost(
-            f"exchange: failed, and {self._store} does not answer either. If all ranks live "
+            f"{self._call}: failed, and {self._store} does not answer either. If all ranks live "
             f"and the network is back, {self.way_out}. Else the process that holds the store, "
             "usually rank 0, is lost; restart the job",
             self._keepers(),

@@ -30,22 +30,25 @@ from tpsample.core.score import Head
 from tpsample.core.tensors import outside_of_graphs
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.ranks.process import group_among, process_group_of, require_own_connections
+from tpsample.ranks.ranks import Ranks
 from tpsample.settings import ChosenBackend
 from tpsample.training.kept_tokens import KeptTokens
 from tpsample.training.logprobs import KeptLogprobs, KeptLogprobsFunction, Scored
 from tpsample.training.shards import HeadRanks, agreed
+from tpsample.training.trainer_ranks import NAME, TrainerRanks
 
 
 def _refuse(given: dict[str, Any], error: TypeError) -> None:
     """Raise an error on every rank that scores. The group is known from arguments, or default."""
-    weight = given.get("lm_head_weight")
-    agreed(_group_of(group_among(given), weight)[0], None, None, {}, error, _device_of(weight))
+    ranks, _, _ = _ranks_of(group_among(given), given.get("lm_head_weight"))
+    with ranks.during(NAME):
+        agreed(ranks, None, None, {}, error)
 
 
-def _group_of(
+def _ranks_of(
     group: object, weight: object, **given: Any
-) -> tuple[dist.ProcessGroup | None, dict[str, Any], Exception | None]:
-    """Return the group, the arguments with plain tensors for DTensors, and what is wrong."""
+) -> tuple[Ranks, dict[str, Any], Exception | None]:
+    """Return the ranks, the arguments with plain tensors for DTensors, and what is wrong."""
     given = dict.fromkeys(("shard", "vocab_size", "bias")) | given
     given["weight"] = weight if isinstance(weight, Tensor) else None
     owners, given, error = local_arguments(group, given)
@@ -53,9 +56,10 @@ def _group_of(
         of_ranks = process_group_of(owners)
     except TypeError as wrong:  # the default group is told of it
         of_ranks, error = process_group_of(None), error or wrong
-    if of_ranks is not None:
-        require_own_connections(of_ranks)
-    return of_ranks, given, error
+    if of_ranks is None:
+        return Ranks(), given, error
+    require_own_connections(of_ranks)
+    return TrainerRanks(of_ranks, _device_of(weight)), given, error
 
 
 @outside_of_graphs
@@ -104,47 +108,52 @@ def kept_logprobs(
     Raises:
         TypeError, ValueError: an argument is wrong, on one rank. A drawn token that is not in its
             set, an id that is listed twice, or one outside of the vocabulary.
-        RankMismatch: an argument is wrong or differs on one of several ranks; all raise it.
-        PeerLost: on CPUs, a rank did not call within the timeout of the process group.
+        RankMismatch: an argument is wrong or differs on one of several ranks; all raise it. Or a
+            call over this process group was left half done, such as by an interrupt.
+        PeerLost: on CPUs, ranks did not call within the timeout of the process group, or fell; it
+            names them. Backward raises it as well. Afterwards the group is of no use here.
         RuntimeError: this process was forked by that of the group. In backward, create_graph=True.
             A transform of torch.func, such as vmap, is around the call.
     """
     head = Head(logit_scale, logit_softcap)
-    of_ranks, given, error = _group_of(group, lm_head_weight, shard=shard, head=head)
+    ranks, given, error = _ranks_of(group, lm_head_weight, shard=shard, head=head)
     weight, room, same = None, None, {}
-    try:
-        if error is not None:
-            raise error
-        _check_weight(lm_head_weight, given["shard"], of_ranks)
-        weight = given["weight"]
-        require_plain("hidden_states", hidden_states)
-        require_memory("lm_head_weight", weight)
-        temperatures = _checked(hidden_states, weight, token_ids, kept, temperature)
-        _check_sparse(sparse, kept, lm_head_weight)
-        given["head"] = head = checked_head(given["head"])
-        backend = default_backend(weight.device)
-        room = _ready_room(backend, weight.dtype, weight.shape[1], weight.device)
-        same = {
-            "hidden_states": (tuple(hidden_states.shape), digest_bits(hidden_states)),
-            "token_ids": digest_bits(token_ids),
-            "kept": [digest_bits(tensor) for tensor in (kept.offsets, kept.token_ids, kept.whole)],
-            "temperature": digest_bits(temperatures),
-            "logit_scale": head.logit_scale,
-            "logit_softcap": head.logit_softcap,
-            "sparse": sparse,
-            "gradient of hidden_states": torch.is_grad_enabled() and hidden_states.requires_grad,
-        }
-    except Exception as wrong:  # of whatever kind: the other ranks must hear of it
-        error = wrong
-    device = _device_of(lm_head_weight)
-    ranks = agreed(of_ranks, given["shard"], weight, same, error, device)
-    assert room is not None  # or there was an error, which every rank has raised
-    scored = Scored(ranks, given["head"], token_ids, kept, temperatures, sparse, room)
-    _check_sets(scored, ranks)
-    local: Any = lm_head_weight
-    if is_dtensor(local):
-        local = local.to_local()
-    return KeptLogprobs(*KeptLogprobsFunction.apply(hidden_states, local, scored))
+    with ranks.during(NAME):
+        try:
+            if error is not None:
+                raise error
+            _check_weight(lm_head_weight, given["shard"], ranks.world_size)
+            weight = given["weight"]
+            require_plain("hidden_states", hidden_states)
+            require_memory("lm_head_weight", weight)
+            temperatures = _checked(hidden_states, weight, token_ids, kept, temperature)
+            _check_sparse(sparse, kept, lm_head_weight)
+            given["head"] = head = checked_head(given["head"])
+            backend = default_backend(weight.device)
+            room = _ready_room(backend, weight.dtype, weight.shape[1], weight.device)
+            same = {
+                "hidden_states": (tuple(hidden_states.shape), digest_bits(hidden_states)),
+                "token_ids": digest_bits(token_ids),
+                "kept": [
+                    digest_bits(tensor) for tensor in (kept.offsets, kept.token_ids, kept.whole)
+                ],
+                "temperature": digest_bits(temperatures),
+                "logit_scale": head.logit_scale,
+                "logit_softcap": head.logit_softcap,
+                "sparse": sparse,
+                "gradient of hidden_states": torch.is_grad_enabled()
+                and hidden_states.requires_grad,
+            }
+        except Exception as wrong:  # of whatever kind: the other ranks must hear of it
+            error = wrong
+        of_head = agreed(ranks, given["shard"], weight, same, error)
+        assert room is not None  # or there was an error, which every rank has raised
+        scored = Scored(of_head, given["head"], token_ids, kept, temperatures, sparse, room)
+        _check_sets(scored, of_head)
+        local: Any = lm_head_weight
+        if is_dtensor(local):
+            local = local.to_local()
+        return KeptLogprobs(*KeptLogprobsFunction.apply(hidden_states, local, scored))
 
 
 @lru_cache(64)
@@ -169,9 +178,7 @@ def _device_of(weight: object) -> torch.device:
     return torch.device("cpu")
 
 
-def _check_weight(
-    weight: object, shard: VocabShard | None, group: dist.ProcessGroup | None
-) -> None:
+def _check_weight(weight: object, shard: VocabShard | None, world_size: int) -> None:
     if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
         raise TypeError(
             "lm_head_weight: expected a floating tensor [V_local, D], got "
@@ -179,7 +186,7 @@ def _check_weight(
         )
     if weight.is_meta:
         raise ValueError("lm_head_weight: is on the meta device, so it has no numbers")
-    if shard is None and group is not None and group.size() > 1:
+    if shard is None and world_size > 1:
         raise ValueError(
             "shard: expected a VocabShard on each of several ranks, got None; pass "
             "VocabShard.even(vocab_size, rank, world_size), or the rows that the rank has"

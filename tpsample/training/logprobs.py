@@ -89,8 +89,7 @@ class Scored:
 
     def whole_parts(self) -> tuple[Tensor, ...]:
         """Return the rows that kept every id, in parts that are the same on every rank."""
-        world = 1 if self.ranks.group is None else self.ranks.group.size()
-        of_rank = -(-self.ranks.vocab_size // world)
+        of_rank = -(-self.ranks.vocab_size // self.ranks.ranks.world_size)
         rows = self.kept.whole.nonzero().flatten()
         return rows.split(max(1, AT_ONCE // of_rank)) if len(rows) else ()
 
@@ -143,6 +142,11 @@ class KeptLogprobsFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, of_values: Tensor, of_entropies: Tensor) -> tuple[Any, ...]:
         """Return the gradients of hidden states, summed over ranks, and of this rank's weight."""
+        with ctx.scored.ranks.ranks.during("the backward of kept_logprobs"):
+            return KeptLogprobsFunction._gradients(ctx, of_values, of_entropies)
+
+    @staticmethod
+    def _gradients(ctx: Any, of_values: Tensor, of_entropies: Tensor) -> tuple[Any, ...]:
         if torch.is_grad_enabled():  # once_differentiable would leave second ones out in silence
             raise RuntimeError(
                 "kept_logprobs has no second derivatives; call backward without create_graph=True"
