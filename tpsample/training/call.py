@@ -101,15 +101,18 @@ def kept_logprobs(
         sparse: give lm_head_weight a sparse gradient, of listed ids alone, as
             `torch.nn.functional.embedding` does. Not with rows that kept every id, nor a DTensor.
 
-    Everything but the weight's rows must be equal on every rank. The gradient of hidden_states is
-    that of all ranks together, and equal on each, so every rank calls backward. Temperatures get no
-    gradient, and nothing has second derivatives.
+    Everything but the weight's rows must be equal on every rank, the loss too. The gradient of
+    hidden_states is that of all ranks together, and equal on each. Backward is collective: every
+    rank calls it in the same order, for the weight alone as well. There the gradients of the scores
+    are compared, to a thousandth of the largest. Temperatures get no gradient, and nothing has
+    second derivatives.
 
     Raises:
         TypeError, ValueError: an argument is wrong, on one rank. A drawn token that is not in its
             set, an id that is listed twice, or one outside of the vocabulary.
         RankMismatch: an argument is wrong or differs on one of several ranks; all raise it. Or a
-            call over this process group was left half done, such as by an interrupt.
+            call over this process group was left half done, such as by an interrupt. In backward,
+            ranks are in backwards of different calls, or have different losses.
         PeerLost: on CPUs, ranks did not call within the timeout of the process group, or fell; it
             names them. Backward raises it as well. Afterwards the group is of no use here.
         RuntimeError: this process was forked by that of the group. In backward, create_graph=True.
@@ -141,8 +144,8 @@ def kept_logprobs(
                 "logit_scale": head.logit_scale,
                 "logit_softcap": head.logit_softcap,
                 "sparse": sparse,
-                "gradient of hidden_states": torch.is_grad_enabled()
-                and hidden_states.requires_grad,
+                "gradient of hidden_states": _wanted(hidden_states),
+                "gradient of lm_head_weight": _wanted(lm_head_weight),
             }
         except Exception as wrong:  # of whatever kind: the other ranks must hear of it
             error = wrong
@@ -170,6 +173,11 @@ def _ready_room(
     room.pair_products(rows, index, rows, index)
     room.add_weighted_rows(sums, ends, sums[:, 0], rows, index)
     return room
+
+
+def _wanted(tensor: Tensor) -> bool:
+    """Return whether backward shall give a tensor its gradient."""
+    return torch.is_grad_enabled() and tensor.requires_grad
 
 
 def _device_of(weight: object) -> torch.device:

@@ -142,17 +142,21 @@ class KeptLogprobsFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, of_values: Tensor, of_entropies: Tensor) -> tuple[Any, ...]:
         """Return the gradients of hidden states, summed over ranks, and of this rank's weight."""
-        with ctx.scored.ranks.ranks.during("the backward of kept_logprobs"):
-            return KeptLogprobsFunction._gradients(ctx, of_values, of_entropies)
+        of_head, error = ctx.scored.ranks, None
+        saved: tuple[Tensor, ...] = ()
+        with of_head.ranks.during(f"the backward of kept_logprobs number {of_head.number}"):
+            try:
+                saved = _saved(ctx)
+            except RuntimeError as wrong:
+                error = wrong
+            of_head.compare_upstream((of_values, of_entropies), KeptLogprobs._fields, error)
+            return KeptLogprobsFunction._gradients(ctx, saved, of_values, of_entropies)
 
     @staticmethod
-    def _gradients(ctx: Any, of_values: Tensor, of_entropies: Tensor) -> tuple[Any, ...]:
-        if torch.is_grad_enabled():  # once_differentiable would leave second ones out in silence
-            raise RuntimeError(
-                "kept_logprobs has no second derivatives; call backward without create_graph=True"
-            )
-        # The others are those of `scored`. Autograd refuses them if somebody has written to them.
-        hidden_states, weight, products, top, log_total, entropies, *_ = ctx.saved_tensors
+    def _gradients(
+        ctx: Any, saved: tuple[Tensor, ...], of_values: Tensor, of_entropies: Tensor
+    ) -> tuple[Any, ...]:
+        hidden_states, weight, products, top, log_total, entropies, *_ = saved
         scored: Scored = ctx.scored
         for_hidden, for_weight, _ = ctx.needs_input_grad
         temperature, ranks, room = scored.temperature, scored.ranks, scored.room
@@ -213,6 +217,16 @@ class KeptLogprobsFunction(torch.autograd.Function):
                 check_invariants=False,
             )  # fmt: skip
         return to_hidden, to_weight, None
+
+
+def _saved(ctx: Any) -> tuple[Tensor, ...]:
+    """Return what forward has saved; raise if somebody has written to it, or asks for more."""
+    if torch.is_grad_enabled():  # once_differentiable would leave second ones out in silence
+        raise RuntimeError(
+            "kept_logprobs has no second derivatives; call backward without create_graph=True"
+        )
+    saved: tuple[Tensor, ...] = ctx.saved_tensors
+    return saved
 
 
 def _ends(index: Tensor, count: int) -> Tensor:

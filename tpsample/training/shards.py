@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,11 @@ from torch import Tensor
 
 from tpsample.agreement.held_rows import HeldRows, check_sliced, resolve_shards
 from tpsample.core.vocab_shard import VocabShard
-from tpsample.ranks.ranks import Ranks, gather_or_raise, require_equal
+from tpsample.errors import RankMismatch
+from tpsample.ranks.ranks import SAME, Ranks, each_rank, gather_or_raise, require_equal
+
+TOLERANCE = 1e-3
+"""The part of the largest gradient of a score by which those of a row may differ between ranks."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +27,13 @@ class HeadRanks:
         ranks: how they reach each other.
         shard: the rows of this rank.
         vocab_size: of all ranks together.
+        number: of the call among those on which the ranks of the group have agreed.
     """
 
     ranks: Ranks
     shard: VocabShard
     vocab_size: int
+    number: int
 
     def sum(self, own: Tensor) -> Tensor:
         """Return the sum of every rank's tensor. Collective; `own` may be overwritten."""
@@ -39,6 +46,31 @@ class HeadRanks:
         nan = self.sum(own.isnan().int()) > 0
         self.ranks.all_reduce(own, dist.ReduceOp.MAX)
         return own.masked_fill(nan, torch.nan)
+
+    def compare_upstream(
+        self, gradients: Sequence[Tensor], names: Sequence[str], error: Exception | None
+    ) -> None:
+        """Compare the gradients [N] that backward was given for the scores. Collective.
+
+        The last bits may differ, because a loss over sums of a GPU is not the same in each run.
+
+        Raises:
+            RankMismatch: they differ, or a rank brings an error or is in another call; all raise.
+        """
+        gather_or_raise(self.ranks, {}, error)
+        if self.ranks.world_size == 1:
+            return
+        given = self.ranks.gather_tensor(torch.stack([*gradients]))  # [W, 2, N]
+        if not given.numel():
+            return
+        largest = given.abs().nan_to_num(0, 0, 0).amax(dim=(0, 2))
+        differ = (given - given[0]).abs() > TOLERANCE * largest.unsqueeze(1)
+        differ |= given.isfinite() != given[0].isfinite()
+        for which, row in differ.any(dim=0).nonzero()[:1].tolist():
+            raise RankMismatch(
+                f"gradient of {names[which]}: row {row}: {SAME}, got "
+                f"{each_rank(given[:, which, row].tolist())}; compute the same loss on each"
+            )
 
     def owns(self, token_ids: Tensor) -> Tensor:
         """Return which ids are rows of this rank."""
@@ -71,7 +103,7 @@ def agreed(
         assert weight is not None
         if ranks.world_size == 1:
             vocab_size, (own,) = resolve_shards(None, [shard], [len(weight)])
-            return HeadRanks(ranks, own, vocab_size)
+            return HeadRanks(ranks, own, vocab_size, 0)
         bounds = None if shard is None else (shard.start, shard.stop)
         record = {"same": same, "shard": bounds, "held": vars(HeldRows.of(weight))}
     records = gather_or_raise(ranks, record, error)
@@ -82,4 +114,5 @@ def agreed(
     held = [HeldRows(**record["held"]) for record in records]
     check_sliced(None, shards, held)
     vocab_size, resolved = resolve_shards(None, shards, [weight.rows for weight in held])
-    return HeadRanks(ranks, resolved[ranks.rank], vocab_size)
+    ranks.shared.begun += 1
+    return HeadRanks(ranks, resolved[ranks.rank], vocab_size, ranks.shared.begun)
