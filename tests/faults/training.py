@@ -109,6 +109,11 @@ tpsample/training/call.py
     - room.add_weighted_rows(
     + 0 and room.add_weighted_rows(
     > test_kernels_are_compiled_before_the_ranks_meet
+    a tensor that autograd cannot keep ends the call of one rank
+    - if tensor.is_inference():
+    + if False:
+    > test_a_backward_that_differs_on_one_rank_is_refused_on_all
+    > test_a_tensor_of_inference_mode_is_refused_where_gradients_are_wanted
     a compiler looks into the scores
     - @outside_of_graphs
     + @(lambda function: function)

@@ -69,6 +69,9 @@ def _differ() -> list[str]:
     weighted = _scores(wanted=True)
     texts.append(_told((weighted.logprobs * torch.tensor([1, 0, 2 - rank])).sum().backward))
     texts.append(_told(lambda: _scores(wanted=rank == 1)))
+    with torch.inference_mode(rank == 1):
+        drawn = torch.ones(3, D)
+    texts.append(_told(lambda: _scores(drawn, wanted=True)))
     scores = _scores(_leaf())
     texts.append(_told(lambda: scores.logprobs.sum().backward(create_graph=rank == 1)))
     broken = _scores(_leaf()).logprobs * (torch.nan if rank else 1)
@@ -87,6 +90,8 @@ DIFFER = [
     "gradient of logprobs: row 2: must be the same on every rank, got rank 0: 2.0, rank 1: 1.0; "
     "compute the same loss on each",
     "gradient of lm_head_weight: must be the same on every rank, got rank 0: False, rank 1: True",
+    "rank 1: hidden_states: is a tensor of inference mode, which autograd cannot keep for "
+    "backward; pass hidden_states.clone(), made outside of inference mode",
     "rank 1: kept_logprobs has no second derivatives; call backward without create_graph=True",
     "gradient of logprobs: row 0: must be the same on every rank, got rank 0: 1.0, rank 1: nan; "
     "compute the same loss on each",

@@ -201,6 +201,22 @@ def test_a_dtensor_of_hidden_states_is_refused():
         kept_logprobs(**_arguments() | {"hidden_states": states, "group": "alone"})
 
 
+@pytest.mark.parametrize("name", ["hidden_states", "lm_head_weight"])
+@pytest.mark.parametrize("learns", ["hidden_states", "lm_head_weight"])
+def test_a_tensor_of_inference_mode_is_refused_where_gradients_are_wanted(name, learns):
+    given = _arguments() | {"group": "alone"}
+    given[learns].requires_grad_()
+    with torch.inference_mode():
+        given[name] = given[name].clone().requires_grad_(name == learns)
+    with pytest.raises(ValueError, match=rf"^{name}: is a tensor of inference mode, .* {name}.cl"):
+        kept_logprobs(**given)
+    with torch.no_grad():
+        assert kept_logprobs(**given).logprobs.isfinite().all()
+    given[name] = given[name].clone()
+    (gradient,) = torch.autograd.grad(kept_logprobs(**given).logprobs.sum(), given[learns])
+    assert gradient.any()
+
+
 @pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad])
 def test_transforms_of_functions_are_refused(transform):
     """They hand wrappers to the call, which have no memory."""

@@ -88,7 +88,8 @@ def kept_logprobs(
     the device.
 
     Args:
-        hidden_states: [N, D], those that the tokens were drawn from, whole on each rank.
+        hidden_states: [N, D], those that the tokens were drawn from, whole on each rank. Where
+            anything gets a gradient, neither they nor the weight may be of inference mode.
         lm_head_weight: [V_local, D], this rank's rows, of the dtype of hidden_states, or a DTensor
             with ``Shard(0)`` on one axis of its mesh, from which group and shard follow.
         token_ids: int64 [N], the drawn tokens.
@@ -131,6 +132,8 @@ def kept_logprobs(
             require_memory("lm_head_weight", weight)
             temperatures = _checked(hidden_states, weight, token_ids, kept, temperature)
             _check_sparse(sparse, kept, lm_head_weight)
+            if _wanted(hidden_states) or _wanted(lm_head_weight):
+                _check_kept_for_backward(hidden_states=hidden_states, lm_head_weight=weight)
             given["head"] = head = checked_head(given["head"])
             backend = default_backend(weight.device)
             room = _ready_room(backend, weight.dtype, weight.shape[1], weight.device)
@@ -243,6 +246,15 @@ def _checked(
             f"in row {wrong[0]}; a greedy token has no distribution, so leave its row out"
         )
     return given
+
+
+def _check_kept_for_backward(**tensors: Tensor) -> None:
+    for name, tensor in tensors.items():
+        if tensor.is_inference():
+            raise ValueError(
+                f"{name}: is a tensor of inference mode, which autograd cannot keep for backward; "
+                f"pass {name}.clone(), made outside of inference mode"
+            )
 
 
 def _check_sparse(sparse: object, kept: KeptTokens, weight: object) -> None:
