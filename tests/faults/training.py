@@ -109,6 +109,10 @@ tpsample/training/call.py
     - room.add_weighted_rows(
     + 0 and room.add_weighted_rows(
     > test_kernels_are_compiled_before_the_ranks_meet
+    a tangent of the temperature is dropped in silence
+    - if isinstance(given, Tensor) and unpack_dual(given).tangent is not None:
+    + if False:
+    > test_a_tangent_of_forward_mode_is_refused
     a tensor that autograd cannot keep ends the call of one rank
     - if tensor.is_inference():
     + if False:

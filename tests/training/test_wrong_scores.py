@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from tests.support.ranks import run_ranks
 from tpsample import PeerLost, RankMismatch, VocabShard
@@ -199,6 +200,16 @@ def test_a_dtensor_of_hidden_states_is_refused():
         TypeError, match=r"^hidden_states: got a DTensor; .* hidden_states.full_tensor\(\)"
     ):
         kept_logprobs(**_arguments() | {"hidden_states": states, "group": "alone"})
+
+
+@pytest.mark.parametrize("name", ["hidden_states", "lm_head_weight", "temperature"])
+def test_a_tangent_of_forward_mode_is_refused(name):
+    given = _arguments() | {"group": "alone"}
+    with forward_ad.dual_level():
+        given[name] = forward_ad.make_dual(given[name], torch.ones_like(given[name]))
+        with pytest.raises(ValueError, match=rf"^{name}: has a tangent of .*; pass {name}.detach"):
+            kept_logprobs(**given)
+        assert kept_logprobs(**given | {name: given[name].detach()}).logprobs.isfinite().all()
 
 
 @pytest.mark.parametrize("name", ["hidden_states", "lm_head_weight"])

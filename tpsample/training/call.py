@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 
 from tpsample.agreement.arguments import checked_head
 from tpsample.agreement.caller_tensors import local_arguments
@@ -106,7 +107,7 @@ def kept_logprobs(
     hidden_states is that of all ranks together, and equal on each. Backward is collective: every
     rank calls it in the same order, for the weight alone as well. There the gradients of the scores
     are compared, to a thousandth of the largest. Temperatures get no gradient, and nothing has
-    second derivatives.
+    second derivatives or tangents of forward mode.
 
     Raises:
         TypeError, ValueError: an argument is wrong, on one rank. A drawn token that is not in its
@@ -130,6 +131,9 @@ def kept_logprobs(
             weight = given["weight"]
             require_plain("hidden_states", hidden_states)
             require_memory("lm_head_weight", weight)
+            _check_no_tangents(
+                hidden_states=hidden_states, lm_head_weight=weight, temperature=temperature
+            )
             temperatures = _checked(hidden_states, weight, token_ids, kept, temperature)
             _check_sparse(sparse, kept, lm_head_weight)
             if _wanted(hidden_states) or _wanted(lm_head_weight):
@@ -246,6 +250,15 @@ def _checked(
             f"in row {wrong[0]}; a greedy token has no distribution, so leave its row out"
         )
     return given
+
+
+def _check_no_tangents(**arguments: object) -> None:
+    for name, given in arguments.items():
+        if isinstance(given, Tensor) and unpack_dual(given).tangent is not None:
+            raise ValueError(
+                f"{name}: has a tangent of forward-mode AD, and scores have gradients of backward "
+                f"alone; pass {name}.detach()"
+            )
 
 
 def _check_kept_for_backward(**tensors: Tensor) -> None:
