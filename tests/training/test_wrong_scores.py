@@ -35,6 +35,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"hidden_states": torch.zeros(3, D).double()}, "hidden_states: expected .* float32"),
     ({"lm_head_weight": torch.nn.Linear(D, V)}, "lm_head_weight: .* pass the parameter"),
     ({"lm_head_weight": torch.zeros(V, D, device="meta")}, "lm_head_weight: is on the meta device"),
+    (
+        {"lm_head_weight": torch.zeros(V, 0), "hidden_states": torch.zeros(3, 0)},
+        r"lm_head_weight: expected \[V_local, D\] with D > 0, got torch.float32 \(20, 0\) on cpu",
+    ),
     ({"token_ids": torch.tensor([5, 2])}, r"token_ids: expected a tensor \[3\]"),
     ({"token_ids": torch.tensor([5, -1, 0])}, r"token_ids: expected ids in \[0, 20\), got -1"),
     ({"token_ids": torch.tensor([4, 2, 0])}, "token_ids: row 0 drew id 4, which is not in its set"),

@@ -201,6 +201,11 @@ def _check_weight(weight: object, shard: VocabShard | None, world_size: int) -> 
         )
     if weight.is_meta:
         raise ValueError("lm_head_weight: is on the meta device, so it has no numbers")
+    if not weight.shape[1]:
+        raise ValueError(
+            f"lm_head_weight: expected [V_local, D] with D > 0, got {describe(weight)}; pass the "
+            "parameter of the LM head, and the hidden states that it multiplies"
+        )
     if shard is None and world_size > 1:
         raise ValueError(
             "shard: expected a VocabShard on each of several ranks, got None; pass "
