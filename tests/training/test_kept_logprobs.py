@@ -372,6 +372,15 @@ def test_a_second_derivative_is_refused_and_a_kept_graph_is_not():
     assert first.any() and torch.equal(first, again)
 
 
+def test_a_batch_of_gradients_is_refused():
+    hidden = torch.randn(2, 8, requires_grad=True)
+    kept = KeptTokens.from_lists([[1, 2], [3, 1]])
+    values = kept_logprobs(hidden, torch.randn(50, 8), torch.tensor([1, 3]), kept, 1.0).logprobs
+    each = torch.eye(2, dtype=values.dtype)
+    with pytest.raises(RuntimeError, match=r"^kept_logprobs takes no batch of gradients in backw"):
+        torch.autograd.grad(values, hidden, each, is_grads_batched=True)
+
+
 @pytest.mark.usefixtures("backend")
 def test_a_compiled_trainer_scores_outside_of_its_graph():
     case, _, _ = _rollout(torch.float32)

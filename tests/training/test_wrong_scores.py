@@ -77,6 +77,7 @@ def test_one_rank_is_told(wrong, told):
         (([0, 1], [1], [True]), "kept: row 0 has 1 ids and whole is True"),
         (([0, 0], [], [False]), "kept: row 0 has 0 ids and whole is False"),
         (([0, 1], [1], [True, False]), r"kept.whole: expected a tensor \[1\]"),
+        (([], [], []), r"kept.offsets: expected a tensor \[N \+ 1\] that begins with 0, got "),
     ],
 )
 def test_sets_that_do_not_fit_together_are_refused(arguments, told):
@@ -260,6 +261,13 @@ def test_the_sets_of_several_steps_follow_one_another():
 def test_what_lists_no_ids_is_no_set(ids):
     with pytest.raises(TypeError, match=r"^sets\[1\]: expected a sequence of token ids, or None"):
         KeptTokens.from_lists([[7, 3], ids])
+
+
+def test_a_sparse_tensor_is_no_set():
+    with pytest.raises(
+        ValueError, match=r"^sets\[1\]: expected a dense tensor, got one of "
+    ):
+        KeptTokens.from_lists([[7, 3], torch.tensor([1, 0]).to_sparse()])
 
 
 def test_a_step_without_sets_is_told_how_to_ask_for_them():

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tpsample.core.checks import INDICES, check_tensor, describe, lists_in_order
+from tpsample.core.checks import INDICES, check_tensor, describe, lists_in_order, require_memory
 from tpsample.output import KeptSets
 from tpsample.request.batch_checks import check_device
 
@@ -40,6 +40,11 @@ class KeptTokens:
     def __post_init__(self) -> None:
         device = self.offsets.device if isinstance(self.offsets, Tensor) else _CPU
         check_tensor("kept.offsets", self.offsets, (torch.int64,), ("N + 1",), device)
+        if not len(self.offsets):
+            raise ValueError(
+                f"kept.offsets: expected a tensor [N + 1] that begins with 0, got "
+                f"{describe(self.offsets)}; for no rows pass torch.zeros(1, dtype=torch.int64)"
+            )
         check_tensor("kept.token_ids", self.token_ids, (torch.int64,), ("T",), device)
         rows = (len(self.offsets) - 1,)
         check_tensor("kept.whole", self.whole, (torch.bool,), rows, device, ", one of each row")
@@ -142,6 +147,8 @@ def _ids_of(row: int, ids: object) -> Tensor:
     """Return the ids of a row on the CPU, int64 [n]; none if it kept every id."""
     if ids is None:
         return torch.empty(0, dtype=torch.int64, device=_CPU)
+    if isinstance(ids, Tensor):
+        require_memory(f"sets[{row}]", ids)
     try:
         tensor = torch.as_tensor(ids, device=_CPU)
     except (TypeError, ValueError, RuntimeError):

@@ -146,7 +146,7 @@ class KeptLogprobsFunction(torch.autograd.Function):
         saved: tuple[Tensor, ...] = ()
         with of_head.ranks.during(f"the backward of kept_logprobs number {of_head.number}"):
             try:
-                saved = _saved(ctx)
+                saved = _saved(ctx, of_values, of_entropies)
             except RuntimeError as wrong:
                 error = wrong
             of_head.compare_upstream((of_values, of_entropies), KeptLogprobs._fields, error)
@@ -219,8 +219,13 @@ class KeptLogprobsFunction(torch.autograd.Function):
         return to_hidden, to_weight, None
 
 
-def _saved(ctx: Any) -> tuple[Tensor, ...]:
+def _saved(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
     """Return what forward has saved; raise if somebody has written to it, or asks for more."""
+    if any(map(torch._C._functorch.is_legacy_batchedtensor, gradients)):
+        raise RuntimeError(
+            "kept_logprobs takes no batch of gradients in backward; leave out is_grads_batched and "
+            "vectorize, or call backward for each"
+        )
     if torch.is_grad_enabled():  # once_differentiable would leave second ones out in silence
         raise RuntimeError(
             "kept_logprobs has no second derivatives; call backward without create_graph=True"
