@@ -131,11 +131,35 @@ def _right(shard: VocabShard) -> dict[str, Any]:
 
 
 ON_ONE_RANK: list[tuple[dict[str, Any], str]] = [
-    ({"hidden_states": torch.ones(3, D)}, "hidden_states: must be the same on every rank"),
+    ({"hidden_states": torch.ones(3, D)}, "hidden_states: numbers: must be the same on every rank"),
+    (
+        {
+            "hidden_states": torch.ones(3, D).double(),
+            "lm_head_weight": torch.zeros(10, D).double(),
+        },
+        "hidden_states: dtype: must be the same on every rank, got rank 0: torch.float32, rank 1: "
+        "torch.float64",
+    ),
+    (
+        {
+            "hidden_states": torch.ones(1, D),
+            "token_ids": torch.tensor([5]),
+            "kept": KeptTokens.from_lists([[5]]),
+            "temperature": 1.0,
+        },
+        "hidden_states: shape: must be the same on every rank, got rank 0: [3, 4], rank 1: [1, 4]",
+    ),
     ({"hidden_states": torch.ones(2, D)}, "rank 1: token_ids: expected a tensor [2]"),
-    ({"token_ids": torch.tensor([3, 2, 0])}, "token_ids: must be the same on every rank"),
-    ({"kept": KeptTokens.from_lists([[3, 5], None, [0]])}, "kept: must be the same"),
-    ({"temperature": 0.8}, "temperature: must be the same on every rank"),
+    ({"token_ids": torch.tensor([3, 2, 0])}, "token_ids: numbers: must be the same"),
+    (
+        {"kept": KeptTokens.from_lists([[3, 5], None, [0]])},
+        "kept: offsets: numbers: must be the same",
+    ),
+    (
+        {"kept": KeptTokens.from_lists([[5, 3], None, [19, 0, 7]])},
+        "kept: token_ids: numbers: must be the same on every rank, got rank 0: digest ",
+    ),
+    ({"temperature": 0.8}, "temperature: numbers: must be the same on every rank"),
     ({"logit_scale": 2.0}, "logit_scale: must be the same on every rank"),
     ({"logit_softcap": 2.0}, "logit_softcap: must be the same on every rank"),
     ({"shard": None}, "rank 1: shard: expected a VocabShard on each of several ranks"),
@@ -264,9 +288,7 @@ def test_what_lists_no_ids_is_no_set(ids):
 
 
 def test_a_sparse_tensor_is_no_set():
-    with pytest.raises(
-        ValueError, match=r"^sets\[1\]: expected a dense tensor, got one of "
-    ):
+    with pytest.raises(ValueError, match=r"^sets\[1\]: expected a dense tensor, got one of "):
         KeptTokens.from_lists([[7, 3], torch.tensor([1, 0]).to_sparse()])
 
 

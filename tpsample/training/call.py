@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from functools import lru_cache
 from typing import Any
 
@@ -142,12 +143,10 @@ def kept_logprobs(
             backend = default_backend(weight.device)
             room = _ready_room(backend, weight.dtype, weight.shape[1], weight.device)
             same = {
-                "hidden_states": (tuple(hidden_states.shape), digest_bits(hidden_states)),
-                "token_ids": digest_bits(token_ids),
-                "kept": [
-                    digest_bits(tensor) for tensor in (kept.offsets, kept.token_ids, kept.whole)
-                ],
-                "temperature": digest_bits(temperatures),
+                "hidden_states": _compared(hidden_states),
+                "token_ids": _compared(token_ids),
+                "kept": {each.name: _compared(getattr(kept, each.name)) for each in fields(kept)},
+                "temperature": _compared(temperatures),
                 "logit_scale": head.logit_scale,
                 "logit_softcap": head.logit_softcap,
                 "sparse": sparse,
@@ -180,6 +179,12 @@ def _ready_room(
     room.pair_products(rows, index, rows, index)
     room.add_weighted_rows(sums, ends, sums[:, 0], rows, index)
     return room
+
+
+def _compared(tensor: Tensor) -> dict[str, Any]:
+    """Return what ranks compare of a tensor, by the names that a message gives it."""
+    told = {"dtype": str(tensor.dtype), "shape": list(tensor.shape)}
+    return told | {"numbers": f"digest {digest_bits(tensor) & (2**64 - 1):016x}"}
 
 
 def _wanted(tensor: Tensor) -> bool:
