@@ -173,12 +173,12 @@ tpsample/ranks/roll_call.py
     + if False:
     > test_an_error_while_a_graph_is_captured_is_no_lost_peer
     nobody is told that a sampler was closed
-    - self.say("closed its sampler", refused=False)
+    - self.leave("closed its sampler")
     + pass
     > ranks/test_lost_ranks.py::test_a_sampler_that_one_rank_closes_is_told_as_that[collective]
 tpsample/ranks/process.py
     texts are sent from the current GPU though the weight is on another
-    - return self.home or torch.device("cuda", torch.cuda.current_device())
+    - return ranks.home or torch.device("cuda", torch.cuda.current_device())
     + return torch.device("cuda", 0)
     > test_texts_are_sent_from_the_gpu_of_the_weight_even_if_it_is_not_the_current_one
 tpsample/backends/numba_/kernels/compiling.py

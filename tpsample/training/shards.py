@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpsample.agreement.held_rows import HeldRows, check_sliced, resolve_shards
+from tpsample.core.digest import digest_bits
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.errors import RankMismatch
 from tpsample.ranks.ranks import SAME, Ranks, each_rank, gather_or_raise, require_equal
@@ -57,12 +58,11 @@ class HeadRanks:
         Raises:
             RankMismatch: they differ, or a rank brings an error or is in another call; all raise.
         """
-        gather_or_raise(self.ranks, {}, error)
-        if self.ranks.world_size == 1:
+        own = torch.empty(0) if error else torch.stack([*gradients])
+        records = gather_or_raise(self.ranks, {"digest": digest_bits(own)}, error)
+        if all(record == records[0] for record in records):
             return
-        given = self.ranks.gather_tensor(torch.stack([*gradients]))  # [W, 2, N]
-        if not given.numel():
-            return
+        given = self.ranks.gather_tensor(own)  # [W, 2, N]
         largest = given.abs().nan_to_num(0, 0, 0).amax(dim=(0, 2))
         differ = (given - given[0]).abs() > TOLERANCE * largest.unsqueeze(1)
         differ |= given.isfinite() != given[0].isfinite()
