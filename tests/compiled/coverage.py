@@ -41,6 +41,7 @@ _REASONS = (
     (r"log2\(mantissa\).* \| bra, fails", _FINITE),
     (r"best_scores.py:0 .* \| bra, holds", "a loop is never empty"),
     (r"laws.py:0 .* \| fma.rn.ftz", _FINITE),
+    (r"bins.py:0 .* \| bra", "a list of one word leaves nothing to halve"),
 )
 """A pattern of the source line, the opcode and the outcome, and the reason."""
 _FOLDERS = tuple(
