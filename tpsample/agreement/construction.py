@@ -209,7 +209,7 @@ def _warn_of_backend(given: dict[str, Any], backend: str) -> None:
             f'backend: "auto" takes "{backend}" on this CPU, which is slow and meant for tests: '
             f'{way_out}; where this is meant, name it by backend="{backend}"',
         )
-    if backend == "triton" and device.type == "cuda":
+    if backend == "triton":
         import triton
 
         gpu = tile_table.Gpu.of(device)
