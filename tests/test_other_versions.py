@@ -1,7 +1,8 @@
 """The suites that touch torch's and Triton's own interfaces, with the versions of GPU machines.
 
 PyPI's torch may be a CUDA build of half a gigabyte, which runs on a CPU with stand-ins for CUDA's
-libraries (`tests.support.cuda_stubs`). vLLM's build for CPUs comes with Triton 3.9.
+libraries (`tests.support.cuda_stubs`). vLLM's build for CPUs comes with Triton 3.9, and vLLM 0.33
+takes torch 2.14.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(5400)]
 MACHINE = ROOT / "constraints" / "torch211.txt"
 BESIDE = ("huggingface-hub", "accelerate", "safetensors", "matplotlib")
 """Packages of such a machine beside torch, Triton and `NEEDS`."""
-VERSIONS = (("2.10.0", "3.6.0"), ("2.11.0", "3.6.0"), ("2.13.0", "3.9.0"))
+VERSIONS = (("2.10.0", "3.6.0"), ("2.11.0", "3.6.0"), ("2.13.0", "3.9.0"), ("2.14.1", "3.8.0"))
 """Pairs of torch and Triton."""
 NEEDS = (
     "numpy",
