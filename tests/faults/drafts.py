@@ -194,8 +194,8 @@ tpsample/speculative/drafting.py
     + wrong = (at != at) & here
     > test_coupled_drafts_of_other_positions_are_refused
     drafts of another temperature are taken
-    - if theirs is not None and (
-    + if theirs is None and (
+    - if theirs is not None and (its
+    + if theirs is None and (its
     > test_drafts_of_another_temperature_are_refused[rejection]
     the logits of a draft may be written over
     - written = None if logits.is_inference() else logits._version

@@ -130,6 +130,9 @@ def test_drafts_of_another_temperature_are_refused(method):
     verify(*given, batch.select(torch.tensor([0, -1, 2])), 5, method=method)
     batch.temperature[1] = 0.5
     verify(*given, batch, 5, method=method)
+    batch.temperature[1] = torch.nan  # is greedy, and equal to itself
+    drafts[:] = [sample_draft(*drafted, 5 + i, i, method=method) for i in (0, 1)]
+    verify(*given, batch, 5, method=method)
 
 
 @pytest.mark.parametrize("method", ["coupled", "rejection", "block"])

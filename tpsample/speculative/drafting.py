@@ -185,11 +185,12 @@ def check_drafts(drafts: Sequence[Draft], batch: StepBatch, positions: Tensor) -
     if not readable(positions.device):
         return
     undrawn, ours = batch._undrawn_rows, batch.temperature
+    bits = ours.view(torch.int32)  # by which a NaN, which is greedy, is equal to itself
     here = torch.ones_like(ours, dtype=torch.bool) if undrawn is None else ~undrawn.rows
     for draft in drafts:
         theirs, at = draft.temperature, draft.positions
-        if theirs is not None and (rows := ((theirs != ours) & here).nonzero().flatten().tolist()):
-            row = rows[0]
+        if theirs is not None and (its := here & (theirs.view(torch.int32) != bits)).any():
+            row = int(its.nonzero()[0])
             raise ValueError(
                 f"batch: row {row} has temperature {float(ours[row]):.9g}, and its draft "
                 f"{draft.index} was drawn at {float(theirs[row]):.9g}; verify at the temperature "
