@@ -135,14 +135,12 @@ def filled() -> Iterator[None]:
 
     Not around baselines: what `torch.compile` keeps is kept for this mode alone.
     """
-    before = torch.are_deterministic_algorithms_enabled()
-    warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    choose: Any = torch._C._set_deterministic_algorithms  # torch's own imports its compiler: 2 s
-    choose(True, warn_only=True)
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("warn")  # use_deterministic_algorithms imports a compiler
     try:
         yield
     finally:
-        choose(before, warn_only=warns)
+        torch.set_deterministic_debug_mode(before)
 
 
 @contextlib.contextmanager

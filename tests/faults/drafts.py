@@ -190,8 +190,8 @@ tpsample/speculative/drafting.py
     + if False:
     > test_no_rows_have_no_drafts[numba-2]
     coupled drafts of another position are taken
-    - wrong = (at != positions + draft.index) & here
-    + wrong = (at != at) & here
+    - here & (at != positions + draft.index)
+    + here & (at != at)
     > test_coupled_drafts_of_other_positions_are_refused
     drafts of another temperature are taken
     - if theirs is not None and (its

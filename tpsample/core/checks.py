@@ -11,7 +11,7 @@ from typing import Any, NoReturn, SupportsInt, TypeGuard
 
 import torch
 from torch import Tensor
-from torch._C._functorch import peek_interpreter_stack
+from torch._C._functorch import is_legacy_batchedtensor, peek_interpreter_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from tpsample.core.tensors import bytes_of, readable
@@ -50,6 +50,11 @@ def is_dtensor(value: object) -> bool:
     """Return whether a value is a DTensor, without an import that only its users need."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
+
+
+def is_batch(tensor: Tensor) -> bool:
+    """Return whether a gradient stands for several, as with autograd's `is_grads_batched`."""
+    return bool(is_legacy_batchedtensor(tensor))
 
 
 def require_plain(name: str, value: object) -> None:

@@ -196,9 +196,8 @@ def check_drafts(drafts: Sequence[Draft], batch: StepBatch, positions: Tensor) -
                 f"{draft.index} was drawn at {float(theirs[row]):.9g}; verify at the temperature "
                 "of the drafts"
             )
-        wrong = (at != positions + draft.index) & here
-        if draft.method == "coupled" and (rows := wrong.nonzero().flatten().tolist()):
-            row = rows[0]
+        if draft.method == "coupled" and (its := here & (at != positions + draft.index)).any():
+            row = int(its.nonzero()[0])
             raise ValueError(
                 f"positions: row {row} has {int(positions[row])}, and its draft {draft.index} was "
                 f"drawn for position {int(at[row])}; give the position of the first draft here, "

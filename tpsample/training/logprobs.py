@@ -26,6 +26,7 @@ from torch import Tensor
 from tpsample.backends.torch_.pairs import slices
 from tpsample.backends.torch_.passes import tile_elements
 from tpsample.backends.torch_.room import Room
+from tpsample.core.checks import is_batch
 from tpsample.core.masses import LN2, TOP_MASS, masses_and_moments
 from tpsample.core.order import below_top
 from tpsample.core.score import Head
@@ -221,7 +222,7 @@ class KeptLogprobsFunction(torch.autograd.Function):
 
 def _saved(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
     """Return what forward has saved; raise if somebody has written to it, or asks for more."""
-    if any(map(torch._C._functorch.is_legacy_batchedtensor, gradients)):
+    if any(map(is_batch, gradients)):
         raise RuntimeError(
             "kept_logprobs takes no batch of gradients in backward; leave out is_grads_batched and "
             "vectorize, or call backward for each"
