@@ -56,7 +56,10 @@ class Inputs(NamedTuple):
 
     @property
     def told(self) -> str:
-        """How the name of a call ends, which ranks compare. Hidden states have a weight's dtype."""
+        """The end of a call's name, by which ranks compare the dtype of logits.
+
+        It is empty for hidden states, because they have the dtype of the weight.
+        """
         return f" from {self.given.dtype} logits" if self.are_logits else ""
 
     def rows(self) -> tuple[Tensor, Tensor | None]:

@@ -1,7 +1,8 @@
 """The ranks of a process group while a trainer scores, over the connections of the group itself.
 
-Another thread may sample meanwhile over those of samplers. A call that a rank leaves half done
-leaves messages on their way, which a next call would take for its own, so there is none.
+Another thread may sample meanwhile, because samplers have connections of their own. A call that a
+rank leaves half done leaves messages on their way. The next call would take them for its own, so
+the group is refused from then on.
 """
 
 from __future__ import annotations
