@@ -7,18 +7,19 @@
     python -m benchmarks.gpu.check --archive r.tgz --output r      all of r in one file
 
 Every section (`benchmarks.gpu.sections`) is a process of its own with its own time limit, so that
-whatever goes wrong in one leaves the others alone. The record is written after each section, and
-everything that this run has written goes into one archive, because a borrowed machine may hand back
-few files. A run that is told to stop (SIGTERM, Ctrl-C) kills its section and keeps the record, with
-the facts that the section had found. One that is killed outright keeps what was written, and its
-section ends with it. A file that cannot be written stops nothing. Needs torch, triton, numpy and
-the standard library; plots also matplotlib.
+whatever goes wrong in one leaves the others alone. Sections that time nothing run side by side. The
+record is written after each section, and everything that this run has written goes into one
+archive, because a borrowed machine may hand back few files. A run that is told to stop (SIGTERM,
+Ctrl-C) kills its sections and keeps the record, with the facts that they had found. One that is
+killed outright keeps what was written, and its sections end with it. A file that cannot be written
+stops nothing. Needs torch, triton, numpy and the standard library; plots also matplotlib.
 """
 
 from __future__ import annotations
 
 import argparse
 import faulthandler
+import itertools
 import json
 import os
 import signal
@@ -26,12 +27,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.record import ARCHIVE, Record, tell, told
-from benchmarks.gpu.sections import ON_REQUEST, SECTIONS, TOTAL_SECONDS, run_section
+from benchmarks.gpu.sections import (
+    ON_REQUEST,
+    SECTIONS,
+    SIDE_BY_SIDE,
+    TOTAL_SECONDS,
+    run_section,
+)
 from benchmarks.lab.orphans import with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,27 +121,51 @@ def run_all(names: list[str], record: Record, ending: Ending) -> int:
     """Run every section in a process of its own, and bring the record up to date after each."""
     record.folder = "gpu_check-dry-run" if record.dry_run else "gpu_check"
     commit = None
-    for name in names:
+    for wave in waves(names):
         if ending.signal:
             break
-        seconds = min(SECTIONS[name].limit_s, ending.left())
-        part = f"compile:{','.join(names)}" if name == "compile" else name
-        section = _section(part, record, seconds, ending)
-        if name == "environment" and section["status"] == "passed":
-            commit = section["facts"]["commit"]
-            if not record.dry_run:
-                from benchmarks.lab.machine import folder_name  # imports torch
+        for name, section in _ended(wave, names, record, ending):
+            if name == "environment" and section["status"] == "passed":
+                commit = section["facts"]["commit"]
+                if not record.dry_run:
+                    from benchmarks.lab.machine import folder_name  # imports torch
 
-                record.folder = folder_name("gpu_check", section["facts"])
-        record.sections[name] = section | {"commit": commit}
-        print(f"{name:14} {section['status']:8} {section['seconds']:6.1f} s  {_summary(section)}")
-        sys.stdout.flush()
-        record.keep()
+                    record.folder = folder_name("gpu_check", section["facts"])
+            found = record.sections | {name: section | {"commit": commit}}
+            record.sections = {each: found[each] for each in names if each in found}
+            print(f"{name:14} {section['status']:8} {section['seconds']:6.1f} s  ", end="")
+            print(_summary(section), flush=True)
+            record.keep()
     for goal in record.goals:
         print(f"{goal['goal']}, at most {goal['target']}: {goal['found']}")
     print(record.output / record.folder)
     print(record.archive)
     return int(any(section["status"] != "passed" for section in record.sections.values()))
+
+
+def waves(names: list[str]) -> list[list[str]]:
+    """Return the sections in their order, those that run side by side in one list."""
+    runs = itertools.groupby(names, lambda name: name in SIDE_BY_SIDE)
+    return [wave for side, run in runs for wave in ([list(run)] if side else [[n] for n in run])]
+
+
+def at_once() -> int:
+    """Return how many sections run at once: each compiles, and starts processes of its own."""
+    return max(1, len(os.sched_getaffinity(0)) // 2)
+
+
+def _ended(
+    wave: list[str], names: list[str], record: Record, ending: Ending
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Run the sections of a wave, and yield each as it ends."""
+
+    def ran(name: str) -> tuple[str, dict[str, Any]]:
+        part = f"compile:{','.join(names)}" if name == "compile" else name
+        return name, _section(part, record, min(SECTIONS[name].limit_s, ending.left()), ending)
+
+    with ThreadPoolExecutor(at_once()) as pool:
+        for done in as_completed([pool.submit(ran, name) for name in wave]):
+            yield done.result()
 
 
 def _section(name: str, record: Record, seconds: float, ending: Ending) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from datetime import timedelta
@@ -18,12 +18,15 @@ from torch import Tensor
 
 from benchmarks.gpu.numerics import MIXED
 from benchmarks.lab import ranks
-from benchmarks.lab.problem import Candidate, Problem, make_sampler, make_weight
+from benchmarks.lab.problem import Candidate, Problem, WrongToken, make_sampler, make_weight
 from benchmarks.lab.started_ranks import StartedRanks
 from benchmarks.lab.timing import captured, one_line
 from benchmarks.lab.virtual_ranks import even_shards
-from tpsample import VocabShard
+from benchmarks.questions.kinds import compare
+from tpsample import LMHeadSampler, VocabShard
 from tpsample.ranks.ranks import Ranks
+from tpsample.request.kinds import KINDS, Kind, batches_of
+from tpsample.training import KeptTokens, kept_logprobs
 
 # Several processes on one GPU are tried with these: (backend, exchange). Two NCCL ranks of one GPU
 # pass for ranks of two hosts, which talk over the loopback interface.
@@ -33,7 +36,7 @@ ATTEMPTS = {
     "NCCL, p2p": ("nccl", "p2p"),
 }
 WORLD_SIZE = 2
-_ATTEMPT_SECONDS = 45.0
+_ATTEMPT_SECONDS = 80.0
 _STEPS = 20
 
 
@@ -104,39 +107,55 @@ def processes(device: torch.device, dry_run: bool) -> Iterator[dict[str, Any]]:
 def _attempt(backend: str, exchange: str, dry_run: bool) -> str:
     """Start the ranks, wait, and say what became of them."""
     deadline = time.monotonic() + _ATTEMPT_SECONDS
-    said: list[list[Any]] = [[] for _ in range(WORLD_SIZE)]
+    found: list[dict[str, Any]] = [{} for _ in range(WORLD_SIZE)]
+    became = ["not done"] * WORLD_SIZE
     with StartedRanks(WORLD_SIZE, _worker, backend, exchange, dry_run) as started:
-        for rank in (*started.everybody, *started.everybody):  # each says two things
+        for rank in started.everybody:
             with suppress(TimeoutError, EOFError):
-                said[rank] += started.answers([rank], max(0.1, deadline - time.monotonic()))
-    if all(len(each) == 2 and isinstance(each[1], dict) for each in said):
-        return f"worked: {json.dumps(said[0][0] | said[0][1])}"
-    ranks_said = "; ".join(f"rank {rank}: {each or 'nothing'}" for rank, each in enumerate(said))
-    return f"did not work in {_ATTEMPT_SECONDS:.0f} s; {ranks_said}"
+                while isinstance(said := _next(started, rank, deadline), dict):
+                    found[rank] |= said
+                became[rank] = said
+    if became == ["worked"] * WORLD_SIZE:
+        return f"worked: {json.dumps(found[0])}"
+    ranks_said = (f"rank {n}: {its}, {found[n]}" for n, its in enumerate(became))
+    return f"did not work in {_ATTEMPT_SECONDS:.0f} s; {'; '.join(ranks_said)}"
+
+
+def _next(started: StartedRanks, rank: int, deadline: float) -> Any:
+    """Return what a rank says next: facts, or how it ended."""
+    (said,) = started.answers([rank], max(0.1, deadline - time.monotonic()))
+    return said
 
 
 def _worker(line: Connection, backend: str, exchange: str, dry_run: bool) -> None:
-    """Be a rank, and say what was done, or what went wrong."""
+    """Be a rank, and say what was done, then "worked" or what went wrong."""
+    device = torch.device("cpu") if dry_run else torch.device("cuda", 0)
+    try:
+        join_on(device, backend)
+        for facts in (_steps, _training):
+            for each in facts(device, exchange, dry_run):
+                line.send(each)
+        dist.destroy_process_group()
+        line.send("worked")
+    except Exception as error:
+        line.send(one_line(error))
+
+
+def join_on(device: torch.device, backend: str) -> None:
+    """Join a process group whose ranks share one GPU, or have none."""
     os.environ |= {
         "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
         "NCCL_HOSTID": f"tpsample-rank-{os.environ['RANK']}",
         "NCCL_SOCKET_IFNAME": "lo",
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    device = torch.device("cpu") if dry_run else torch.device("cuda", 0)
-    try:
-        if not dry_run:
-            torch.cuda.set_device(device)
-        dist.init_process_group(backend, timeout=timedelta(seconds=_ATTEMPT_SECONDS))
-        for facts in _steps(device, exchange, dry_run):
-            line.send(facts)
-        dist.destroy_process_group()
-    except Exception as error:
-        line.send(one_line(error))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend, timeout=timedelta(seconds=_ATTEMPT_SECONDS))
 
 
 def _steps(device: torch.device, exchange: str, dry_run: bool) -> Iterator[dict[str, Any]]:
-    """Take some steps, each compared with a sampler that holds the whole vocabulary."""
+    """Take steps, each compared with those of a sampler that holds the whole vocabulary."""
     vocab_size, hidden_size, rows = (1000, 64, 3) if dry_run else (8192, 512, 8)
     weight, steps = make_weight(vocab_size, hidden_size, device), 2 if dry_run else _STEPS
     problem = Problem.make(weight, rows)
@@ -151,5 +170,49 @@ def _steps(device: torch.device, exchange: str, dry_run: bool) -> Iterator[dict[
     # The whole step from a CUDA graph, exchange and all; a dry run repeats the step.
     _again(together, captured(together.step, device), expected, steps)
     sampler.check()
+
+    kinds = ("plain",) if dry_run else tuple(KINDS)
+    _every_kind(problem, sampler, make_sampler(weight, rows, group=Ranks()), kinds)
     sampler.close()
-    yield {"graph_replays": steps}
+    yield {"graph_replays": steps, "kinds": len(kinds)}
+
+
+def _every_kind(
+    problem: Problem, together: LMHeadSampler, single: LMHeadSampler, kinds: Sequence[Kind]
+) -> None:
+    """Take steps of each kind of request; raises if what comes is not what one rank says."""
+    given, device = (problem.rows, problem.vocab_size), problem.weight.device
+    for kind in kinds:
+        for batch in batches_of([kind], *given, device, most=problem.rows):
+            rows = problem.hidden_states, batch, problem.positions
+            try:
+                compare(together(*rows), single(*rows))
+            except WrongToken as wrong:
+                raise AssertionError(f"{kind}: {wrong}") from wrong
+
+
+def _training(device: torch.device, exchange: str, dry_run: bool) -> Iterator[dict[str, Any]]:
+    """Score kept sets over the shards as a trainer does; raises if one rank scores otherwise."""
+    vocab_size, hidden_size, rows, size = 1000, 64, 8, 5
+    weight = make_weight(vocab_size, hidden_size, device, torch.float32)
+    states = Problem.make(weight, rows).hidden_states
+    ids = (states @ weight.T).topk(size).indices
+    offsets, no_row = torch.arange(rows + 1, device=device) * size, torch.zeros(rows, device=device)
+    kept = KeptTokens(offsets, ids.flatten(), no_row.bool())
+    shard = VocabShard.even(vocab_size, dist.get_rank(), WORLD_SIZE)
+    mine = weight[shard.start : shard.stop]
+    ways: list[tuple[Tensor, dict[str, Any]]] = [(weight, {"group": "alone"})]
+    ways.append((mine, {"shard": shard}))
+    found = []
+    for its, where in ways:
+        x, w = (each.clone().requires_grad_() for each in (states, its))
+        scores = kept_logprobs(x, w, ids[:, 0], kept, 0.7, **where)
+        gradients = torch.autograd.grad([each.sum() for each in scores], (x, w))
+        found.append([*scores, *gradients])
+    right, got = found
+    right[3] = right[3][shard.start : shard.stop]
+    if not all(map(torch.equal, right[:2], got[:2])):
+        raise AssertionError("training: scores differ from those of one rank")
+    for expected, gradient in zip(right[2:], got[2:], strict=True):
+        torch.testing.assert_close(gradient, expected)
+    yield {"rows_scored": rows}

@@ -78,13 +78,15 @@ class Record:
     def keep(self) -> None:
         """Bring the record, its page and the archive up to date.
 
-        Sections of an earlier run into the same folder stay until they are run again.
+        Sections of an earlier run into the same folder stay, after those of this one, until they
+        are run again.
         """
         earlier: dict[str, Any] = {}
         path = self.output / self.folder / "check.json"
         with self.survives("The earlier record was not read"):
             earlier = json.loads(path.read_text())["sections"] if path.exists() else {}
-        whole: dict[str, Any] = {"dry_run": self.dry_run, "sections": earlier | self.sections}
+        left = {name: its for name, its in earlier.items() if name not in self.sections}
+        whole: dict[str, Any] = {"dry_run": self.dry_run, "sections": self.sections | left}
         with self.survives("The goals were not read"):
             self.goals = goals_read(whole["sections"])
         whole |= {"goals": self.goals, "problems": self.problems}

@@ -25,30 +25,37 @@ class Section(NamedTuple):
     expected_s: float
 
 
-# Kernels are compiled before anything is timed, and the sections with goals (`goals.py`) come
-# first. A benchmark compares its own ids with the oracle before it times them.
+# Kernels are compiled before anything else, then what is right or wrong is told, then times. Those
+# with goals (`goals.py`) come first. A benchmark compares its own ids with the oracle before it
+# times them.
 SECTIONS = {
     "environment": Section(90, 8),
     "compile": Section(100, 56),
     "goldens": Section(50, 9),
     "oracle": Section(60, 14),
+    "features": Section(140, 95),
+    "virtual_ranks": Section(60, 17),
+    "invariance": Section(50, 7),
+    "tiles": Section(70, 14),
+    "noise": Section(45, 8),
+    "processes": Section(90, 40),
     "tune": Section(330, 0),
     "single_gpu": Section(130, 35),
     "shard": Section(75, 16),
     "filters": Section(80, 40),
     "screened": Section(60, 15),
     "kinds": Section(150, 60),
-    "features": Section(140, 95),
+    "kernel_times": Section(90, 30),
     "ceilings": Section(45, 7),
-    "virtual_ranks": Section(60, 17),
-    "invariance": Section(50, 7),
-    "tiles": Section(70, 14),
-    "noise": Section(45, 8),
     "exchange": Section(30, 7),
-    "processes": Section(60, 30),
 }
 
-ON_REQUEST = ("tune", "kinds")
+SIDE_BY_SIDE = (
+    "goldens", "oracle", "features", "virtual_ranks", "invariance", "tiles", "noise", "processes",
+)  # fmt: skip
+"""They time nothing, so they may share a GPU, and stand one after the other in `SECTIONS`."""
+
+ON_REQUEST = ("tune", "kinds", "kernel_times")
 """Left out unless they are named, because they take minutes."""
 POINTS: dict[str, tuple[tuple[Shape, ...], tuple[int, ...]]] = {
     "ceilings": (SHAPES[:2], ()),
@@ -95,12 +102,13 @@ def run_section(name: str, dry_run: bool, output: Path, until: float) -> Iterato
 
 
 def checks(name: str) -> Any:
-    """Return the section `name` that says right or wrong: a function of device and `dry_run`."""
-    from benchmarks.gpu import features, numerics, processes
+    """Return the section `name` that is no benchmark: a function of device and `dry_run`."""
+    from benchmarks.gpu import features, kernel_times, numerics, processes
 
     sections = (
         *(numerics.noise, numerics.goldens, numerics.oracle, numerics.invariance, numerics.tiles),
         *(processes.virtual_ranks, processes.processes, features.features),
+        kernel_times.kernel_times,
     )
     return {section.__name__: section for section in sections}[name]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import check
+from benchmarks.gpu import check, sections
 from benchmarks.gpu.record import ARCHIVE, Record, tell, told
 from benchmarks.gpu.sections import SECTIONS, TOTAL_SECONDS
 from benchmarks.lab.harness import Run, execute
@@ -63,6 +63,7 @@ def pretended(monkeypatch, tmp_path):
         set_code.codes[name] = code
         monkeypatch.setattr(check, "command_of", command)
 
+    monkeypatch.setattr(check, "at_once", lambda: 1)  # they share a file and a clock
     set_code.codes, set_code.clock = {}, Clock(at_work)
     set_code.hangs = f"\nopen({str(at_work)!r}, 'w')\ntime.sleep(60)"
     set_code(TELLS)
@@ -101,6 +102,26 @@ def test_every_section_that_is_too_slow_leaves_what_it_found(pretended, tmp_path
     assert len(begun) > 4 and ending.left() < 5
     assert all(each["facts"] == FOUND and "not done in" in each["error"] for each in begun)
     assert {each["status"] for each in sections.values()} == {"failed", "skipped"}
+
+
+def test_sections_that_time_nothing_run_side_by_side_and_the_others_alone(
+    pretended, tmp_path, monkeypatch
+):
+    """Two end only when both have begun."""
+    monkeypatch.setattr(check, "at_once", lambda: 2)
+    for mine, other in (("oracle", "noise"), ("noise", "oracle")):
+        begun, awaited = (str(tmp_path / name) for name in (mine, other))
+        meets = f"""
+import os
+open({begun!r}, "w")
+while not os.path.exists({awaited!r}): time.sleep(0.01)
+"""
+        pretended(TELLS + meets, mine)
+    assert check.run_all(["oracle", "noise"], _record(tmp_path), check.Ending(60)) == 0
+    assert list(_archived(tmp_path / ARCHIVE)["sections"]) == ["oracle", "noise"]
+    judged = list(sections.SIDE_BY_SIDE)
+    assert check.waves(list(SECTIONS))[:4] == [["environment"], ["compile"], judged, ["tune"]]
+    assert all(len(wave) == 1 for wave in check.waves(list(SECTIONS))[3:])
 
 
 def test_a_section_that_fails_keeps_its_facts_beside_its_error(pretended, tmp_path):

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from tests.gpu.golden import recorded
+from tests.gpu.golden import on_processes, recorded
 from tests.support.commands import run_command
 from tests.support.golden import EXACT, differing
 
@@ -16,12 +16,16 @@ ON_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NV
 
 @ON_A_GPU
 @pytest.mark.parametrize(
-    ("part", "world_size"),
-    [*((part, 1) for part in EXACT), ("heads", 2), ("changes", 3), ("verified", 3)],
+    "arguments",
+    [
+        *EXACT,
+        *("heads 2", "changes 3", "verified 3"),
+        *("reports 2 gloo peer", "verified 2 nccl collective", "slots 3 nccl p2p"),
+    ],
 )
-def test_golden_tokens_on_a_gpu(part: str, world_size: int) -> None:
+def test_golden_tokens_on_a_gpu(arguments: str) -> None:
     """In a process of its own: the tests interpret kernels, this one compiles them."""
-    done = run_command(sys.executable, "-m", "tests.gpu.golden", part, str(world_size))
+    done = run_command(sys.executable, "-m", "tests.gpu.golden", *arguments.split())
     assert done.returncode == 0, done.stderr[-4000:]
 
 
@@ -32,3 +36,10 @@ def test_a_difference_is_named() -> None:
     name = next(name for name in found if name.endswith(": tokens"))
     found[name][0] += 1
     assert differing(found, ["heads"]) == [name]
+
+
+@pytest.mark.long
+def test_processes_draw_what_one_rank_does() -> None:
+    """The same ranks without a GPU."""
+    (found,) = recorded("heads", 1, "cpu", "torch")
+    assert on_processes("heads", 2, "gloo", "collective", "cpu") == [found, found]
