@@ -21,7 +21,10 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(5400)]
 MACHINE = ROOT / "constraints" / "torch211.txt"
 BESIDE = ("huggingface-hub", "accelerate", "safetensors", "matplotlib")
 """Packages of such a machine beside torch, Triton and `NEEDS`."""
-VERSIONS = (("2.10.0", "3.6.0"), ("2.11.0", "3.6.0"), ("2.13.0", "3.9.0"), ("2.14.1", "3.8.0"))
+VERSIONS = (
+    *(("2.10.0", "3.6.0"), ("2.11.0", "3.6.0"), ("2.13.0", "3.9.0")),
+    *(("2.14.1", "3.8.0"), ("2.15.0", "3.9.0")),
+)
 """Pairs of torch and Triton."""
 NEEDS = (
     "numpy",

@@ -320,6 +320,7 @@ class SamplingBatch(StepBatch):
         checked = check_requests(self.rows, joining, *tokens, self.vocab_size)
         self._arrange(check_arranged(order, self.rows, len(checked)), checked)
 
+    @outside_of_graphs
     def update(
         self,
         row: int,
@@ -354,6 +355,7 @@ class SamplingBatch(StepBatch):
         tokens = prompts, [() if output_token_ids is None else output_token_ids]
         self._load([row], check_requests(row, [params], *tokens, self.vocab_size))
 
+    @outside_of_graphs
     def put(
         self,
         slots: int | Sequence[int],
@@ -385,6 +387,7 @@ class SamplingBatch(StepBatch):
             )
         self._load(rows, checked)
 
+    @outside_of_graphs
     def free(self, slots: int | Sequence[int]) -> None:
         """Let requests leave their slots. A row of a selection that names such a slot has the
         status BAD_SLOT; a step of the whole batch is refused while it has one.
