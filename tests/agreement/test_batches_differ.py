@@ -210,3 +210,36 @@ def test_ranks_with_other_requests_seeds_or_positions_are_told_which():
     assert slots == ("RankMismatch", of_slots)
     assert drawn[1].startswith("rows without a seed: ")
     assert "rank 0: [0, 1] after 0 drawn seeds, rank 1: [0, 1] after 1 drawn seeds" in drawn[1]
+
+
+def _slots() -> list[tuple[str, str]]:
+    """Return the texts of steps over slots whose requests, then masks differ between ranks."""
+    sampler, rank, found = sampler_of(), dist.get_rank(), []
+    batch = SamplingBatch.of_slots(4, vocab_size=sampler.vocab_size)
+    batch.put([0, 3], [SamplingParams(seed=1), SamplingParams(temperature=0, seed=0)])
+
+    def take(slots: list[int]) -> None:
+        rows = batch.select(torch.tensor(slots))
+        if rank and batch.requests[2].top_k == 2:
+            rows.grammar_bitmask = torch.full((B, -(-sampler.vocab_size // 32)), -1).int()
+        found.append(outcome(lambda: sampler(torch.ones(B, D), rows, len(found))))
+
+    if rank:
+        batch.free(3)
+    take([0, 3])
+    batch.put(3, SamplingParams(seed=2, top_k=2 + rank))
+    take([3, 0])
+    batch.put([2, 3], [SamplingParams(seed=2, top_k=2)] * 2)
+    take([3, 0])
+    return found
+
+
+def test_requests_of_a_selection_are_told_by_slot():
+    empty, other, mask = same_on_ranks(2, _slots)
+    same = "must be the same on every rank, got"
+    assert empty == ("RankMismatch", f"batch: slot 3: request: {same} rank 0: one, rank 1: none")
+    assert other == ("RankMismatch", f"batch: slot 3: top_k: {same} rank 0: 2, rank 1: 3")
+    kind, text = mask
+    assert kind == "RankMismatch"
+    assert text.startswith(f"grammar_bitmask: {same} rank 0: None, rank 1: "), text
+    assert "dict" not in text

@@ -310,8 +310,8 @@ def test_ranks_with_other_numbers_or_another_order_are_told_each_value():
     assert first == second
     all_told, tokens = first
     for name, texts in zip(("temperatures", "seeds", *FILTERS), all_told, strict=False):
-        for row, text in zip((1, 0), texts, strict=True):
-            told = f"batch: row 1: {name}:" if name in FILTERS else f"{name}: row {row}:"
+        for row, of, text in zip((1, 0), ("row", "slot"), texts, strict=True):
+            told = f"batch: {of} 1: {name}:" if name in FILTERS else f"{name}: row {row}:"
             assert text.startswith(told), text
     for text in all_told[-1]:
         assert "filter_order: " in text and "'sequential'" in text and "'joint'" in text, text

@@ -1321,7 +1321,7 @@ TOGETHER: dict[str, tuple[Callable[[LMHeadSampler, int], object], str]] = {
         lambda sampler, rank: sampler(
             HIDDEN, batch_of().select(torch.tensor([0, 1])) if rank else batch_of(), 0
         ),
-        f"slots: {SAME}, got rank 0: no selection, rank 1: {{'row 0': 0, 'row 1': 1}}",
+        f"batch: taken: {SAME}, got rank 0: whole, rank 1: by slot",
     ),
     "logits of other dtypes": (
         lambda sampler, rank: sampler.sample_logits(

@@ -35,6 +35,7 @@ from tpsample.exchange.base import Exchange
 from tpsample.exchange.swap import SwapExchange
 from tpsample.ranks.ranks import SAME, SAME_CALL, Ranks, gather_or_raise, require_equal
 from tpsample.ranks.roll_call import SAME_SAMPLER
+from tpsample.request.entries import NO_REQUEST
 from tpsample.request.params import SamplingParams
 from tpsample.request.plan import BatchPlan, BatchView
 from tpsample.request.step_batch import StepBatch
@@ -303,8 +304,11 @@ class StepAgreement:
             return
         try:
             parts = {} if call is None else self._parts(call, step_before)
+            if call is not None:  # a rank that is behind looks at no hidden states
+                parts.setdefault("refreshes", self._refreshed)
             named = {} if call is None else _named_by_caller(call)
-            texts = {named.get(name, name): _text(part) for name, part in parts.items()}
+            of = _of_rows(call)
+            texts = {named.get(name, name): _text(part, of) for name, part in parts.items()}
             require_equal(gather_or_raise(self._ranks, texts, error), _EXPECTED)
             raise RankMismatch(f"batch: {SAME}, got other parts of it")
         finally:  # no rank takes this step
@@ -349,7 +353,8 @@ FIRST_STEPS = 3
 _EXPECTED = {
     "call": SAME_CALL,
     "sampler": SAME_SAMPLER,
-    "refreshes": f"{SAME}; call refresh() and reset() on all ranks alike",
+    "refreshes": f"{SAME}; call refresh() where it was called less often, and from then on on all "
+    "ranks alike",
     "batch: read from": f"{SAME}; step inside torch.compile on every rank, or on none",
     "hidden_states": f"{SAME}, by digest; look for a missing all-reduce or broadcast before the LM "
     "head",
@@ -380,18 +385,31 @@ _WIDE = 8
 """Numbers of a row that a message shows together."""
 
 
-def _text(part: Any) -> Any:
-    """Return a part as JSON values by name: of rows, and of fields or of many columns."""
+def _of_rows(call: Call | None) -> str:
+    """Return what a message calls the requests of a batch: a selection names its rows by slot."""
+    by_slot = call is not None and isinstance(call.batch, StepBatch) and call.batch._names_slots
+    return "slot" if by_slot else "row"
+
+
+def _text(part: Any, of: str) -> Any:
+    """Return a part as JSON values by name: of rows, and of fields or of many columns.
+
+    Args:
+        of: as of `_of_rows`.
+    """
     if isinstance(part, BatchPlan):
         names = [field.name for field in fields(SamplingParams) if field.name != "seed"]
         texts = [
-            {name: repr(getattr(request, name)) for name in names} for request in part.requests
+            {"request": "none" if request is NO_REQUEST else "one"}
+            | {name: repr(getattr(request, name)) for name in names}
+            for request in part.requests
         ]
         known = part.requests or not part.num_rows
         source = {"read from": "its requests" if known else "a graph of torch.compile"}
+        source["taken"] = "by slot" if of == "slot" else "whole"
         options = {"kept_cap": part.kept_cap, "fixed_rounds": part.fixed_rounds}
         stored = {"stored rows": str(part.stored_list)}
-        return source | _named("row", texts) | options | stored
+        return source | _named(of, texts) | options | stored
     if not isinstance(part, Tensor):
         return part if isinstance(part, int) else str(part)
     if part.is_floating_point():  # nine digits tell any two numbers of fp32 apart

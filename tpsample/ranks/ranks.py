@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpsample.core.checks import describe, shorten, text_of
+from tpsample.core.checks import shorten, text_of
 from tpsample.errors import RankMismatch
 from tpsample.ranks.roll_call import RollCall
 
@@ -259,9 +259,15 @@ def require_equal(
     of_parts = expected or {}
     requirement = of_parts.get(": ".join(path), of_parts.get(path[0], SAME))
     shown = [
-        describe(value) if isinstance(value, Mapping) else shorten(str(value)) for value in values
+        _brief(value) if isinstance(value, Mapping) else shorten(str(value)) for value in values
     ]
     raise RankMismatch(f"{': '.join(path)}: {requirement}, got {each_rank(shown)}")
+
+
+def _brief(record: Mapping[str, Any]) -> str:
+    """Return a record as a message shows it beside a value that is none."""
+    text, names = str(record), list(record)
+    return text if shorten(text) == text else f"values of {names[0]} to {names[-1]}"
 
 
 def each_rank(values: Sequence[Any]) -> str:
