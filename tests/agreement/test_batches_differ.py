@@ -214,7 +214,8 @@ def test_ranks_with_other_requests_seeds_or_positions_are_told_which():
 
 def _slots() -> list[tuple[str, str]]:
     """Return the texts of steps over slots whose requests, then masks differ between ranks."""
-    sampler, rank, found = sampler_of(), dist.get_rank(), []
+    sampler, rank = sampler_of(), dist.get_rank()
+    found: list[tuple[str, str]] = []
     batch = SamplingBatch.of_slots(4, vocab_size=sampler.vocab_size)
     batch.put([0, 3], [SamplingParams(seed=1), SamplingParams(temperature=0, seed=0)])
 

@@ -204,6 +204,10 @@ tpsample/request/moving_on.py
     + if False:
     > test_seeds_that_are_written_later_are_told_of_once
     > test_written_temperatures_that_count_as_0_are_told_of_once[-1.0]
+    dropped tokens of chunks are told of
+    - ended = self._positions[self.needy] >= self.known
+    + ended = self._positions[self.needy] >= 0
+    > test_dropped_tokens_of_chunks_are_not_told_of[False]
     positions that repeat are not told of
     - if self._times > 1 and self._draws_again(rows):
     + if False:

@@ -234,6 +234,41 @@ def test_tokens_that_are_appended_once_in_any_way_are_not_told_of():
         sampler(states(8), batch, at + torch.tensor([9, 1, 1]))
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_dropped_tokens_of_chunks_are_not_told_of(resumed):
+    """A chunk that does not end the tokens so far draws a token that nobody appends."""
+    sampler = sampler_of()
+    params = SamplingParams(seed=1, frequency_penalty=1.0)
+    so_far = [[3] * 4], [[5] * 6] if resumed else [[]]
+    names = ("prompt_token_ids", "output_token_ids")
+    tokens: dict[str, Any] = dict(zip(names, so_far, strict=True))
+    batch = SamplingBatch.from_params([params], vocab_size=V, **tokens)
+    length = 10 if resumed else 4
+    with nothing_told():
+        for position in (2, 3, length):
+            out = sampler(states(position)[:1], batch, position)
+        batch.append(out)
+        out = sampler(states(0)[:1], batch, length + 1)
+    with told_once("^batch: a step at later positions"):
+        sampler(states(1)[:1], batch, length + 2)
+
+
+def test_a_drafter_over_a_copy_sees_its_drafts_and_nothing_is_told():
+    target, drafter = sampler_of(), sampler_of()
+    params = [SamplingParams(seed=row, repetition_penalty=9.0, temperature=0.3) for row in range(B)]
+    batch = SamplingBatch.from_params(params, vocab_size=V, prompt_token_ids=[[3, 4]] * B)
+    with nothing_told():
+        for position in range(2, 14, 4):
+            drafting, drafts = copy.copy(batch), []
+            for ahead in range(3):
+                drafts.append(drafter(states(ahead), drafting, position + ahead).token_ids)
+                drafting.append(drafts[-1])
+            hidden_states = torch.stack([states(ahead) for ahead in range(4)], dim=1)
+            out = verify(target, hidden_states, torch.stack(drafts, dim=1), batch, position)
+            assert out.num_accepted.tolist() == [3] * B
+            batch.append(out)
+
+
 def test_alternatives_are_no_text():
     sampler, batch = sampler_of(), batch_of(frequency_penalty=1.0)
     out = sampler(states(), batch, 2, num_samples=4)

@@ -545,7 +545,7 @@ REQUESTS: dict[str, tuple[Callable[[], object], str]] = {
         two_steps,
         "batch: a step at later positions, and no token was appended since the last one, so "
         "penalties, bad_words and min_tokens do not see it; call batch.append(out.token_ids) "
-        "after each step",
+        "after each step, and let a drafter draw of copy.copy(batch) and append its drafts to that",
     ),
     "a selection of rows that moved": (
         moved,

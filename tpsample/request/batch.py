@@ -537,7 +537,11 @@ class SamplingBatch(StepBatch):
     @ordinary_tensors
     def _changed(self) -> None:
         needy = self._table.flagged(NEEDS_APPEND) if readable(self.device) else []
-        self._moving.needy = tensors_of(needy, device=None)[0] if needy else None
+        self._moving.needy = self._moving.known = None
+        if needy:
+            entries = self._table.entries
+            known = [len(entries[row].prompt) + len(entries[row].output) for row in needy]
+            self._moving.needy, self._moving.known = tensors_of(needy, known, device=None)
         self._lacks_output = bool(needy) and not any(entry.output for entry in self._table.entries)
         self._plans, self._handle = {}, handle_of(self, self._handle)
         if not self._selects:

@@ -114,12 +114,15 @@ class MovingOn:
         num_samples: draws per row of the last step.
         needy: int64, the rows of the batch whose tokens so far change their logits; None if there
             are none, or on a GPU. Those of selections are not followed.
+        known: int64, how many tokens each of these rows had when its request came. A step at an
+            earlier position is a chunk that does not end them, whose token is dropped.
     """
 
     needy: Tensor | None
+    known: Tensor | None
 
     def __init__(self) -> None:
-        self.num_samples, self.needy = 1, None
+        self.num_samples, self.needy, self.known = 1, None, None
         self._drawn: Drawn | None = None
         self._is_captured = False
         self._warned: set[str] = set()
@@ -245,7 +248,9 @@ class MovingOn:
         if self._positions is not None:
             moved = rows.positions - self._positions
             if appended is None:
-                if bool((moved > 0).all()):
+                assert self.known is not None
+                ended = self._positions[self.needy] >= self.known
+                if bool((moved > 0).all()) and bool(ended.any()):
                     yield "appends", _NOT_APPENDED
             elif bool((appended > moved)[self.needy].any()):
                 yield "appends", _APPENDED_TWICE
@@ -300,7 +305,8 @@ _LEFT_OVER = (
 )
 _NOT_APPENDED = (
     "batch: a step at later positions, and no token was appended since the last one, so penalties, "
-    "bad_words and min_tokens do not see it; call batch.append(out.token_ids) after each step"
+    "bad_words and min_tokens do not see it; call batch.append(out.token_ids) after each step, and "
+    "let a drafter draw of copy.copy(batch) and append its drafts to that"
 )
 _APPENDED_TWICE = (
     "batch: more tokens were appended since the last step than positions have moved on, so "
