@@ -16,6 +16,7 @@ from tests.support.cases import Case
 from tests.support.commands import invoke
 from tpsample import (
     LMHeadSampler,
+    SampleOutput,
     SamplingBatch,
     SamplingParams,
     TopKTrace,
@@ -64,6 +65,32 @@ def test_a_record_of_a_batch_has_the_temperatures_that_were_written(tmp_path):
     assert not all(v.confirmed for v in verify_record(tmp_path / "requests"))
     write_record(tmp_path / "batch", *step, batch, 7, out)
     assert all(v.confirmed for v in verify_record(tmp_path / "batch"))
+
+
+def test_a_head_that_is_not_the_whole_one_is_refused(tmp_path):
+    """A rank's own rows, or padding behind the vocabulary, would refute tokens that are right."""
+    case = Case.make(300, 6)
+    params = [SamplingParams(seed=row) for row in range(6)]
+    batch = SamplingBatch.from_params(params, vocab_size=300)
+    out = LMHeadSampler(case.weight, backend="torch")(case.hidden_states, batch, 7)
+    for weight in (case.weight[:150], torch.cat([case.weight, case.weight[:20]])):
+        with pytest.raises(ValueError, match=r"^lm_head_weight: expected 300 rows, one for each"):
+            write_record(tmp_path / "step", case.hidden_states, weight, batch, 7, out)
+    assert not (tmp_path / "step").exists()
+
+
+def test_the_rows_of_several_steps_fit_one_record(tmp_path):
+    case = Case.make(300, 6)
+    params = [SamplingParams(seed=row, top_k=50) for row in range(6)]
+    batch = SamplingBatch.from_params(params, vocab_size=300)
+    sampler = LMHeadSampler(case.weight, backend="torch")
+    outs = [sampler(case.hidden_states, batch, position) for position in (7, 8)]
+    columns = zip(*((out.token_ids, out.status, out.seeds) for out in outs), strict=True)
+    together = SampleOutput(*map(torch.cat, columns))
+    positions = torch.tensor([7, 8]).repeat_interleave(6)
+    states = case.hidden_states.repeat(2, 1)
+    write_record(tmp_path / "steps", states, case.weight, params * 2, positions, together)
+    assert [v.confirmed for v in verify_record(tmp_path / "steps")] == [True] * 12
 
 
 def test_a_batch_that_no_record_can_repeat_is_refused(tmp_path):

@@ -163,9 +163,13 @@ def write_record(
 ) -> None:
     """Write what a step was given and what it returned.
 
+    The rows of several steps fit one record, and then one head: concatenate all arguments, and
+    make ``SampleOutput(token_ids, status, seeds)`` of the outputs.
+
     Args:
         hidden_states: [B, D].
-        lm_head_weight: [V, D], the rows of all ranks; or a model, as `tpsample generate` takes it.
+        lm_head_weight: [V, D], the rows of all ranks, without padding; or a model, as `tpsample
+            generate` takes it.
         params: one request per row; or the batch, whose temperatures are taken as they are now, so
             written ones, too. Of requests alone nobody knows what was written to their batch.
         positions: int64 [B] or one int.
@@ -210,6 +214,8 @@ def write_record(
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name}: expected a tensor, got {describe(tensor)}")
         require_memory(name, tensor)
+    if isinstance(params, SamplingBatch) and "lm_head_weight" in tensors:
+        _check_vocab(tensors["lm_head_weight"], params.vocab_size)
     tokens_so_far = {
         name: list(map(list, token_lists(name, lists, rows)))
         for name, lists in zip(TOKENS_SO_FAR, (prompt_token_ids, output_token_ids), strict=True)
@@ -224,6 +230,15 @@ def write_record(
             "has a field that looks at them, got None; pass one list per row, [] for none"
         )
     Record(tensors, requests, tokens_so_far, head, model).save(path)
+
+
+def _check_vocab(lm_head_weight: Tensor, vocab_size: int) -> None:
+    """Raise a ValueError for a head that is not the whole one, such as a rank's own rows."""
+    if lm_head_weight.ndim and len(lm_head_weight) != vocab_size:
+        raise ValueError(
+            f"lm_head_weight: expected {vocab_size} rows, one for each id of the batch, got "
+            f"{len(lm_head_weight)}; pass the rows of all ranks in order, without padding"
+        )
 
 
 def _as_drawn(batch: SamplingBatch) -> list[SamplingParams]:
