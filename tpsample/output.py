@@ -26,7 +26,9 @@ class Logprobs:
 
     Attributes:
         token_ids: int64 [B, S + N + C], where S is 1, or num_samples if given.
-        values: float64, the same shape, in the mode of the row's request (`logprobs_mode`).
+        values: float64, the same shape, in the mode of the row's request (`logprobs_mode`). A
+            logprob lies within 5e-7 of the exact one, because a sum of integer masses gives it
+            (MASSES.md). So ranks and shards change no bit of it.
         ranks: int64, the same shape: how many of the row's logits are >= the token's own, so 1 for
             an untied best. In the processed modes they are counted in the kept set.
         entropies: float64 [B], in nats, of the softmax of the raw logits, or in the processed modes

@@ -306,6 +306,8 @@ def sample(
 def logprobs(logits: Tensor, batch: StepBatch | BatchView, token_ids: Tensor) -> Logprobs:
     """Return the logprobs of the rows of `batch` that ask for them, by float64 log-softmax.
 
+    Those of a sampler are computed from integer masses, and lie within 5e-7 of these (MASSES.md).
+
     The top N are the first N of the total order; those outside the kept set have -inf in the
     processed modes. A row of the raw modes with a NaN has none, also where a mask removes the NaN.
     Logits of +inf share all of the probability.

@@ -487,6 +487,10 @@ tpsample/core/checks.py
     + if False:
     > test_numbers_that_are_still_to_be_negated_are_refused
 tpsample/record/format.py
+    a record of a batch takes a rank's own rows for the head
+    - if isinstance(params, SamplingBatch) and "lm_head_weight" in tensors:
+    + if False:
+    > test_a_head_that_is_not_the_whole_one_is_refused
     a record of penalised rows says nothing of their tokens so far
     - if reading and output_token_ids is None:
     + if False:

@@ -17,7 +17,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.support.ranks import run_ranks
-from tpsample import LMHeadSampler, RankMismatch, SamplingBatch, SamplingParams, VocabShard
+from tpsample import (
+    LMHeadSampler,
+    RankMismatch,
+    SamplingBatch,
+    SamplingParams,
+    VocabShard,
+    verify,
+)
 from tpsample.backends import room_of
 from tpsample.backends.torch_ import passes
 from tpsample.training import KeptLogprobs, KeptTokens, call, kept_logprobs, products
@@ -79,6 +86,34 @@ def _rollout(dtype: torch.dtype, **head: float) -> tuple[Case, Tensor, Tensor]:
     temperature = torch.tensor([each.temperature for each in params])
     case = (states, weight, out.token_ids, KeptTokens.of_step(out.kept), temperature)
     return case, out.logprobs.values[:, 0], out.logprobs.entropies
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_tokens_of_a_verification_are_scored_as_they_were_drawn(whole):
+    _, weight = _numbers()
+    states = torch.randn(ROWS, 3, D, generator=torch.Generator().manual_seed(4))
+    kinds = KINDS if whole else [{"top_k": 5}, {"top_p": 0.7}]
+    params = [
+        SamplingParams(
+            seed=row,
+            logprobs=0,
+            logprobs_mode="processed_logprobs",
+            **kinds[row % len(kinds)],
+        )
+        for row in range(ROWS)
+    ]
+    batch = SamplingBatch.from_params(params, vocab_size=V, kept_cap=V)
+    with LMHeadSampler(weight, group="alone", backend="torch", max_rows=3 * ROWS) as sampler:
+        drafts = sampler(states[:, 0], batch, 5).token_ids.unsqueeze(1).repeat(1, 2)
+        out = verify(sampler, states, drafts, batch, 5)
+    emitted = out.token_ids.flatten() >= 0
+    assert 0 < emitted.sum() < len(emitted) and out.logprobs is not None
+    for rows in (emitted, emitted.nonzero().flatten().flip(0)):
+        kept = KeptTokens.of_step(out.kept, rows)
+        scores = kept_logprobs(
+            states.flatten(0, 1)[rows], weight, out.token_ids.flatten()[rows], kept, 1.0
+        )
+        assert torch.equal(scores.logprobs, out.logprobs.values[rows, 0])
 
 
 def _definition(case: Case, head: dict[str, float]) -> KeptLogprobs:

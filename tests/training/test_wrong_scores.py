@@ -94,7 +94,7 @@ def test_sets_that_do_not_fit_together_are_refused(arguments, told):
     ("size", "told"),
     [
         (9, r"rows \[0\] kept up to 9 ids.* with kept_cap=9 or more"),
-        (0, r"rows \[0\] have no token to score; leave them out"),
+        (0, r"rows \[0\] have no token to score; name the others by rows="),
     ],
 )
 def test_a_row_without_a_set_is_refused(size, told):
@@ -108,6 +108,31 @@ def test_a_row_without_a_set_is_refused(size, told):
     )
     with pytest.raises(ValueError, match=told):
         KeptTokens.of_step(kept)
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        (torch.tensor([0, 3]), r"^rows: expected rows in \[0, 3\), got \[0, 3\]"),
+        (torch.tensor([-1]), r"^rows: expected rows in \[0, 3\), got \[-1\]"),
+        (torch.tensor([True, False]), r"^rows: expected a tensor \[3\] of bool on cpu, got "),
+        ([0, 1], r"^rows: expected a tensor \[N\] of int64 on cpu, got \[0, 1\]"),
+        (torch.tensor([2, 1]), r"^kept: rows \[1\] have no token to score; name the others"),
+        (torch.tensor([0, 2]), r"^kept: rows \[0\] kept up to 9 ids.* with kept_cap=9 or more"),
+    ],
+)
+def test_rows_that_have_no_set_to_take_are_refused(rows, told):
+    kept = KeptSets(
+        offsets=torch.tensor([0, 0, 0, 2]),
+        token_ids=torch.tensor([7, 3]),
+        log_masses=torch.zeros(2),
+        sizes=torch.tensor([9, 0, 2]),
+        whole=torch.tensor([False] * 3),
+        overflow=torch.tensor([True, False, False]),
+    )
+    with pytest.raises(ValueError, match=told):
+        KeptTokens.of_step(kept, rows)
+    assert KeptTokens.of_step(kept, torch.tensor([2, 2])).token_ids.tolist() == [7, 3, 7, 3]
 
 
 def _each_wrong(cases: list[tuple[dict[str, Any], str]]) -> list[str]:
@@ -172,7 +197,11 @@ ON_ONE_RANK: list[tuple[dict[str, Any], str]] = [
     ({"lm_head_weight": torch.zeros(10, D, device="meta")}, "rank 1: "),
     ({"hidden_states": torch.zeros(3, D).to_sparse()}, "rank 1: hidden_states: expected a dense"),
     ({"temperature": 10**400}, "rank 1: temperature: expected 1e-05 to 1.27e+30, got inf"),
-    ({"temperature": "0.7"}, "rank 1: temperature: expected a number, got '0.7'"),
+    (
+        {"temperature": "0.7"},
+        "rank 1: temperature: expected a number, or a tensor of float32 with one of each row, got "
+        "'0.7'",
+    ),
     ({"shard": (10, 20)}, "rank 1: shard: expected a VocabShard, got (10, 20)"),
     ({"group": 3}, "rank 1: group: expected a torch process group"),
     (

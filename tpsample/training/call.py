@@ -110,6 +110,9 @@ def kept_logprobs(
     are compared, to a thousandth of the largest. Temperatures get no gradient, and nothing has
     second derivatives or tangents of forward mode.
 
+    Returns:
+        `KeptLogprobs`: ``logprobs`` and ``entropies``, float64 [N] each, the same on every rank.
+
     Raises:
         TypeError, ValueError: an argument is wrong, on one rank. A drawn token that is not in its
             set, an id that is listed twice, or one outside of the vocabulary.
@@ -251,7 +254,10 @@ def _checked(
     else:
         number = temperature.item() if isinstance(temperature, Tensor) else temperature
         if math.isnan(real_number(number)):
-            raise ValueError(f"temperature: expected a number, got {describe(temperature)}")
+            raise ValueError(
+                "temperature: expected a number, or a tensor of float32 with one of each row, got "
+                f"{describe(temperature)}"
+            )
         given = torch.full((rows,), real_number(number), dtype=torch.float32, device=device)
     wrong = (~((given >= GREEDY_BELOW) & (given <= HOTTEST))).nonzero().flatten().tolist()
     if wrong:

@@ -116,31 +116,61 @@ class KeptTokens:
         return cls(offsets, torch.cat(ids), torch.cat(whole))
 
     @classmethod
-    def of_step(cls, kept: KeptSets) -> KeptTokens:
-        """Return the sets of the rows of a step, from `SampleOutput.kept`.
+    def of_step(cls, kept: KeptSets, rows: Tensor | None = None) -> KeptTokens:
+        """Return the sets of the rows of a step or a verification, from `SampleOutput.kept`.
+
+        Those of a verification are the positions that emitted a token:
+
+            KeptTokens.of_step(out.kept, out.token_ids.flatten() >= 0)
+
+        Args:
+            rows: bool [R], the rows to take, of the R that `kept` has; or int64 [N], their numbers
+                in the order to take them. Leave out padding and rows without a token. Default: all.
 
         Raises:
-            ValueError: a row kept more ids than the batch's `kept_cap`, so its set is not known; or
-                it has no token, so there is nothing to score.
+            ValueError: a row that is taken kept more ids than the batch's `kept_cap`, so its set is
+                not known; or it has no token, so there is nothing to score. Or such rows are not
+                there.
         """
         if not isinstance(kept, KeptSets):
             raise TypeError(
                 f"kept: expected the KeptSets of a step, got {type(kept).__name__}; pass out.kept "
                 "of a batch that was built with kept_cap="
             )
-        if bool(kept.overflow.any()):
-            rows = kept.overflow.nonzero().flatten().tolist()
-            largest = int(kept.sizes[kept.overflow].max())
+        taken = torch.arange(len(kept.sizes), device=kept.sizes.device)
+        if rows is not None:
+            taken = taken[_numbers_of(rows, taken)]
+        overflow = kept.overflow[taken]
+        if bool(overflow.any()):
+            which = taken[overflow]
+            largest = int(kept.sizes[which].max())
             raise ValueError(
-                f"kept: rows {describe(rows)} kept up to {largest} ids, more than the batch's "
-                f"kept_cap; build the batch with kept_cap={largest} or more"
+                f"kept: rows {describe(which.tolist())} kept up to {largest} ids, more than the "
+                f"batch's kept_cap; build the batch with kept_cap={largest} or more"
             )
-        if rows := (kept.sizes == 0).nonzero().flatten().tolist():
+        if none := taken[kept.sizes[taken] == 0].tolist():
             raise ValueError(
-                f"kept: rows {describe(rows)} have no token to score; leave them out, and pass the "
-                "sets of the others by KeptTokens.from_lists"
+                f"kept: rows {describe(none)} have no token to score; name the others by rows="
             )
-        return cls(kept.offsets, kept.token_ids[: kept.offsets[-1]], kept.whole)
+        if rows is None:
+            return cls(kept.offsets, kept.token_ids[: kept.offsets[-1]], kept.whole)
+        sizes = kept.offsets.diff()[taken]
+        offsets = F.pad(sizes.cumsum(0), (1, 0))
+        first = (kept.offsets[taken] - offsets[:-1]).repeat_interleave(sizes)
+        listed = kept.token_ids[first + torch.arange(len(first), device=first.device)]
+        return cls(offsets, listed, kept.whole[taken])
+
+
+def _numbers_of(rows: object, every: Tensor) -> Tensor:
+    """Return rows that the caller named, as an index of `every` one, if they are there."""
+    if isinstance(rows, Tensor) and rows.dtype == torch.bool:
+        check_tensor("rows", rows, (torch.bool,), (len(every),), every.device)
+        return rows
+    check_tensor("rows", rows, (torch.int64,), ("N",), every.device)
+    assert isinstance(rows, Tensor)
+    if bool(((rows < 0) | (rows >= len(every))).any()):
+        raise ValueError(f"rows: expected rows in [0, {len(every)}), got {describe(rows.tolist())}")
+    return rows
 
 
 def _ids_of(row: int, ids: object) -> Tensor:
