@@ -56,7 +56,9 @@ def check_requests(
                 f"output_token_ids[{row}]: expected ids in [0, {vocab_size}), "
                 f"got {describe(outside[0])}"
             )
-        inside = tuple([token_id for token_id in prompt if 0 <= token_id < vocab_size])
+        inside: tuple[int, ...] = ()
+        if request.reads_output:
+            inside = tuple([token_id for token_id in prompt if 0 <= token_id < vocab_size])
         checked.append(Entry.of(request, vocab_size, inside, output))
     _warn_of_padding(checked)
     return checked
@@ -86,7 +88,7 @@ def _reads_prompt(request: Any) -> bool:
 
 
 def _ids(name: str, ids: Any) -> tuple[int, ...]:
-    if isinstance(ids, Tensor):
+    if hasattr(ids, "tolist"):  # a tensor or an array of NumPy, whose items are slow to look at
         ids = ids.tolist()
     if not lists_in_order(ids):
         raise TypeError(
