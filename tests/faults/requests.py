@@ -204,6 +204,10 @@ tpsample/request/moving_on.py
     + if False:
     > test_seeds_that_are_written_later_are_told_of_once
     > test_written_temperatures_that_count_as_0_are_told_of_once[-1.0]
+    tokens of a selection are counted twice in silence
+    - return drawn.is_counted and self._is_new("appends")
+    + return False
+    > test_tokens_of_a_selection_that_are_appended_twice_are_told_of_once
     dropped tokens of chunks are told of
     - ended = self._positions[self.needy] >= self.known
     + ended = self._positions[self.needy] >= 0

@@ -212,6 +212,24 @@ def test_tokens_that_are_appended_twice_are_told_of_once():
                 twice(batch, sampler(states(position), batch, position))
 
 
+def test_tokens_of_a_selection_that_are_appended_twice_are_told_of_once():
+    sampler = sampler_of()
+    for fields, told in (({"frequency_penalty": 1.0}, True), ({"top_k": 3}, False)):
+        batch = batch_of(**fields)
+        rows = batch.select(torch.tensor([2, 0, 1]))
+        with nothing_told():
+            rows.append(sampler(states(), rows, 2))
+            out = sampler(states(1), rows, 3)
+            rows.append(out.token_ids.clone())
+            rows.append(out)
+            out = sampler(states(2), rows, 4, out=out)
+            rows.append(out)
+        text = "^token_ids: those of the last step were appended before, so penalties"
+        with told_once(text) if told else nothing_told():
+            rows.append(out)
+            rows.append(out)
+
+
 def test_tokens_that_are_appended_once_in_any_way_are_not_told_of():
     sampler, batch = sampler_of(), batch_of(frequency_penalty=1.0, temperature=0.0)
     with nothing_told():

@@ -100,11 +100,13 @@ class Drawn(NamedTuple):
         token_ids: the tensor that they are in, as long as the caller has it.
         moves: how often rows had moved by then.
         of_slots: whether a selection took the step.
+        is_counted: whether they were appended.
     """
 
     token_ids: weakref.ref[Tensor]
     moves: int
     of_slots: bool
+    is_counted: bool = False
 
 
 class MovingOn:
@@ -148,6 +150,15 @@ class MovingOn:
             raise ValueError(_OF_A_SELECTION)
         if drawn.moves != moves:
             raise ValueError(_MOVED)
+
+    def counts_twice(self, token_ids: Tensor) -> bool:
+        """Note that tokens are appended; return whether they are those of the last step for a
+        second time, which is told once."""
+        drawn = self._drawn
+        if drawn is None or self._is_captured or drawn.token_ids() is not token_ids:
+            return False
+        self._drawn = drawn._replace(is_counted=True)
+        return drawn.is_counted and self._is_new("appends")
 
     def forget(self) -> None:
         """Begin anew, because rows joined, left, moved or changed."""
@@ -311,6 +322,10 @@ _NOT_APPENDED = (
 _APPENDED_TWICE = (
     "batch: more tokens were appended since the last step than positions have moved on, so "
     "penalties, bad_words and min_tokens count some twice; append each step's tokens once"
+)
+APPENDED_AGAIN = (
+    "token_ids: those of the last step were appended before, so penalties, bad_words and "
+    "min_tokens count them twice; append each step's tokens once"
 )
 _OF_A_SELECTION = (
     "token_ids: expected those of a step of the whole batch, got those of a selection, whose rows "

@@ -18,7 +18,7 @@ from tpsample.core.vocab_shard import VocabShard
 from tpsample.output import SampleOutput, VerifyOutput
 from tpsample.request.controls.apply import ControlRows
 from tpsample.request.controls.tables import num_words
-from tpsample.request.moving_on import Mask, MovingOn, SteppedRows
+from tpsample.request.moving_on import APPENDED_AGAIN, Mask, MovingOn, SteppedRows
 from tpsample.request.plan import BatchPlan, BatchView, SlotRows, Undrawn
 from tpsample.request.table import RequestTable
 
@@ -225,6 +225,9 @@ class StepBatch(KeepsTensors, Sealed, ABC):
             if controls is not None and controls.looks_at_output:
                 columns = token_ids.unsqueeze(1) if token_ids.ndim == 1 else token_ids
                 controls.append(self._state_slots(), columns)
+                # Rows of a whole batch are followed by their positions, in the next step.
+                if self._names_slots and moving.counts_twice(token_ids):
+                    warn(APPENDED_AGAIN)
 
     def _note_append(self, token_ids: Tensor) -> None:
         """Note that tokens [B, ...] are appended; a ValueError if they are of other rows."""
