@@ -189,10 +189,10 @@ tpsample/speculative/drafting.py
     - if call.rows == 0:
     + if False:
     > test_no_rows_have_no_drafts[numba-2]
-    coupled drafts of another position are taken
+    drafts of another position are taken
     - here & (at != positions + draft.index)
     + here & (at != at)
-    > test_coupled_drafts_of_other_positions_are_refused
+    > test_drafts_of_other_positions_are_refused[rejection]
     drafts of another temperature are taken
     - if theirs is not None and (its
     + if theirs is None and (its

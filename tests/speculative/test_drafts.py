@@ -102,16 +102,19 @@ def test_drafts_bring_their_law(method):
         verify(*given, [token_ids], batch, 5, method=method)
 
 
-def test_coupled_drafts_of_other_positions_are_refused():
-    """The law would be right, and hardly a draft accepted."""
+@pytest.mark.parametrize("method", ["coupled", "rejection", "block"])
+def test_drafts_of_other_positions_are_refused(method):
+    """Hardly a coupled one would be accepted. Others that are all drawn at one position, with one
+    noise, make each verification depend on those before it."""
     params = [SamplingParams(seed=seed) for seed in range(3)]
     batch = SamplingBatch.from_params(params, vocab_size=V)
     sampler = LMHeadSampler(torch.zeros(V, 8), max_rows=9, backend="torch")
-    drafts = [sample_draft(sampler, torch.zeros(3, V), batch, 5 + index, index) for index in (0, 1)]
-    verify(sampler, torch.zeros(3, 3, 8), drafts, batch, 5)
+    drafted = sampler, torch.zeros(3, V), batch
+    drafts = [sample_draft(*drafted, 5 + index, index, method=method) for index in (0, 1)]
+    verify(sampler, torch.zeros(3, 3, 8), drafts, batch, 5, method=method)
     said = r"^positions: row 0 has 4, and its draft 0 was drawn for position 5; give the position"
     with pytest.raises(ValueError, match=said):
-        verify(sampler, torch.zeros(3, 3, 8), drafts, batch, 4)
+        verify(sampler, torch.zeros(3, 3, 8), drafts, batch, 4, method=method)
 
 
 @pytest.mark.parametrize("method", ["coupled", "rejection", "block"])

@@ -180,7 +180,9 @@ def check_drafts(drafts: Sequence[Draft], batch: StepBatch, positions: Tensor) -
     """Raise a ValueError unless a verification has the rows that its drafts were drawn of.
 
     At another temperature the drafts have another law than the one that their logits tell. At other
-    positions the target of coupled drafts draws with other noise, and hardly one is accepted.
+    positions the target of coupled drafts draws with other noise, and hardly one is accepted. By
+    ratio, drafts of a position that does not move on draw one noise again and again: then the
+    tokens of later verifications depend on the earlier ones, and do not follow the target's law.
     """
     if not readable(positions.device):
         return
@@ -196,7 +198,7 @@ def check_drafts(drafts: Sequence[Draft], batch: StepBatch, positions: Tensor) -
                 f"{draft.index} was drawn at {float(theirs[row]):.9g}; verify at the temperature "
                 "of the drafts"
             )
-        if draft.method == "coupled" and (its := here & (at != positions + draft.index)).any():
+        if (its := here & (at != positions + draft.index)).any():
             row = int(its.nonzero()[0])
             raise ValueError(
                 f"positions: row {row} has {int(positions[row])}, and its draft {draft.index} was "
