@@ -61,6 +61,9 @@ def test_tokens_that_do_not_fit_the_joining_rows_are_refused():
     batch = SamplingBatch.from_params([], vocab_size=V, max_rows=2)
     with pytest.raises(ValueError, match=r"prompt_token_ids: expected one list per row \(1\)"):
         batch.arrange([0], [SamplingParams()], prompt_token_ids=[[1], [2]])
+    flat = r"got 3 ids in their place; .* such as \[\[5, 6\]\] for one"
+    with pytest.raises(ValueError, match=flat):
+        batch.arrange([0], [SamplingParams()], prompt_token_ids=[1, 2, 3])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("counts", [[1] * 300, [300], [5, 251, 1, 40, 300], [0, 255, 2]], ids=len)

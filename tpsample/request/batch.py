@@ -371,7 +371,9 @@ class SamplingBatch(StepBatch):
         Args:
             slots: one or several, each once.
             params: one request per slot.
-            prompt_token_ids, output_token_ids: the tokens so far of each, as in `from_params`.
+            prompt_token_ids, output_token_ids: the tokens so far of each, as in `from_params`: a
+                list per slot, such as [[5, 6]] for one. A request that was preempted brings all
+                that it drew as output.
 
         Raises:
             TypeError, ValueError: as `from_params`; a slot named twice, or one that is not there.
@@ -451,8 +453,8 @@ class SamplingBatch(StepBatch):
     def _for_rows(self, num_rows: int, masked_rows: int | None = None) -> SamplingBatch:
         if self._table.empty:
             raise ValueError(
-                f"batch: slots {self._table.empty} have no request; name the slots of the step by "
-                "batch.select, or drop these"
+                f"batch: slots {describe(self._table.empty)} have no request; name the slots of "
+                "the step by batch.select, or drop these"
             )
         self._table.require_places()
         if num_rows != (rows := self._table.row_seed.shape[0]):

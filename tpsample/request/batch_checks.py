@@ -133,7 +133,10 @@ def token_lists(name: str, lists: Any, num_rows: int, first_row: int = 0) -> lis
             f"{name}: expected one list of token ids per row, got {describe(lists)}{way_out}"
         )
     if len(lists) != num_rows:
-        raise ValueError(f"{name}: expected one list per row ({num_rows}), got {len(lists)}")
+        got = f"{len(lists)}"
+        if all(map(is_integer, lists)):
+            got += " ids in their place; a batch takes a list per row, such as [[5, 6]] for one"
+        raise ValueError(f"{name}: expected one list per row ({num_rows}), got {got}")
     return [_ids(f"{name}[{row}]", ids) for row, ids in enumerate(lists, first_row)]
 
 
