@@ -390,7 +390,8 @@ class LMHeadSampler(Sealed):
         Returns:
             steps: steps and verifications that ended, those of `warm_up` among them.
             rows: their rows.
-            tokens: draws of a candidate: rows × samples of steps, rows × (K + 1) of verifications.
+            tokens: draws of a candidate: rows × samples of steps that began, rows × (K + 1) of
+                verifications.
             failed_rows: rows whose status was not OK. On a CPU every step counts its own; on a GPU
                 `count_failed` does, for a status that was read.
             second_rounds: filtered rows whose last kept token was searched for, because nothing
@@ -494,7 +495,10 @@ class LMHeadSampler(Sealed):
         Raises:
             RankMismatch: another thread of a rank is in a call, a rank has closed its sampler, or
                 it gave an argument; every rank raises it, and none has recovered.
-            PeerLost: a rank did not come within the timeout of the process group.
+            PeerLost: a rank did not come. The wait is twice the timeout of the process group and
+                3 s, for a rank whose step began when another came here. After a loss it is longer
+                by the time since then and one timeout, by at most 120 s. So do not ask by a reset
+                whether a rank lives.
         """
         with self.agreement.in_reset(self.checks.ready):
             self.exchange.reset()
