@@ -72,10 +72,12 @@ def test_the_requests_of_the_batch_come_go_and_do_not_depend_on_each_other() -> 
     example = _load("continuous_batching")
     together = _main(example, Job())
     assert [len(text) for text in together] == [9, 6, 8, 4, 7]
-    everyone = example.REQUESTS
-    example.REQUESTS = everyone[:1]
+    example.PREEMPTED = {}
+    assert _main(example, Job()) == together
+    everyone, example.REQUESTS = example.REQUESTS, example.REQUESTS[:1]
     assert _main(example, Job()) == together[:1]
-    example.MAX_ROWS, example.REQUESTS = 1, everyone
+    example.REQUESTS = everyone
+    example.SLOTS, example.BUDGET = 1, 2
     assert _main(example, Job()) == together
 
 
