@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.lab.virtual_ranks import VirtualWorld, even_shards
-from tests.support.calls import outcome, sampler_of, step
+from tests.support.calls import batch_of, outcome, sampler_of, step
 from tests.support.cases import Case, own_sampler
 from tests.support.limits import slowness
 from tests.support.ranks import run_ranks, same_on_ranks
 from tests.support.tiers import long
-from tpsample import LMHeadSampler, PeerLost, VocabShard
+from tpsample import LMHeadSampler, PeerLost, SamplingParams, VocabShard
 from tpsample.core.word import pack
 from tpsample.ranks import process, roll_call
 from tpsample.ranks.bounded_store import BoundedStore
@@ -148,6 +148,29 @@ def _reset_again(case: Case) -> None:
 
 def test_a_reset_that_fails_ends_and_the_next_one_recovers():
     run_ranks(2, _reset_again, Case.make(60, 3), group_timeout_s=3)
+
+
+def _alone_calls() -> list[str]:
+    """Return how steps end after calls that rank 1 alone refused, and after what they advise."""
+    rank, told = dist.get_rank(), []
+    sampler = sampler_of()
+    unseeded = lambda: batch_of(rows=[SamplingParams(), SamplingParams()])  # noqa: E731
+    for call, right in (
+        (lambda: sampler.refresh(*[torch.ones(1, 1)] * rank), sampler.refresh),
+        (lambda: sampler.draw_seeds(None if rank else unseeded()), lambda: None),  # type: ignore
+    ):
+        assert (outcome(call)[0] == "nothing raised") == (rank == 0)
+        told.append(outcome(lambda: step(sampler))[1].partition(", got")[0])
+        right()
+        sampler.reset()
+        told.append(str(step(sampler)) + str(step(sampler, unseeded())))
+    return told
+
+
+def test_calls_that_one_rank_alone_refused_end_no_sampler():
+    refreshed, _, drawn, _ = same_on_ranks(2, _alone_calls)
+    assert refreshed.endswith("; call refresh(), then reset(), on all ranks"), refreshed
+    assert drawn.endswith("how many seeds were drawn before; call reset() on all ranks"), drawn
 
 
 def _reset_wrong_on_one_rank() -> list[str]:

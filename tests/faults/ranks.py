@@ -333,6 +333,10 @@ tpsample/distributed.py
     + ranks.gather({"value": value})
     > test_a_value_that_cannot_be_gathered_is_told_to_every_rank
 tpsample/ranks/process.py
+    seeds that one rank drew alone stay drawn after a reset
+    - (max(each[name] for each in records) for name in own)
+    + (max(each["begun"] for each in records), seeds.drawn)
+    > test_calls_that_one_rank_alone_refused_end_no_sampler
     a forked process builds a sampler over the groups of its parent
     - _shared.setdefault(group, Shared()).inherited = True
     + pass
@@ -346,8 +350,8 @@ tpsample/ranks/process.py
     + for value in (given.get("group"),):
     > test_a_group_under_a_wrong_name_is_the_group_that_is_told
     ranks without connections number samplers as each has begun them
-    - max(record["begun"] for record in records)
-    + self.shared.begun + 0 * len(records)
+    - (max(each[name] for each in records) for name in own)
+    + (self.shared.begun, max(each["drawn"] for each in records))
     > test_ranks_on_gpus_number_samplers_alike_after_a_reset
     ranks that have no sampler yet are told to reset it
     - self.roll.way_out = NEW_GROUP

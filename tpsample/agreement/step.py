@@ -119,8 +119,8 @@ class StepAgreement:
 
     def __init__(self, ranks: Ranks, exchange: Exchange, seeds: SeedSource) -> None:
         self._ranks, self._seeds = ranks, seeds
+        ranks.seeds = seeds
         self._swap = exchange if isinstance(exchange, SwapExchange) else None
-        self._refreshed = 0
         way_out = "build a sampler per thread, or queue the calls"
         self.thread = OneCall("sampler", way_out, ranks.require_own_process)
         self._held: list[OneThread] = []  # of batches
@@ -173,8 +173,12 @@ class StepAgreement:
             self.leave(kind_and_text(error), refused=False)
 
     def reset(self) -> None:
-        """Forget that a step was left, and count steps from 0 again; all ranks do so together."""
+        """Forget that a step was left, and count steps from 0 again; all ranks do so together.
+
+        So they do with calls of refresh, which one rank may have refused.
+        """
         self._left: str | None = None
+        self._refreshed = 0
         self.watch_states()
         self._ranks.shared.left = None
         # A call that is not yet compared, or the error in its place, and which step was before it.
@@ -358,7 +362,8 @@ _EXPECTED = {
     "batch: read from": f"{SAME}; step inside torch.compile on every rank, or on none",
     "hidden_states": f"{SAME}, by digest; look for a missing all-reduce or broadcast before the LM "
     "head",
-    "rows without a seed": f"{SAME}, and so must be how many seeds were drawn before",
+    "rows without a seed": f"{SAME}, and so must be how many seeds were drawn before; call "
+    "reset() on all ranks",
     "positions": f"{SAME}; a rank that skipped a step has others",
     "draft_token_ids": f"{SAME}, and so must be lengths=, behind which a row has -1",
     "tokens so far": f"{SAME}, by digest; every rank appends the same tokens as often",

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tpsample.core.checks import describe, kind_and_text
 from tpsample.core.digest import digest_text
+from tpsample.core.row_noise import SeedSource
 from tpsample.errors import PeerLost, RankMismatch
 from tpsample.ranks.channel import PLACE_BYTES, Arrival, Awaited, Channel, Meeting
 from tpsample.ranks.lost import NEW_GROUP, RESET
@@ -309,7 +310,7 @@ class ProcessRanks(Ranks):
         """Wait for all ranks, then connect them and their subsets anew. Collective.
 
         A failed collective may have closed connections of gloo. A rank may have begun to build a
-        sampler alone, so the ranks go on from the largest number.
+        sampler or to draw seeds alone, so the ranks go on from the largest number.
 
         Raises:
             PeerLost: a rank did not come within the timeout of the group, or came and left again.
@@ -317,8 +318,10 @@ class ProcessRanks(Ranks):
         """
         timeout_s = group_timeout(self.group).total_seconds()
         meet = partial(self.roll.begin_anew, timeout_s)
-        records = gather_or_raise(self, {"begun": self.shared.begun}, error, meet)
-        self.shared.begun = max(record["begun"] for record in records)
+        seeds = self.seeds or SeedSource()
+        own = {"begun": self.shared.begun, "drawn": seeds.drawn}
+        records = gather_or_raise(self, own, error, meet)
+        self.shared.begun, seeds.drawn = (max(each[name] for each in records) for name in own)
         for ranks in (self, *self._subsets):
             ranks.connect()
 

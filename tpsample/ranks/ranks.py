@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpsample.core.checks import shorten, text_of
+from tpsample.core.row_noise import SeedSource
 from tpsample.errors import RankMismatch
 from tpsample.ranks.roll_call import RollCall
 
@@ -96,6 +97,7 @@ class Ranks:
         roll: tells who is still there; None without a group.
         home: the GPU that this rank's weight is on; None if that is not known.
         by_ids: the ranks in the order of their token ids; None where that is the rank order.
+        seeds: of the sampler. After a reset the ranks have drawn equally many.
         inbox_memory: makes the memory of `peer` for a shape, where all ranks are in one process, as
             in tests; None lets the exchange choose.
         bytes_sent: bytes that `gather_integers` and `sum_integers` have handed to the peers so far.
@@ -107,6 +109,7 @@ class Ranks:
     world_size = 1
     group: dist.ProcessGroup | None = None
     roll: RollCall | None = None
+    seeds: SeedSource | None = None
     home: torch.device | None = None
     by_ids: Sequence[int] | None = None
     inbox_memory: Callable[[tuple[int, ...]], Any] | None = None
