@@ -221,6 +221,10 @@ tpsample/agreement/caller_module.py
     - _warn_of_hooks(module)
     + pass
     > test_hooks_that_no_step_calls_are_warned_of_where_the_sampler_is_built
+    a forward that was assigned to a head is silently ignored
+    - if name == "forward"
+    + if False
+    > test_a_linear_layer_with_a_forward_of_its_own_is_refused_and_the_ways_out_work
     hooks of torch itself are warned of
     - if not (getattr(hook, "__module__", None) or "").startswith("torch.")
     + if True

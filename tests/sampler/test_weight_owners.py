@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import pickle
 import warnings
@@ -119,8 +120,15 @@ def test_a_linear_layer_with_a_forward_of_its_own_is_refused_and_the_ways_out_wo
     assert out.token_ids.tolist() == reference.sample(logits, BATCH, 3).token_ids.tolist()
     assert _tokens(LMHeadSampler(head.weight, backend="torch")) == _right(head)
     head.__class__ = nn.Linear  # type: ignore[assignment]
-    head.forward = lambda hidden_states: hidden_states  # type: ignore[method-assign]
-    assert _tokens(LMHeadSampler(head, backend="torch")) == _right(head)
+    as_accelerate = functools.update_wrapper(functools.partial(head.forward), head.forward)
+    for forward, warned in ((as_accelerate, 0), (lambda hidden_states: hidden_states, 1)):
+        head.forward = forward  # type: ignore[method-assign]
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            assert _tokens(LMHeadSampler(head, backend="torch")) == _right(head)
+        assert ["forward hooks, test_a_linear" in str(each.message) for each in told] == [
+            1
+        ] * warned
 
 
 @pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook"])

@@ -728,6 +728,12 @@ SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
         "Model; pass its "
         ".lm_head.weight, and bias=its .lm_head.bias",
     ),
+    "a head that is wrapped": (
+        lambda: LMHeadSampler(torch.nn.DataParallel(torch.nn.Linear(D, V, bias=False))),
+        "lm_head_weight: expected a tensor [V_local, D], or a module with one as its weight, got "
+        "DataParallel( (module): Linear(in_features=4, out_features=20, bias=False) ); pass its "
+        ".module.weight",
+    ),
     "a head that is quantised as it runs": (
         lambda: LMHeadSampler(QuantisedHead()),
         "lm_head_weight: expected a tensor [V_local, D], or a module with one as its weight, got "

@@ -82,8 +82,8 @@ def _check_weight(weight: object) -> None:
     require_plain("lm_head_weight", weight)
     if not isinstance(weight, Tensor) or weight.ndim != 2:
         way_out = ""
-        for of in ("lm_head.", ""):
-            module = getattr(weight, "lm_head", None) if of else weight
+        for of in ("lm_head.", "module.", ""):  # of a model, of what wraps a module, its own
+            module = getattr(weight, of[:-1], None) if of else weight
             if not way_out and callable(getattr(module, "weight", None)):  # of torch.ao.nn
                 way_out = f"; {_QUANTISED}"
             elif not way_out and hasattr(module, "weight"):

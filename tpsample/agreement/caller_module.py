@@ -66,8 +66,12 @@ def tensors_of(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _warn_of_hooks(module: nn.Module) -> None:
-    """Warn of hooks that no step calls; those of torch itself move the weight or make it."""
-    hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    """Warn of hooks that no step calls, and of a forward that was assigned to the module.
+
+    Those of torch itself, or around torch's own forward, move the weight or make it.
+    """
+    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+    hooks += [value for name, value in vars(module).items() if name == "forward"]
     names = [
         getattr(hook, "__qualname__", type(hook).__name__)
         for hook in hooks
