@@ -247,6 +247,12 @@ def test_the_bound_of_a_near_tie_is_its_formula():
         ({}, {"head": {"scale": 1}}, "head: expected"),
         ({}, {"head": {"logit_scale": "x", "logit_softcap": None}}, "logit_scale: expected"),
         ({}, {"tokens_so_far": {"max_rows": 2**31}}, "tokens_so_far: expected lists by name"),
+        (
+            {},
+            {"tokens_so_far": {"prompt_token_ids": None}},
+            "tokens_so_far: expected lists by name",
+        ),
+        ({}, {"model": ""}, "model: expected a name of 1 to 4096 characters, or null, got ''"),
         ({}, {"tokens_so_far": {"prompt_token_ids": 5}}, "prompt_token_ids: expected one list"),
         ({}, {"tokens_so_far": {"prompt_token_ids": [["a"]] * 6}}, r"prompt_token_ids\[0\]"),
         ({}, {"more": 1}, "metadata: expected"),
@@ -256,6 +262,15 @@ def test_a_garbled_record_says_what_is_wrong(tmp_path, tensors, what, message):
     _record(tmp_path / "step")
     with pytest.raises(ValueError, match=message):
         verify_record(_rewritten(tmp_path / "step", tensors, **what))
+
+
+def test_a_name_that_comes_twice_in_one_object_is_refused(tmp_path):
+    """Of two temperatures a reader may show one, and the sampler take the other."""
+    _record(tmp_path / "step")
+    record = read(tmp_path / "step")
+    text = """{"version": 1, "params": [{"temperature": 0.5, "temperature": 1}]}"""
+    with pytest.raises(ValueError, match="expected JSON, got 'temperature' twice in one object"):
+        record.of(text, record.tensors)
 
 
 def test_requests_with_tokens_so_far_are_repeated_a_slice_at_a_time(tmp_path, monkeypatch):
@@ -299,8 +314,17 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path):
         write_record(*step, 0, VerifyOutput(*torch.zeros(4, 2).long()))  # type: ignore
     with pytest.raises(TypeError, match=r"^bias: expected a tensor, got \[0\]"):
         write_record(*step, 0, case.oracle(), bias=[0])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^lm_head_weight: expected torch\.bfloat16 \[V, 15\]"):
+        write_record(step[0], step[1][:, :15], *step[2:], 0, case.oracle())
+    with pytest.raises(ValueError, match=r"^bias: expected fp32, bf16 or fp16 \[300\]"):
+        write_record(*step, 0, case.oracle(), bias=torch.zeros(3))
+    for own in ({"bias": torch.zeros(300)}, {"logit_scale": 2.0}, {"logit_softcap": 3.0}):
+        with pytest.raises(ValueError, match=r"^lm_head_weight: the model 'm' brings its own bias"):
+            write_record(*step[:2], "m", case.params, 0, case.oracle(), **own)
     sampler = LMHeadSampler(case.weight, backend="torch")
     batch = SamplingBatch.from_params(case.params, vocab_size=300)
+    with pytest.raises(ValueError, match=r"^lm_head_weight: expected the rows of all ranks .* 300"):
+        write_record(*step[:2], case.weight[:150], batch, 0, case.oracle())
     for undrawn, samples in ((-1, None), (-1, 2), (9, None), (0, 2)):
         rows = batch.select(torch.tensor([0, undrawn]))
         out = sampler(case.hidden_states, rows, 0, num_samples=samples)
@@ -329,6 +353,9 @@ def test_a_file_takes_the_place_of_files_alone(tmp_path):
                 write(path)
             with pytest.raises(TypeError, match=r"^path: expected the path of a file, got 5$"):
                 write(5)
+    for path in (pipe, tmp_path):
+        with pytest.raises(ValueError, match=r"^record: path: cannot be read: .* is a "):
+            verify_record(path)
     assert pipe.is_fifo()
     link.symlink_to(tmp_path / "step")
     write_record(link, *step)
@@ -360,6 +387,10 @@ def test_a_model_is_not_downloaded_unless_that_is_allowed(tmp_path, monkeypatch)
     with pytest.raises(ValueError, match=r"does not answer \(no network\)"):
         verify_record(tmp_path / "step", load_head=model_module.head_loader(True))
     assert asked == [("some/model", True), ("some/model", False), ("some/model", True)]
+    with pytest.raises(
+        ValueError, match=r"^model: cannot load '': the folder does not hold a model"
+    ):
+        model_module.head_loader(True)("", torch.float32)  # no name is not the bundled model's
     monkeypatch.setattr(model_module, "bundled_folder", lambda: tmp_path)
     write_record(*record[:2], model_module.BUNDLED, *record[3:])
     with pytest.raises(ValueError, match="the folder does not hold a model"):

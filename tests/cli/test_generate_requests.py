@@ -65,6 +65,7 @@ def test_controls_change_the_texts_and_pass_the_check(tiny: Path, world_size: in
         ('logit_bias={"x": 1}', "logit_bias: expected token ids as keys"),
         ('logit_bias={"%s": 1}' % ("1" * 5000), "logit_bias: expected token ids as keys"),
         ('logit_bias={"05": 1}', "logit_bias: expected token ids as keys, got '05'"),
+        ('logit_bias={"5": 1, "5": 2}', "logit_bias: expected an object"),
         ('logit_bias={"5": NaN}', "logit_bias[5]: expected a number"),
         ("min_tokens=-1", "min_tokens: expected"),
         ("epsilon_cutoff=hot", "epsilon_cutoff: expected"),

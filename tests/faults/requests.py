@@ -508,16 +508,29 @@ tpsample/record/format.py
     + if False:
     > test_a_batch_that_no_record_can_repeat_is_refused
     a file that is not there is no safetensors file
-    - why = "it is a folder" if Path(path).is_dir() else error
-    + why = f"not a safetensors file: {error}"
+    - raise ValueError(f"cannot be read: {error}") from error
+    + raise ValueError(f"not a safetensors file: {error}") from error
     > test_a_file_that_cannot_be_read_is_not_called_a_wrong_one
     a record takes the place of a device
-    - if file.exists() and not file.is_file():
+    - if os.path.exists(path) and not os.path.isfile(path):
     + if False:
     > test_a_file_takes_the_place_of_files_alone
     a record takes the place of a link
-    - file = Path(os.path.realpath(path))
-    + file = Path(path)
+    - Path(os.path.realpath(_path_of_a_file(name, "written", path)))
+    + _path_of_a_file(name, "written", path)
+    a record of the rows of one rank is written
+    - if weight is not None and vocab_size is not None and
+    + if False and
+    > test_what_could_not_be_read_again_is_not_written
+    a record is written whose head nobody can read
+    - record.head_of(None)
+    + pass
+    > test_what_could_not_be_read_again_is_not_written
+tpsample/request/as_json.py
+    of two values of one name in JSON the last is taken
+    - if name in found:
+    + if False:
+    > test_a_name_that_comes_twice_in_one_object_is_refused
 tpsample/cli/generate.py
     a record that rank 0 cannot write stops rank 0 alone
     - if refusal := job.gather(refusal)[0]:

@@ -88,7 +88,7 @@ def load(
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    name = model or BUNDLED
+    name = BUNDLED if model is None else model
     source = str(bundled_folder()) if name == BUNDLED else name
     way_out = _obstacle(source, allow_download)
     local = {"local_files_only": way_out is not None}

@@ -12,7 +12,7 @@ from typing import Any
 from tpsample.cli.answers import Row
 from tpsample.cli.model import Model
 from tpsample.core.checks import describe, is_text
-from tpsample.request.as_json import from_json
+from tpsample.request.as_json import from_json, once
 from tpsample.request.params import SamplingParams
 
 _OPTIONS = {"temperature": "temperature", "seed": "seed", "n": "num-samples"} | dict.fromkeys(
@@ -104,7 +104,9 @@ def fields_of(settings: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
                 f"set: {name}: generate shows none; launch/examples/topk_trace.py does"
             )
         try:
-            given[name] = json.loads(f"0{value}" if value.startswith(".") else value)
+            given[name] = json.loads(
+                f"0{value}" if value.startswith(".") else value, object_pairs_hook=once
+            )
         except (ValueError, RecursionError):
             given[name] = value
     stop = given.pop("stop", [])

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -42,7 +43,7 @@ from tpsample.core.weight_format import FORMATS
 from tpsample.noise import LAYOUT
 from tpsample.output import SampleOutput
 from tpsample.ranks.ranks import Ranks
-from tpsample.request.as_json import from_json, to_json
+from tpsample.request.as_json import from_json, once, to_json
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.batch_checks import check_requests, request_list, token_lists
 from tpsample.request.params import SamplingParams
@@ -67,11 +68,15 @@ _ENTRIES: dict[str, tuple[Callable[[Any], bool], object]] = {
     ),
     "head": (lambda head: isinstance(head, dict) and set(head) == _HEAD, sorted(_HEAD)),
     "model": (
-        lambda model: model is None or (isinstance(model, str) and len(model) <= _MAX_NAME),
-        f"a name of up to {_MAX_NAME} characters, or null",
+        lambda model: model is None or (isinstance(model, str) and 1 <= len(model) <= _MAX_NAME),
+        f"a name of 1 to {_MAX_NAME} characters, or null",
     ),
     "tokens_so_far": (
-        lambda given: isinstance(given, dict) and set(given) <= set(TOKENS_SO_FAR),
+        lambda given: (
+            isinstance(given, dict)
+            and set(given) <= set(TOKENS_SO_FAR)
+            and None not in given.values()
+        ),
         f"lists by name, {TOKENS_SO_FAR}",
     ),
 }
@@ -91,6 +96,26 @@ LoadHead: TypeAlias = Callable[[str, torch.dtype], FullHead]
 """From the name of a model, and the dtype of the hidden states."""
 
 
+def _path_of_a_file(name: str, verb: str, path: str | Path) -> Path:
+    """Return a path, at which there is a file or nothing.
+
+    Raises:
+        TypeError: no path.
+        ValueError: no file can have that name, or something else than a file has it.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"{name}: expected the path of a file, got {describe(path)}")
+    if not is_text(str(path)) or "\0" in str(path):
+        raise ValueError(
+            f"{name}: expected the path of a file, in UTF-8 and without a zero byte, got "
+            f"{describe(str(path))}"
+        )
+    if os.path.exists(path) and not os.path.isfile(path):
+        what = "a folder; name a file in it" if os.path.isdir(path) else "a device, pipe or socket"
+        raise ValueError(f"{name}: cannot be {verb}: {str(path)!r} is {what}")
+    return Path(path)
+
+
 def writable_file(name: str, path: str | Path) -> Path:
     """Return the file behind links, which safetensors may create or replace.
 
@@ -102,14 +127,7 @@ def writable_file(name: str, path: str | Path) -> Path:
         ValueError: its folder takes no file, or something else than a file has that name. A file
             would take the place of a device, such as /dev/null, too.
     """
-    if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(f"{name}: expected the path of a file, got {describe(path)}")
-    if not is_text(str(path)) or "\0" in str(path):
-        raise ValueError(
-            f"{name}: expected the path of a file, in UTF-8 and without a zero byte, got "
-            f"{describe(str(path))}"
-        )
-    file = Path(os.path.realpath(path))
+    file = Path(os.path.realpath(_path_of_a_file(name, "written", path)))
     try:
         tempfile.TemporaryFile(dir=file.parent).close()
         with suppress(FileNotFoundError):
@@ -117,9 +135,6 @@ def writable_file(name: str, path: str | Path) -> Path:
     except OSError as error:
         folder = describe(str(file.parent))
         raise ValueError(f"{name}: cannot be written in {folder}: {error.strerror}") from error
-    if file.exists() and not file.is_file():
-        what = "a folder; name a file in it" if file.is_dir() else "a device, pipe or socket"
-        raise ValueError(f"{name}: cannot be written: {str(path)!r} is {what}")
     return file
 
 
@@ -181,7 +196,8 @@ def write_record(
 
     Raises:
         TypeError, ValueError: what could not be read again, such as a position below 0, or sampled
-            again, such as a batch with a mask, or penalties without `output_token_ids`.
+            again, such as a batch with a mask, penalties without `output_token_ids`, or the rows
+            of one rank alone.
     """
     if not isinstance(output, SampleOutput):
         raise TypeError(f"output: expected the SampleOutput of a step, got {type(output).__name__}")
@@ -206,6 +222,11 @@ def write_record(
     model = None
     if isinstance(lm_head_weight, str):
         model = lm_head_weight
+        if bias is not None or (logit_scale, logit_softcap) != (1.0, None):
+            raise ValueError(
+                f"lm_head_weight: the model {describe(model)} brings its own bias, logit_scale and "
+                "logit_softcap; leave these out"
+            )
     else:
         tensors["lm_head_weight"] = lm_head_weight
         if bias is not None:
@@ -275,7 +296,7 @@ def read(path: str | Path) -> Record:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(str(path), framework="pt") as file:
+        with safe_open(_path_of_a_file("path", "read", path), framework="pt") as file:
             metadata = file.metadata() or {}
             names = set(file.keys())
             known = {*_TENSORS, "lm_head_weight", "bias"}
@@ -289,9 +310,8 @@ def read(path: str | Path) -> Record:
                 if 0 in (shape := file.get_slice(name).get_shape()):
                     raise ValueError(f"{name}: expected values, got shape {shape}")
             return Record.of(metadata[KEY], {name: file.get_tensor(name) for name in names})
-    except OSError as error:  # of a folder it says that there is no such device
-        why = "it is a folder" if Path(path).is_dir() else error
-        raise ValueError(f"cannot be read: {why}") from error
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error}") from error
     except SafetensorError as error:
         raise ValueError(f"not a safetensors file: {shorten(str(error))}") from error
 
@@ -329,7 +349,11 @@ class Record:
             name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
             for name, tensor in self.tensors.items()
         }
-        Record.of(text, copies)
+        record = Record.of(text, copies)
+        if self.model is None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the sampler that drew them was told already
+                record.head_of(None)
         write_tensors(path, copies, {KEY: text})
 
     @staticmethod
@@ -338,7 +362,7 @@ class Record:
         if len(text) > _MAX_METADATA:
             raise ValueError(f"metadata: expected at most {_MAX_METADATA} characters of JSON")
         try:
-            what = json.loads(text)
+            what = json.loads(text, object_pairs_hook=once)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"metadata: expected JSON, got {error}") from error
         if not isinstance(what, dict):

@@ -32,6 +32,20 @@ def to_json(params: SamplingParams) -> dict[str, Any]:
     return as_json
 
 
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object that a parser of JSON read. Of a name that comes twice one would be lost.
+
+    Raises:
+        ValueError: a name comes twice.
+    """
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{describe(name)} twice in one object")
+        found[name] = value
+    return found
+
+
 def from_json(where: str, values: Any) -> dict[str, Any]:
     """Return fields of SamplingParams from a JSON object; bad_words may hold texts beside ids.
 
