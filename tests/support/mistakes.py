@@ -663,7 +663,8 @@ def on_a_cpu_alone() -> object:
 
 def step_of(sampler: LMHeadSampler) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return a step as a function of the hidden states."""
-    return lambda hidden_states: sampler(hidden_states, batch_of(), 0).token_ids
+    batch = batch_of()
+    return lambda hidden_states: sampler(hidden_states, batch, 0).token_ids
 
 
 def traced() -> object:
@@ -779,6 +780,11 @@ SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
     "rows that are mapped": (
         lambda: torch.vmap(step_of(sampler_over()), out_dims=None)(HIDDEN.unsqueeze(0)),
         "hidden_states: has no numbers of its own inside a transform of torch.func, such as vmap"
+        + READS_NUMBERS,
+    ),
+    "a batch that is built inside a transform": (
+        lambda: torch.func.grad(lambda _: batch_of())(HIDDEN),
+        "batch: has no numbers of its own inside a transform of torch.func, such as vmap"
         + READS_NUMBERS,
     ),
     "a call that torch records": (

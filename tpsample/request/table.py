@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tpsample.core import word
-from tpsample.core.checks import describe, require_memory
+from tpsample.core.checks import describe, require_memory, require_plain
 from tpsample.core.one_thread import OneThread
 from tpsample.core.row_noise import SeedSource
 from tpsample.core.tensors import (
@@ -85,6 +85,7 @@ class RequestTable(HasViews):
 
     @ordinary_tensors
     def __init__(self, slots: int, vocab_size: int, device: torch.device | str | None) -> None:
+        require_plain("batch", None)  # inside a transform all new tensors would be its own
         self.temperature = torch.zeros(slots + 1, dtype=torch.float32, device=device)
         self.vocab_size, self.slots, self.device = vocab_size, slots, self.temperature.device
         self.entries: list[Entry] = []
