@@ -90,6 +90,27 @@ def test_a_prompt_of_bytes_that_are_no_text_is_refused_before_a_model_is_loaded(
     assert done.exit_code == 1 and told in done.stderr, done.output
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ("--num-samples", 300, "--record", "x"),
+            "record: expected at most 16384 tokens in a file,",
+        ),
+        ((), "max-new-tokens: expected at most 8191, because "),
+    ],
+    ids=["record", "model"],
+)
+def test_more_tokens_than_there_is_room_for_are_refused_before_one_is_drawn(
+    tiny: Path, words: tuple[object, ...], told: str
+) -> None:
+    prompts = ("--prompt", "w5 w6", "--prompt", "w5")
+    done = invoke(*COMMAND, "--model", tiny, *prompts, *words, "--max-new-tokens", 8192)
+    assert done.exit_code == 1 and told in done.stderr, done.output
+    done = invoke(*COMMAND, "--model", tiny, *prompts, "--max-new-tokens", 2, "--no-check")
+    assert done.exit_code == 0, done.output
+
+
 def test_a_seed_from_which_rows_count_too_far_is_refused_as_it_was_given() -> None:
     last = 2**64 - 1
     told = f"seed: expected at most {last - 3}, because row i draws with seed . i, got {last}"

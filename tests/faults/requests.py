@@ -532,6 +532,14 @@ tpsample/request/as_json.py
     + if False:
     > test_a_name_that_comes_twice_in_one_object_is_refused
 tpsample/cli/generate.py
+    more tokens are drawn than a model has positions
+    - if max_new_tokens > room:
+    + if False:
+    > test_more_tokens_than_there_is_room_for_are_refused_before_one_is_drawn[model]
+    answers are drawn that no record can hold
+    - if record is not None and len(requests) * max_new_tokens > MAX_DRAWS:
+    + if False:
+    > test_more_tokens_than_there_is_room_for_are_refused_before_one_is_drawn[record]
     a record that rank 0 cannot write stops rank 0 alone
     - if refusal := job.gather(refusal)[0]:
     + if refusal := job.gather(refusal)[job.rank]:

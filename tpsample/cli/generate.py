@@ -16,7 +16,7 @@ from tpsample.cli.check import check
 from tpsample.cli.model import load
 from tpsample.cli.requests import requests_of
 from tpsample.distributed import Job, join
-from tpsample.record.format import writable_file
+from tpsample.record.format import MAX_DRAWS, writable_file
 
 PROMPTS = (
     "What is the capital of France?",
@@ -104,6 +104,11 @@ def generate(
         )
         if stream and len(requests) > 1:
             raise ValueError(f"stream: expected one answer, got {len(requests)}")
+        if record is not None and len(requests) * max_new_tokens > MAX_DRAWS:
+            raise ValueError(
+                f"record: expected at most {MAX_DRAWS} tokens in a file, got {len(requests)} "
+                f"answers of up to {max_new_tokens}; pass fewer by --max-new-tokens"
+            )
         with join(timeout_s=timeout) as job:
             _check_record(record, job)
             if dtype == "auto":
@@ -123,6 +128,13 @@ def generate(
                 )
                 loaded()
                 rows = [request.row(lm, raw=raw) for request in requests]
+                room = lm.positions - max(len(row.prompt) for row in rows) + 1
+                if max_new_tokens > room:  # transformers would go on, and the text would fall apart
+                    raise ValueError(
+                        f"max-new-tokens: expected at most {room}, because {lm.name} has "
+                        f"{lm.positions} positions and the longest prompt takes some, got "
+                        f"{max_new_tokens}"
+                    )
                 advance = phase("generating tokens", max_new_tokens)
                 if stream:
                     advance = partial(shown.write, rows[0].text)

@@ -8,6 +8,7 @@ import importlib.metadata
 import importlib.util
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -40,6 +41,12 @@ class Model:
     tokenizer: Any
     lm_head: TransformersHead
     eos_token_ids: frozenset[int]
+
+    @property
+    def positions(self) -> int:
+        """The length of sequence that the model was made for, 2^63 - 1 where it names none."""
+        config = self.causal_lm.config.get_text_config()
+        return getattr(config, "max_position_embeddings", None) or sys.maxsize
 
     def whole_head(self) -> FullHead:
         """Return all rows of the LM head. Collective if it is sharded, because it is gathered."""
