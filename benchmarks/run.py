@@ -47,14 +47,21 @@ def bench(
     shapes: Shapes = "",
     batches: Batches = "",
     dtype: Dtype = "bf16",
-    repeats: Annotated[int, typer.Option(help="Timed steps per candidate; 0 is the default.")] = 0,
+    repeats: Annotated[
+        int, typer.Option(min=0, help="Timed steps per candidate; 0 is the default.")
+    ] = 0,
     output: Annotated[
         Path | None,
-        typer.Option(help="Where folders <topic>-<hardware>-<date> go; default results/."),
+        typer.Option(
+            file_okay=False, help="Where folders <topic>-<hardware>-<date> go; default results/."
+        ),
     ] = None,
     onto: Annotated[
         Path | None,
-        typer.Option(help="Folder whose page gets these rows as well, also of another dtype."),
+        typer.Option(
+            file_okay=False,
+            help="Folder whose page gets these rows as well, also of another dtype.",
+        ),
     ] = None,
 ) -> None:
     """Measure tpsample against its baselines and limits. Wrong ids abort a benchmark."""

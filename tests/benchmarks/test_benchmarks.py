@@ -125,6 +125,12 @@ class TestCommand:
         assert {folder.name.split("-cpu-")[0] for folder in tmp_path.iterdir()} == set(names)
         assert "exchange: nothing measured: peer is not measured, because" in done.stderr
 
+    @pytest.mark.parametrize("words", [("--repeats", "-1"), ("--output", __file__)])
+    def test_options_that_no_page_can_come_of_are_refused_before_a_step(self, words, monkeypatch):
+        monkeypatch.setattr(run, "run_one", None)
+        refused = CliRunner().invoke(run.app, ["exchange", "--tiny", *words])
+        assert refused.exit_code == 2 and f"Invalid value for '{words[0]}'" in refused.output
+
     def test_a_page_gets_the_rows_of_another_dtype_but_not_of_other_repeats(self, tmp_path):
         words = ["exchange", "--tiny", "--batches", "2", "--onto", str(tmp_path), "--repeats"]
         for dtype in ("bf16", "fp32"):
