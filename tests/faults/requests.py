@@ -519,7 +519,7 @@ tpsample/record/format.py
     - Path(os.path.realpath(_path_of_a_file(name, "written", path)))
     + _path_of_a_file(name, "written", path)
     a record of the rows of one rank is written
-    - if weight is not None and vocab_size is not None and
+    - if lm_head_weight.ndim and
     + if False and
     > test_what_could_not_be_read_again_is_not_written
     a record is written whose head nobody can read
