@@ -520,11 +520,16 @@ class LMHeadSampler(Sealed):
                 self.exchange.close()
 
     def draw_seeds(self, batch: StepBatch) -> None:
-        """Give the rows of a batch that wait for a seed theirs, as the next step would.
+        """Give a seed to each row of a batch that waits for one, as the next step would.
 
-        Every rank calls at the same point, because all derive them in order from one random number.
-        Nothing is sent. A replay of a captured graph draws none.
+        Every rank calls at the same point, because all derive seeds in order from one random
+        number. Nothing is sent. A replay of a captured graph draws none.
+
+        Raises:
+            TypeError, ValueError: the batch does not fit the sampler.
+            RuntimeError: the sampler was closed, or another thread is in it or in the batch.
         """
-        self.checks.ready()
-        check_batch(batch, self.settings)
-        batch._draw_seeds(self.settings.seeds)
+        with self.agreement.thread:
+            self.checks.ready()
+            check_batch(batch, self.settings)
+            batch._draw_seeds(self.settings.seeds)

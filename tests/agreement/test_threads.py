@@ -7,13 +7,14 @@ import copy
 import pickle
 import re
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ import torch.distributed as dist
 from tests.support import calls as collective
 from tests.support.calls import CALLS, V, batch_of, outcome, sampler_of
 from tests.support.cases import Case, own_sampler
-from tests.support.interrupts import Interrupt, interrupt_at
+from tests.support.interrupts import Interrupt, before_each_instruction, interrupt_at
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 from tpsample import (
@@ -35,7 +36,9 @@ from tpsample import (
     reference,
     sample_draft,
 )
-from tpsample.core import one_thread
+from tpsample.core import caller_warning, handles, one_thread
+from tpsample.core.caller_warning import warn
+from tpsample.core.handles import handle_of, living
 from tpsample.request.step_batch import StepBatch
 
 BUSY = "sampler: a call is running in another thread"
@@ -92,7 +95,7 @@ def test_a_call_in_the_middle_of_another_is_told(threads, message):
         lambda: sampler.sample_logits(logits, case.batch, case.positions),
         lambda: sampler.prompt_logprobs(case.hidden_states, torch.zeros(3).long()),
         *(sampler.compare, sampler.refresh, sampler.reset, sampler.close, sampler.check),
-        sampler.warm_up,
+        *(sampler.warm_up, lambda: sampler.draw_seeds(case.batch)),
     ]
     for call in calls:
         kind, told = _told_in_a_step(sampler, case, case.batch, call, threads)
@@ -136,6 +139,33 @@ def test_a_call_that_was_interrupted_as_it_ended_is_not_in_the_way():
         with pytest.raises(Interrupt):
             interrupt_at(instruction, take, within)
         assert torch.equal(take().token_ids, case.oracle().token_ids), instruction
+
+
+def test_a_call_that_was_interrupted_while_another_sampler_sent_is_not_in_the_way():
+    case = Case.make(40, 3)
+    sampler = LMHeadSampler(case.weight, backend="torch")
+    take = partial(sampler, case.hidden_states, case.batch, case.positions)
+    sampler.agreement._turn = Mock(acquire=Mock(side_effect=Interrupt))
+    with pytest.raises(Interrupt):
+        take()
+    sampler.agreement._turn = None
+    with ThreadPoolExecutor(1) as pool:
+        assert torch.equal(pool.submit(take).result().token_ids, case.oracle().token_ids)
+
+
+@pytest.mark.parametrize("look", [partial(warn, "something"), living], ids=["warn", "living"])
+@pytest.mark.filterwarnings("ignore:something")
+def test_a_sampler_that_another_thread_builds_is_not_in_the_way_of_a_look_at_all(look):
+    made: list[one_thread.OneCall] = []
+
+    def make() -> None:
+        if len(made) < 100:  # to make one runs instructions of these files, too
+            made.append(one_thread.OneCall("call", "", lambda: None))
+            handle_of(made[-1])
+
+    for within in (weakref.__file__, caller_warning.__file__, handles.__file__):
+        before_each_instruction(make, look, within)
+    assert made
 
 
 def test_a_second_thread_in_a_batch_is_told():

@@ -42,12 +42,19 @@ def interrupt_at(instruction: int | None, call: Callable[[], object], within: st
             if ran == instruction:
                 raise Interrupt
 
-    (_monitored if sys.version_info >= (3, 12) else _traced)(count, call, within)
+    before_each_instruction(count, call, within)
     return ran
 
 
-def _monitored(each: Callable[[], None], call: Callable[[], object], within: str) -> None:
+def before_each_instruction(
+    each: Callable[[], object], call: Callable[[], object], within: str
+) -> None:
     """Make a call, and another before each instruction of a file or folder."""
+    (_monitored if sys.version_info >= (3, 12) else _traced)(each, call, within)
+
+
+def _monitored(each: Callable[[], object], call: Callable[[], object], within: str) -> None:
+    """Do so from Python 3.12 on."""
     monitoring: Any = getattr(sys, "monitoring", None)
     tool, instruction = monitoring.PROFILER_ID, monitoring.events.INSTRUCTION
 
@@ -65,7 +72,7 @@ def _monitored(each: Callable[[], None], call: Callable[[], object], within: str
         monitoring.free_tool_id(tool)
 
 
-def _traced(each: Callable[[], None], call: Callable[[], object], within: str) -> None:
+def _traced(each: Callable[[], object], call: Callable[[], object], within: str) -> None:
     """Do the same before Python 3.12, which has no `sys.monitoring`."""
 
     def local(frame: FrameType, event: str, _: Any) -> Any:

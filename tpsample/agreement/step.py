@@ -137,8 +137,14 @@ class StepAgreement:
         """
         if not self.thread.enter(sys._getframe(1)):
             self._refuse_thread(self.refuse)
-        if self._turn is not None:
+        if self._turn is None:
+            return
+        try:
             self._turn.acquire()
+        except BaseException as error:  # an interrupt, while another sampler sends
+            self._tell(error)
+            self.thread.__exit__()
+            raise
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 _BETWEEN = (str(Path(__file__).parents[1]), contextlib.__file__)
 
@@ -30,13 +30,15 @@ class Closing(Protocol):
     held: tuple[str, ...]
 
 
-CALLS: WeakSet[Closing] = WeakSet()
-"""All of them in this process, open or not."""
+CALLS: WeakValueDictionary[int, Closing] = WeakValueDictionary()
+"""All calls of this process by `id`, open or not."""
 
 
 def warn(text: str) -> None:
     """Warn at the line that has called this package, once the call that is open there is closed."""
-    opened = {call.body: call for call in CALLS}
+    # A list of references is made at once, while another thread may add a call.
+    calls = [reference() for reference in CALLS.valuerefs()]
+    opened = {call.body: call for call in calls if call is not None}
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_BETWEEN):
         if frame in opened:

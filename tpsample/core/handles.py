@@ -24,7 +24,9 @@ def handle_of(it: object, before: int = 0) -> int:
 
 def living() -> list[Any]:
     """Return every object that has a handle and still lives."""
-    return list(_objects.values())
+    # A list of references is made at once, while another thread may add an object.
+    objects = [reference() for reference in _objects.valuerefs()]
+    return [it for it in objects if it is not None]
 
 
 def object_of(handle: int, name: str) -> Any:

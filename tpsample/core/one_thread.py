@@ -85,7 +85,7 @@ class OneCall(AbstractContextManager[None]):
         self.lock, self.busy = thread.lock, thread.busy
         self.body: FrameType | None = None  # of the call inside, until that has left
         self.held: tuple[str, ...] = ()
-        CALLS.add(self)
+        CALLS[id(self)] = self
 
     def __enter__(self) -> None:
         if not self.enter(sys._getframe(1)):
