@@ -1,6 +1,7 @@
 """`tpsample verify` confirms what was sampled, refutes what was not, and runs nothing."""
 
 import json
+import math
 import os
 import pickle
 from dataclasses import replace
@@ -21,6 +22,7 @@ from tpsample import (
     SamplingParams,
     TopKTrace,
     VerifyOutput,
+    noise,
     reference,
 )
 from tpsample.record import verify as record_module
@@ -187,6 +189,19 @@ def test_a_near_tie_is_confirmed_and_called_one_and_a_filtered_token_is_not(tmp_
     out.token_ids[0], out.seeds[0] = 1, 3
     write_record(tmp_path / "step", case.hidden_states, weight, [cold], 0, out)
     assert not verify_record(tmp_path / "step")[0].confirmed
+
+
+def test_the_scores_of_a_sample_do_not_wait_for_those_before_it():
+    """Or a record with many wrong samples would keep a verifier busy for days."""
+    batch = SamplingBatch.from_params(
+        [SamplingParams(seed=1), SamplingParams(seed=2)], vocab_size=8
+    )
+    logits, last = torch.arange(16).view(2, 8) / 8, 2**20 - 1
+    scores = reference.scores(logits, batch, torch.tensor([3, 4]), sample=last)
+    for row, seed in enumerate((1, 2)):
+        gumbel = noise.gumbel(seed, 3 + row, torch.arange(8), sample=last)
+        expected = (logits[row] + gumbel) / math.log(2) + math.log2(math.log(2))
+        torch.testing.assert_close(scores[row], expected.float())
 
 
 def test_a_near_tie_allows_for_the_sum_of_a_logit(tmp_path):

@@ -26,10 +26,11 @@ from tpsample.core.masses import masses, masses_and_moments
 from tpsample.core.order import ABOVE_ALL, least_word, mass_limit, order_words
 from tpsample.core.row_noise import GREEDY_BELOW, RowNoise, SeedSource, safe_temperature
 from tpsample.core.rules import ENDING, TOP_K, TOP_P
-from tpsample.core.score import Head, logits_tile, score_tile
+from tpsample.core.score import Head, logits_tile, score, score_tile
 from tpsample.core.spread import spread_of, spread_sums
 from tpsample.core.tensors import readable
 from tpsample.core.vocab_shard import VocabShard
+from tpsample.noise import row_stream, tile_noise
 from tpsample.output import Logprobs, SampleOutput
 from tpsample.request.controls.apply import StepControls
 from tpsample.request.filters import RowFilters
@@ -116,9 +117,11 @@ def scores(
     Two devices may differ in the last bits of L and of a logit, hence in a token only where the two
     best scores of the row lie within `near_tie`. Arguments are those of `sample`.
     """
-    check_int("sample", sample, 0, 2**20 - 1)
-    row_noise = _row_noise(logits, batch, positions, sample + 1)
-    return score_tile(processed_logits(logits, batch), 0, row_noise, sample)
+    sample = check_int("sample", sample, 0, 2**20 - 1)
+    row_noise = _row_noise(logits, batch, positions, 1)
+    stream = row_stream(row_noise.seed.unsqueeze(1), row_noise.positions.unsqueeze(1), sample)
+    noise = tile_noise(stream, 0, batch.vocab_size)
+    return score(processed_logits(logits, batch), noise, row_noise)
 
 
 def near_tie(logits: Tensor, temperature: Tensor, hidden_size: int) -> Tensor:
