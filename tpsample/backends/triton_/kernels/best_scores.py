@@ -57,7 +57,7 @@ def best_scores_kernel(
     BLOCKS: tl.constexpr,  # >= blocks
 ):
     """The best scores of a row, which lie in the COUNT best groups. Grid: (num_samples, F)."""
-    sample, row = tl.program_id(0), tl.program_id(1)
+    sample, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     out = best_scores_ptr + row * (1 + 2 * num_samples * COUNT)
     if sample == 0:
         offs_block = tl.arange(0, BLOCKS)
