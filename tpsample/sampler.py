@@ -307,10 +307,9 @@ class LMHeadSampler(Sealed):
             ValueError: an argument is wrong; raised before anything is sent.
         """
         with self.agreement:
-            self.agreement.check_on_all_ranks(
-                self.checks.prompt, hidden_states, next_token_ids, top
-            )
-            rows = hidden_states.detach()
+            arguments = hidden_states, next_token_ids, top
+            call = self.agreement.check_on_all_ranks(self.checks.prompt, *arguments)
+            rows, top = hidden_states.detach(), call.num_samples
             return prompt_logprobs(self.local, rows, next_token_ids, top, self.settings)
 
     @collective(refuse_on_sampler)

@@ -1,7 +1,10 @@
 """Drafts of a drafter: the same on every number of ranks, by each method."""
 
 import warnings
+from dataclasses import replace
+from unittest.mock import Mock, patch
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,6 +13,7 @@ from tests.support.cases import own_sampler
 from tests.support.ranks import run_ranks
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, sample_draft, verify
 from tpsample import reference as plain_reference
+from tpsample.speculative import drafting
 from tpsample.speculative.drafting import Draft
 
 
@@ -100,6 +104,20 @@ def test_drafts_bring_their_law(method):
         verify(*given, drafts[::-1], batch, 5, method=method)
     with pytest.raises(ValueError, match=r"^draft_token_ids: expected a tensor"):
         verify(*given, [token_ids], batch, 5, method=method)
+
+
+@pytest.mark.parametrize("index", [np.int64(3), torch.tensor(3)], ids=["numpy", "torch"])
+def test_an_index_of_another_library_is_its_number(index):
+    """The launches of a GPU take integers of Python alone."""
+    batch = SamplingBatch.from_params([SamplingParams(seed=7)], vocab_size=V)
+    sampler, logits = LMHeadSampler(torch.zeros(V, 1), backend="torch"), torch.zeros(1, V)
+    expected = sample_draft(sampler, logits, batch, 5, 3, method="block")
+    room = drafting.room_of(sampler.backend)
+    draw = Mock(side_effect=room.draft_words)
+    with patch.object(drafting, "room_of", lambda _: replace(room, draft_words=draw)):
+        draft = sample_draft(sampler, logits, batch, 5, index, method="block")
+    assert type(draw.call_args.args[3]) is type(draft.index) is int
+    assert draft.index == 3 and torch.equal(draft.token_ids, expected.token_ids)
 
 
 @pytest.mark.parametrize("method", ["coupled", "rejection", "block"])

@@ -214,9 +214,9 @@ class StepChecks:
                 f"next_token_ids: expected ids in [0, {vocab_size}), got {int(wrong[0])}; leave "
                 "out the positions whose next token is not known"
             )
-        check_int("top", top, 0, vocab_size)
+        number = check_int("top", top, 0, vocab_size)
         how: dict[str, Any] = {"token_ids": ids, "hidden_states": hidden_states}
-        return Call("prompt_logprobs", rows, num_samples=top, **how)
+        return Call("prompt_logprobs", rows, num_samples=number, **how)
 
     def warm_up(
         self, kinds: Sequence[Kind], rows: Sequence[int], num_samples: int | None, num_drafts: int
@@ -259,7 +259,7 @@ def check_out(out: SampleOutput, num_samples: int | None, positions: Tensor, hel
 
     Args:
         positions: int64 [B] of the step, contiguous.
-        held: where its batch has seeds and temperatures, contiguous.
+        held: where its batch has its seeds, contiguous.
     """
     if not isinstance(out, SampleOutput):
         raise TypeError(f"out: expected a SampleOutput, got {type(out).__name__}")

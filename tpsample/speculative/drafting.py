@@ -146,24 +146,24 @@ def sample_draft(
 
     def check() -> Call:
         check_request(sampler, method, batch)
-        check_int("index", index, 0, 2**31 - 1)
+        number = check_int("index", index, 0, 2**31 - 1)
         check_draft_logits("draft_logits", draft_logits, ("B",), sampler)
         sampler.checks.ready()
         num_rows = draft_logits.shape[0]
         rows = batch._for_rows(num_rows)
         at = positions_tensor(positions, num_rows, draft_logits.device)
         read_positions(at, rows)
-        return Call(f"sample_draft {method}", num_rows, rows, at, index)
+        return Call(f"sample_draft {method}", num_rows, rows, at, number)
 
     with sampler.agreement:
         call = sampler.agreement.check_on_all_ranks(check)
         agreed, at = call.batch, call.positions
         assert isinstance(agreed, StepBatch) and at is not None
-        logits, drafted = draft_logits.detach(), int(index)
+        logits, number = draft_logits.detach(), call.num_samples
         if call.rows == 0:
-            return Draft(at.clone(), logits, drafted, method, at.clone())
+            return Draft(at.clone(), logits, number, method, at.clone())
         sampler.local.read_slots(agreed)
-        sample, domain = (0, DOMAIN_TOKEN) if method == "coupled" else (index, DOMAIN_DRAFT)
+        sample, domain = (0, DOMAIN_TOKEN) if method == "coupled" else (number, DOMAIN_DRAFT)
         noise = RowNoise(agreed.temperature, agreed.seed, at, 1)
         temperature = noise.temperature.clone() if readable(at.device) else None
         out = SampleOutput.empty(noise.seed, None)
@@ -173,7 +173,7 @@ def sample_draft(
         gathered = sampler.ranks.gather_integers(words).flatten(0, 1)
         decode(gathered, noise.seed, out, agreed._undrawn_rows)
         written = None if logits.is_inference() else logits._version
-        return Draft(out.token_ids, logits, drafted, method, at.clone(), temperature, written)
+        return Draft(out.token_ids, logits, number, method, at.clone(), temperature, written)
 
 
 def check_drafts(drafts: Sequence[Draft], batch: StepBatch, positions: Tensor) -> None:
