@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import types
 from typing import Any
 
@@ -14,6 +16,7 @@ from tests.support.ranks import run_ranks
 from tpsample import RankMismatch
 from tpsample.exchange.inboxes import SymmetricMemory
 from tpsample.ranks.process import ranks_of
+from tpsample.ranks.ranks import Ranks
 
 
 def _symmetric_memory(fails: str) -> str:
@@ -57,3 +60,19 @@ SYMMETRIC = {
 @pytest.mark.parametrize("fails", SYMMETRIC)
 def test_symmetric_memory_that_fails_on_one_rank_fails_on_all(fails):
     assert run_ranks(2, _symmetric_memory, fails) == [SYMMETRIC[fails]] * 2
+
+
+def test_a_file_of_shared_memory_has_its_memory_or_is_refused(monkeypatch, tmp_path):
+    """A write to a page that cannot be had would end the process."""
+    monkeypatch.setattr(peer_memory.SharedFiles, "FOLDER", str(tmp_path))
+    files = peer_memory.SharedFiles(Ranks(), (2, 4))
+    assert files.own.tolist() == [[0] * 4] * 2
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="No space left"):
+        peer_memory.SharedFiles(Ranks(), (2, 4))
+    assert os.listdir("/proc/self/fd") == before and not os.listdir(tmp_path)

@@ -80,8 +80,11 @@ class SharedFiles(PeerMemory):
         try:
             with _on_every_rank(ranks):
                 descriptor, path = tempfile.mkstemp(prefix=self._PREFIX, dir=self.FOLDER)
-                os.ftruncate(descriptor, 8 * math.prod(shape))
-                os.close(descriptor)
+                try:
+                    # A file with holes would end the process where the memory runs out.
+                    os.posix_fallocate(descriptor, 0, 8 * math.prod(shape))
+                finally:
+                    os.close(descriptor)
             paths = [record["path"] for record in ranks.gather({"path": path})]
             with _on_every_rank(ranks):
                 self.mapped = [self.map_file(path, shape) for path in paths]
