@@ -64,8 +64,8 @@ tpsample/request/kinds.py
     + for report in reports[:1] for kind in by_first if report == "kept sets"
     > test_logprobs_are_warm_with_each_kind_that_first_words_decide
     plain rows of a verification are not warmed up
-    - range("plain" not in kinds, len(one_each) + 1)
-    + range(1, len(one_each) + 1)
+    - fewest = 0 if "plain" in kinds else 1
+    + fewest = 1
     > test_any_number_of_drafts_up_to_that_of_a_warm_up_is_warm
     a warm-up takes more rows than the sampler has
     - first, rest, width = filters[:1], filters[1:], max(1, most - 1)

@@ -10,16 +10,18 @@ from tpsample.request.params import SamplingParams
 from tpsample.request.row_filter import COLUMNS, RowFilter, keeps_all
 
 ASKS, PROCESSED, AS_LOGITS, TOP, OCCUPANCY, SEED, STATE = range(COLUMNS, COLUMNS + 7)
-"""Numbers of a slot after its filters: whether it asks for logprobs, whether in a
-processed mode, and of logits, how many of the most likely, its occupancy, its seed, and the slot of
-its state in the tables of controls, which a request does not write."""
+"""Columns of a slot after the columns of its filters: whether it asks for logprobs, whether their
+mode is a processed one, whether it is one of logits, how many most likely tokens are reported, the
+occupancy, the seed, and the index of its state in the tables of controls. A request does not write
+the last one."""
 
 OCCUPIED, VACANT = 2**62, -1
-"""The occupancy of a slot that has a request, above the number of any row; and of one without."""
+"""The occupancy of a slot with a request, which is above the number of any row, and of one without
+a request."""
 
 FILTERED, ASKS_LOGPROBS, UNSEEDED, EMPTY, NEEDS_APPEND, UNKNOWN = (1 << bit for bit in range(6))
-"""Bits of the flags of a slot: it has filters, it asks for logprobs, it waits for its seed, it has
-no request, its output changes its logits, its filters are on the device alone."""
+"""Bits of the flags of a slot: it has filters, asks for logprobs, waits for its seed, has no
+request, has logits that depend on its output, has filters that only the device knows."""
 
 WAITING = 0x54505F5741495421
 """The seed of a row that waits for one, an arbitrary number that nobody else writes."""
@@ -32,14 +34,13 @@ class Entry(NamedTuple):
     """A slot as the host knows it: a request that was checked, with its tokens so far.
 
     Attributes:
-        params: its request.
-        filters: of the request; of an UNKNOWN row, those that may be on.
-        flags: FILTERED to UNKNOWN.
-        top: how many of the most likely tokens it reports.
-        packed: what the device reads: the numbers before STATE.
-        prompt, output: the tokens so far, if the request looks at them. They are copies, because
-            the caller's lists may change. Prompt ids outside the vocabulary, such as the
-            placeholders of an image, are left out.
+        params: the request.
+        filters: the filters of the request; the filters that may be on in an UNKNOWN row.
+        flags: bits FILTERED to UNKNOWN.
+        top: how many of the most likely tokens the row reports.
+        packed: the numbers before STATE, as the device reads them.
+        prompt, output: copies of the tokens so far, if the request looks at them. Prompt ids
+            outside the vocabulary, such as the placeholders of an image, are left out.
     """
 
     params: SamplingParams

@@ -17,7 +17,7 @@ from tpsample.request.row_filter import BITS, KEEP_TIES, Demand, Method, RowFilt
 
 
 class Thresholds(NamedTuple):
-    """Where the filters of F rows end: all that a pass over logits knows of them.
+    """Where the filters of F rows end, as a pass over logits needs it.
 
     A token is kept if its order word is at least `least`, if fewer than `most` tokens stand before
     it, and if less than `share` of the total does.
@@ -26,12 +26,12 @@ class Thresholds(NamedTuple):
         most: int64 [F]; V keeps all.
         share: float64 [F]; 1 keeps all. Not fp32, because 0.1 of ten equal tokens is one.
         least: int64 [F], above every word masked tokens have.
-        least_of_total: int64 [F]; the total is the mass of the tokens from this word on, and of no
-            more than `most` tokens where the row's best scores do not decide it.
+        least_of_total: int64 [F]; the total is the mass of the tokens from this word on. Unless
+            best scores decide the row, these are at most `most` tokens.
         keep_ties: int64 [F], 1 where only greater logits stand before a token.
         counts: whether `most` may cut some row.
-        total: int64 [F], the totals of rows that have more tokens in them than their first ones,
-            and -1 in the others; None if there are no such rows.
+        total: int64 [F], the totals of rows whose total has more tokens than their first words; -1
+            in other rows. None if there are no such rows.
     """
 
     most: Tensor
@@ -51,11 +51,11 @@ class RowFilters:
 
     Attributes:
         row_index, row_list: int64 [F] and a list, the rows' indices in the batch.
-        columns: int64 [`COLUMNS` or more, F or more], the bits of what `RowFilter.packed` lists;
-            see `columns_of`.
+        columns: int64 [`COLUMNS` or more, F or more], the bits of the numbers of
+            `RowFilter.packed`; see `columns_of`.
         kinds: the filters that may occur.
-        known: whether they are those of each row in order. If not, the host does not know the rows,
-            and any of them may have any kind.
+        known: whether `kinds` lists the filter of each row in order. If not, the host does not know
+            the rows, and any row may have any kind.
     """
 
     row_index: Tensor
@@ -126,9 +126,9 @@ class RowFilters:
     @cached_property
     @ordinary_tensors
     def methods(self) -> list[tuple[Method, Tensor | slice, RowFilters]]:
-        """The rows that begin with each method: their indices among these rows, and their filters.
+        """Each method with the rows that begin with it: their indices among these, their filters.
 
-        They are made once, so that a step takes no index from the host.
+        The list is made once, so that no step sends an index to the device.
         """
         by_method = []
         for method in Method:
@@ -141,7 +141,7 @@ class RowFilters:
 
 @dataclass(frozen=True)
 class LogprobRows:
-    """The R rows of a batch that may ask for logprobs, with what each asks for.
+    """The R rows of a batch that may ask for logprobs, and their requests for them.
 
     Attributes:
         row_list, row_index: a list and int64 [R], the rows' indices in the batch.
@@ -175,9 +175,9 @@ class LogprobRows:
     unfiltered: bool = False
 
     def among(self, stored: list[int], filters: RowFilters | None) -> LogprobRows:
-        """Find the rows among the stored ones of a batch, and their filters among the batch's.
+        """Return these rows with their indices among the stored rows and the filtered rows.
 
-        It is done with the batch, so that a step takes no index from the host.
+        They are computed with the plan, so that no step sends an index to the device.
         """
         index_of_row = {row: i for i, row in enumerate(stored)}
         of_row = {row: i for i, row in enumerate(filters.row_list)} if filters else {}
@@ -203,17 +203,14 @@ class LogprobRows:
 
 
 def lists_all(index: list[int], count: int) -> bool:
-    """Return whether these are all of `count` rows in their own order, so that none has to move.
-
-    All rows in another order are not: the threshold lists the rows as they come to it.
-    """
+    """Return whether an index lists all of `count` rows in order, so that no row has to move."""
     return index == list(range(count))
 
 
 def index_of(index: list[int], device: torch.device) -> Tensor | slice:
-    """Return these rows as an index on the device, a slice if they stand one behind the other.
+    """Return an index on the device, or a slice if the rows are consecutive.
 
-    A tensor that is indexed by a list would make its own index, by a copy that waits.
+    A list as an index would make torch copy it to the device, and wait.
     """
     first = index[0] if index else 0
     if index == list(range(first, first + len(index))):

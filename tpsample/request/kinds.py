@@ -41,27 +41,27 @@ KINDS: dict[Kind, dict[str, Any]] = {
     "forced": {},
     "kept sets": {},
 }
-"""The fields of an example, which fit any vocabulary. A top_p in a top_k that is over 1024, or that
-keeps ties, is a kind of its own, and so is one in any other top_k over 256, or beside one up to
-256. The last three belong to a batch: two masks, and a `kept_cap`."""
+"""The fields of an example, which fit any vocabulary. Three more kinds have both top_k and top_p:
+in a top_k over 1024 or with ties, in another top_k over 256, and beside a top_k up to 256. The last
+three kinds belong to a batch: two masks, and a `kept_cap`."""
 
 _BY_FIRST_WORDS: tuple[Kind, ...] = (
     "top_k", "top_k, top_p", "many top_k, top_p", "top_k beside top_p",
 )  # fmt: skip
-"""Where all rows are of these, kept sets follow from their first words."""
+"""If all rows are of these kinds, their kept sets follow from first words."""
 
 _REPORTS: tuple[Kind, ...] = ("kept sets", "logprobs")
-"""Of rows with filters they need where the kept sets end, which then decides the tokens as well."""
+"""Reports that need the ends of the kept sets of filtered rows, which then decide the tokens."""
 
 _OF_ONE_ROW: tuple[Kind, ...] = ("plain", *_BY_FIRST_WORDS, "top_p", "top_p in top_k", *_ENDING)
-"""Of these a request has one; those by first words stand before the other filters."""
+"""A request is of exactly one of these kinds; those by first words precede the other filters."""
 
 _SEARCHED: Kind = "top_p in top_k"
 """The best scores decide no row of this kind."""
 
 _JUDGED: dict[Kind, dict[str, Any]] = {_SEARCHED: {"filter_order": "joint"}}
-"""More fields of an example. In fixed rounds its best scores are then judged before the search, as
-they are beside rows of other kinds, and else the search comes first."""
+"""Further fields of an example. With them a step in fixed rounds judges the best scores before it
+searches, as it does beside rows of other kinds. Without them it searches first."""
 
 _OF_THE_HEAD: tuple[tuple[Kind, ...], ...] = (
     ("allowed ids", "bad words", "min_tokens", "grammar", "forced"),
@@ -78,10 +78,10 @@ _OF_THE_MASK: tuple[tuple[Kind, ...], ...] = (
 
 
 def check_kinds(kinds: Sequence[Kind], rows: Sequence[int], most: int) -> None:
-    """Raise TypeError or ValueError where `warm_up` can take no step of them.
+    """Raise a TypeError or ValueError for arguments of `warm_up` that no step can have.
 
     Args:
-        most: rows of a step.
+        most: the largest number of rows of a step.
     """
     for name, given in (("kinds", kinds), ("rows", rows)):
         if isinstance(given, str) or not isinstance(given, Sequence):
@@ -104,20 +104,19 @@ def batches_of(
     num_drafts: int = 0,
     compiled: bool = False,
 ) -> Iterator[StepBatch | BatchView]:
-    """Yield batches whose steps launch all that steps of these kinds launch, in any mix.
+    """Yield batches whose steps make every launch that steps of these kinds make, in any mix.
 
-    They are of each kind by itself and of all together, with kept sets and logprobs and without,
-    because these decide how a token is found. Filtered ones are also in fixed rounds, which steps
-    over slots are on a GPU. Rows of one filter alone may all be decided by their best scores, and
-    others need a search. So a kind that is searched whatever its logits are comes with each filter.
-    Where kernels are compiled, rows that name slots come, too, and one of them that stores logits.
+    There is a batch of each kind alone, and of all together with and without kept sets and
+    logprobs, because these decide how a token is found. A filtered batch comes in fixed rounds as
+    well, as steps over slots do on a GPU. The best scores may decide all rows of a filter, while
+    other logits need a search. So a filter brings along a kind that is always searched.
 
     Args:
-        num_rows: of each batch; more where the filters of a mix need more.
-        most: rows of a step.
+        num_rows: rows of each batch; a mix with more filters has more.
+        most: the largest number of rows of a step.
         num_drafts: 0 leaves out the batches of a verification.
-        compiled: whether kernels are compiled for what is off, so that each set of kinds that one
-            tells apart is taken, too.
+        compiled: whether a kernel is compiled for the arguments that are absent. Then there are
+            also batches of slots, and one of each set of kinds that such a kernel tells apart.
     """
     how: dict[str, Any] = {"vocab_size": vocab_size, "device": device}
     if any(kind in _OF_ONE_ROW[1:] for kind in kinds):
@@ -162,10 +161,10 @@ def batches_of(
 
 
 def _all_of(kinds: Sequence[Kind], most: int) -> Iterator[tuple[Kind, ...]]:
-    """Yield all kinds together, with as many filters at once as a step has rows.
+    """Yield mixes of all kinds, each with as many filters as a step has rows.
 
-    Rows of several filters are told apart by whether they go by first words. So a first one, which
-    does if any does, meets each of the others.
+    A step treats filters differently if first words decide them. The first filter is of that kind
+    if any is, so it is in every mix.
     """
     filters = [kind for kind in _OF_ONE_ROW if kind in kinds]
     others = [kind for kind in kinds if kind not in _OF_ONE_ROW]
@@ -179,13 +178,14 @@ def _all_of(kinds: Sequence[Kind], most: int) -> Iterator[tuple[Kind, ...]]:
 def _sets_of(
     kinds: Sequence[Kind], exclusive: Sequence[Sequence[Kind]]
 ) -> Iterator[tuple[Kind, ...]]:
-    """Yield each set of kinds, one or none of each exclusive group.
+    """Yield each set of kinds that has at most one of each exclusive group.
 
-    The empty set is that of plain rows, so it comes only if these are among the kinds.
+    The empty set stands for plain rows, so it is left out unless they are among the kinds.
     """
     present = [[kind for kind in group if kind in kinds][:1] for group in exclusive]
     one_each = [kind for (kind,) in filter(None, present)]
-    for count in range("plain" not in kinds, len(one_each) + 1):
+    fewest = 0 if "plain" in kinds else 1
+    for count in range(fewest, len(one_each) + 1):
         yield from combinations(one_each, count)
 
 
@@ -202,8 +202,10 @@ def _batch_of(
 ) -> SamplingBatch:
     """Return a batch of a mix, whose masks allow all ids.
 
-    More logprobs than `FEW_LOGPROBS` take kernels of their own, and any more stand for all of them.
-    Any `kept_cap` above 1 stands for all of these, because a set of one token is found otherwise.
+    Args:
+        many_logprobs: ask for one more than `FEW_LOGPROBS`, which takes other kernels.
+
+    A `kept_cap` of 2 stands for all larger ones. A set of one token is found in another way.
     """
     more = _JUDGED if judged else {}
     of_rows = [KINDS[kind] | more.get(kind, {}) for kind in mix if kind in _OF_ONE_ROW] or [{}]

@@ -1,9 +1,9 @@
 """Positions, tokens so far and masks have to move on from one step to the next.
 
-A mistake there draws a token that looks like any other. So each step of a batch is compared with
-the one before it, and a mistake is warned of once. Everything is read on the host, so on a GPU,
-where that would wait, nothing is. A step at the same positions may be a trial of the same step, and
-is none of these.
+A token that was drawn by such a mistake looks like any other. So each step of a batch is compared
+with the step before it, and a mistake is warned of once. The comparison reads tensors on the host.
+On a GPU that would wait, so nothing is compared there. A step at the same positions may be a trial
+of the same step, which is no mistake.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class SteppedRows(NamedTuple):
     """A step as its batch sees it.
 
     Attributes:
-        by: which sampler takes it. Samplers that share a batch are a target and its drafter, which
-            draw at the same positions on purpose.
+        by: the `id` of the sampler's pipeline. Samplers that share a batch are a target and its
+            drafter, which draw at the same positions on purpose.
         given: hidden states or logits [B, …].
         positions: int64 [B].
-        of: the slots of a selection, as bytes.
-        batch: has seeds and temperatures, which are read where they are needed.
-        masks: those that bind the rows, by name.
-        written: another one after seeds or temperatures were written in place.
+        of: the slots of a selection, as bytes; empty for a whole batch.
+        batch: the source of seeds and temperatures, which are read only where they are needed.
+        masks: the masks that bind the rows, by name.
+        written: a number that changes when seeds or temperatures are written in place.
     """
 
     by: int
@@ -78,10 +78,10 @@ class Mask:
         self._is_looked_at = readable(tensor.device)
 
     def is_left_over(self, now: bytes) -> bool:
-        """Return whether it binds a second step, at other positions, with nothing new in it.
+        """Return whether the mask binds a second step, at other positions, with the same bits.
 
-        That is looked at once, because a grammar engine may write the same bits again. A mask that
-        forbids nothing is not left over.
+        Only the first two steps are compared, because a grammar engine may write the same bits
+        again. A mask that forbids nothing is never left over.
         """
         if not self._is_looked_at:
             return False
@@ -114,8 +114,8 @@ class MovingOn:
 
     Attributes:
         num_samples: draws per row of the last step.
-        needy: int64, the rows of the batch whose tokens so far change their logits; None if there
-            are none, or on a GPU. Those of selections are not followed.
+        needy: int64, the rows of the batch whose logits depend on their tokens so far; None on a
+            GPU, or if there are none. Appends to selections are not followed.
         known: int64, how many tokens each of these rows had when its request came. A step at an
             earlier position is a chunk that does not end them, whose token is dropped.
     """
@@ -133,16 +133,16 @@ class MovingOn:
         self.forget()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_drawn": None}  # the tokens of a step are of no copy
+        return {**vars(self), "_drawn": None}  # a copy of the batch has drawn nothing
 
     def note_tokens(self, token_ids: Tensor, moves: int, *, of_slots: bool) -> None:
-        """Note where a step writes its tokens. Replays of a captured one are not seen, so that
-        nothing is known from then on."""
+        """Note where a step writes its tokens. Replays of a captured step cannot be seen, so after
+        a capture nothing is checked any more."""
         self._is_captured = self._is_captured or capturing(token_ids.device)
         self._drawn = Drawn(weakref.ref(token_ids), moves, of_slots)
 
     def check_rows(self, token_ids: Tensor, moves: int) -> None:
-        """Raise a ValueError for tokens of the last step whose rows the batch does not have."""
+        """Raise a ValueError for tokens of the last step if its rows are no longer the batch's."""
         drawn = self._drawn
         if drawn is None or self._is_captured or drawn.token_ids() is not token_ids:
             return
@@ -173,14 +173,15 @@ class MovingOn:
         return version == self._version
 
     def has_moved(self, now: bytes, by: int, version: int, written: int) -> bool:
-        """Note a step of a batch without masks at positions that are neither those of the last step
-        nor of the first, as nearly all are; return whether it is one. Nothing else is looked at.
+        """Note a step without masks, and return True, if its positions show that it moved on.
+
+        They do if they differ from those of the last and of the first step, as nearly always.
+        Otherwise return False, so that `step` looks closer.
 
         Args:
-            now: the positions as bytes, after the slots of a selection.
-            by: as of `SteppedRows`.
-            version: of the rows.
-            written: as of `SteppedRows`.
+            now: the slots of a selection and the positions, as bytes.
+            by, written: as in `SteppedRows`.
+            version: of the table.
         """
         if now in (self._last, self._first) or version != self._version or self.needy is not None:
             return False
@@ -190,10 +191,10 @@ class MovingOn:
         return True
 
     def step(self, rows: SteppedRows, now: bytes, version: int) -> list[str]:
-        """Note another step, and return the warnings that it calls for.
+        """Note another step, and return the texts of its warnings.
 
         Args:
-            now, version: as of `has_moved`.
+            now, version: as in `has_moved`.
         """
         if version != self._version:
             self._version = version
@@ -201,7 +202,11 @@ class MovingOn:
         return [text for name, text in self._mistakes(rows, now) if self._is_new(name)]
 
     def append(self, token_ids: Tensor, vocab_size: int, *, of_slots: bool) -> None:
-        """Note tokens [B] or [B, n] of a CPU, where rows are needy; of slots if of a selection."""
+        """Note that tokens [B] or [B, n] on a CPU are appended to a batch with needy rows.
+
+        Args:
+            of_slots: whether they are appended to a selection.
+        """
         if of_slots or (self._positions is not None and len(token_ids) != len(self._positions)):
             self._positions = self._appended = None  # rows joined or left since the step
         elif self._positions is not None:
@@ -245,9 +250,9 @@ class MovingOn:
             yield from self._missing_or_twice(rows)
 
     def _draws_again(self, rows: SteppedRows) -> bool:
-        """Return whether a random row has the seeds that it had before; those of now are kept.
+        """Return whether the seeds are those of the last look, and a row is random.
 
-        Once that was told, nothing is looked at.
+        The seeds are kept for the next look. After the warning was given nothing is compared.
         """
         if "positions" in self._warned:
             return False
@@ -269,17 +274,17 @@ class MovingOn:
 
 
 class Rebuilt:
-    """Notices batches that are built anew for each step without their output. One per sampler."""
+    """Notices that a batch is built anew for each step, without its output. One per sampler."""
 
     def __init__(self) -> None:
         self._batch: weakref.ref[object] | None = None
         self._seeds, self._positions, self._times = b"", torch.empty(0), 0
 
     def is_forgetful(self, batch: object, seed: Tensor, positions: Tensor) -> bool:
-        """Return whether a third new batch in a row goes on where the last one stood.
+        """Return whether a third new batch in a row continues the batch before it.
 
         Args:
-            batch: whose rows look at their output, and have none yet.
+            batch: a batch whose rows look at their output, and have none yet.
         """
         last = None if self._batch is None else self._batch()
         seeds = bytes_of(seed)

@@ -1,7 +1,7 @@
 """How a step treats its rows, and what it reads of them: both frozen.
 
-A `BatchPlan` follows from the requests alone and is replaced whole when they change, so nothing in
-it can be of other rows. A `BatchView` is made for one call.
+A `BatchPlan` follows from the requests alone. When they change a new plan replaces it, so no part
+of a plan can belong to other rows. A `BatchView` is made for one call.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Undrawn(NamedTuple):
 
     Attributes:
         rows: bool [B].
-        bad: bool [B], those of them that name a slot which they cannot have; others are padding.
+        bad: bool [B], undrawn rows that name an invalid slot; other undrawn rows are padding.
     """
 
     rows: Tensor
@@ -35,11 +35,11 @@ class Undrawn(NamedTuple):
 
 
 class FilteredWords(NamedTuple):
-    """The score words that filters have found, which take the place of a step's own.
+    """The score words of filtered rows, which replace the words that the local step found.
 
     Attributes:
         words: int64 [F, num_samples], of the filtered rows over all ranks.
-        place: int32 [B], the index of each row among them; -1, or F or more, in all other rows.
+        place: int32 [B], the index of each row in `words`. An unfiltered row has -1, or F or more.
     """
 
     words: Tensor
@@ -50,9 +50,9 @@ class SlotRows(NamedTuple):
     """The rows of a selection, in memory that each step writes anew.
 
     Attributes:
-        slots: int64 [B], the slot that each row reads, S if it is not drawn.
-        undrawn: which rows are not drawn.
-        temperature, seed: fp32 and int64 [B], those of the slots.
+        slots: int64 [B], the slot that each row reads; S for a row that is not drawn.
+        undrawn: the rows that are not drawn.
+        temperature, seed: fp32 and int64 [B], copied from the slots.
     """
 
     slots: Tensor
@@ -67,7 +67,7 @@ class RowKinds(NamedTuple):
     Attributes:
         plain: rows that store no logits.
         bounded: filtered rows that need few of their logits.
-        rough: filtered rows that upper ends of their logits decide, nearly always.
+        rough: filtered rows that upper bounds of their logits nearly always decide.
         whole: rows that need all of their logits.
         drawn: whole rows whose words no filter replaces.
         most, least: of the bounded rows, int64 and float64; see `Demand`.
@@ -88,7 +88,7 @@ class RowKinds(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class BatchPlan:
-    """How a step treats its rows, as far as the host knows it from their requests.
+    """How a step treats its rows, as far as the host knows their requests.
 
     Attributes:
         num_rows: B.
@@ -96,17 +96,17 @@ class BatchPlan:
         device: of the batch.
         filters: the rows with filters, all rows with `kept_cap`; None if there are none.
         logprobs: the rows that ask for logprobs, found among the others; None if there are none.
-        requests: of every row that is no draft; none if the host does not know the rows.
+        requests: of every row that is not a draft; empty if the host does not know the rows.
         kept_cap: most tokens of a kept set that a step reports; None reports none.
         fixed_rounds: a step with filters never waits for the device.
         stores_all: a step keeps every row's logits, whether the request needs them or not.
-        numbers: int64 and int32 [B], 0 … B - 1, if the caller has them already.
-        stored_list, stored_index: the rows whose logits a step keeps on their ranks, as a list and
-            int64; [] and None if there are none. With `stores_all` they are all rows in order, and
-            else the filtered ones come first.
+        numbers: 0 … B - 1 as int64 and int32 [B], if the caller has made them already.
+        stored_list, stored_index: the rows whose logits every rank stores, as a list and int64;
+            [] and None if there are none. They are all rows in order with `stores_all`. Otherwise
+            the filtered rows come first.
         stored_place: int32 [B], the index of each row in that list, or -1; None if it is empty.
-        filtered_place: int32 [B], the index of each row in `filters`; -1, or as many as these are
-            or more, if it is not there. None without filters.
+        filtered_place: int32 [B], the index of each row in `filters`. An unfiltered row has -1, or
+            F or more. None without filters.
     """
 
     num_rows: int
@@ -190,9 +190,9 @@ class BatchPlan:
 
     @cached_property
     def bounded(self) -> dict[int, Demand]:
-        """The demands of rows whose few logits are listed, by index among the stored.
+        """The demands of rows that need few logits, by index among the stored rows.
 
-        A kept set, and logprobs of it, need no others than the row's token does.
+        Kept sets, and logprobs of them, need only the logits that the row's token needs.
         """
         logprobs, demands, rough = self.logprobs, {}, self.rough
         modes = zip(logprobs.row_list, logprobs.processed_list, strict=True) if logprobs else ()
@@ -208,10 +208,11 @@ class BatchPlan:
     @cached_property
     def rough(self) -> dict[int, Demand]:
         """The demands of rows that bounds of their sums nearly always decide, by index among the
-        stored.
+        stored rows.
 
-        There are none in fixed rounds, because a row that bounds leave open takes one round more,
-        nor where the logits are looked at again. A kept set of all ids is only counted.
+        There are none in fixed rounds, because a row that the bounds leave open takes one round
+        more. Nor are rows with logprobs, whose logits are read again. A kept set of all ids is
+        only counted.
         """
         if self.fixed_rounds:
             return {}
@@ -231,9 +232,9 @@ class BatchPlan:
 
     @property
     def num_best(self) -> int:
-        """How many best scores of each sample a rank finds of the rough rows.
+        """How many best scores per sample a rank finds of each rough row.
 
-        Where kept sets are asked for, rough rows keep all tokens, and the best one is drawn.
+        With a `kept_cap` the rough rows keep all tokens, and the best score is drawn.
         """
         if self.kept_cap is not None or self.filters is None:
             return min(1, len(self.rough))
@@ -241,9 +242,11 @@ class BatchPlan:
 
     @cached_property
     def by_cuts(self) -> bool:
-        """Whether tokens of filtered rows follow from where their kept sets end: sets, or processed
-        logprobs of all of these rows, need that anyway, and the first words that decide all rows
-        hold the words of their logprobs."""
+        """Whether the tokens of filtered rows follow from where their kept sets end.
+
+        Kept sets, and processed logprobs of all filtered rows, need these ends anyway. Where first
+        words decide all rows, they also hold the words of the logprobs.
+        """
         if self.kept_cap is not None:
             return True
         if self.logprobs is None or self.filters is None:
@@ -255,8 +258,8 @@ class BatchPlan:
 
     @property
     def _filtered(self) -> Iterator[tuple[int, int, Demand]]:
-        """Yield the index, the row and the demand of each filtered row; of none if all logits are
-        stored. The stored rows begin with the filtered ones, in the same order."""
+        """Yield the index, the row and the demand of each filtered row, which is the index among
+        the stored rows, too. Yield nothing if all logits are stored."""
         if self.filters is not None and not self.stores_all:
             rows = zip(self.filters.row_list, self.filters.kinds, strict=True)
             for index, (row, kind) in enumerate(rows):
@@ -264,7 +267,7 @@ class BatchPlan:
 
     @property
     def _replaced(self) -> set[int]:
-        """The rows whose words a filter replaces, unless something else looks at the words."""
+        """The rows whose words a filter replaces; none if all rows are stored, and so drawn."""
         return set() if self.filters is None or self.stores_all else set(self.filters.row_list)
 
     @cached_property
@@ -292,7 +295,7 @@ class BatchPlan:
 
     @cached_property
     def text(self) -> str:
-        """The plan as a text that is equal on ranks whose plans are, for ranks to compare."""
+        """The plan as a text, which is equal on two ranks if their plans are equal."""
         rows = [f"row {row}: {request.text}" for row, request in enumerate(self.requests)]
         options = f"kept_cap={self.kept_cap}, fixed_rounds={self.fixed_rounds}"
         return "\n".join([*rows, options, f"storing {self.stored_list}"])
@@ -304,7 +307,7 @@ class BatchPlan:
 
 
 class BatchView(NamedTuple):
-    """The rows that a step reads: those of a batch, or each once per drafted position.
+    """The rows that a step reads: those of a batch, or each row once per drafted position.
 
     Attributes:
         temperature: fp32 [B]; below 1e-5 the row is greedy.

@@ -17,9 +17,10 @@ from tpsample.core.word import LOWEST_DRAWABLE
 from tpsample.request.params import SamplingParams
 
 MAX_TOP_WORDS, MAX_WEIGHED_WORDS = 256, 1024
-"""Largest top_k whose tokens are worth exchanging, by itself and with a top_p of what it leaves. By
-itself the best scores nearly always decide a row, for fewer bytes. With such a top_p only a search
-does, in six exchanges. The second is also the most tokens of a list of what a top_p keeps."""
+"""Largest top_k whose tokens are worth exchanging: the first alone, the second with a top_p of what
+the top_k leaves. A larger top_k alone is nearly always decided by the best scores, for fewer bytes.
+With such a top_p only a search decides it, in six exchanges. The second number is also the length
+of the longest list of tokens that a top_p keeps."""
 
 FEW_LOGPROBS = 32
 """Tokens of a row whose logprobs take smaller kernels than more of them."""
@@ -56,14 +57,14 @@ class Demand(NamedTuple):
     `tpsample.filters.sample` has the methods. The host chooses launches by nothing else.
 
     Attributes:
-        first: k, where the first k order words of each rank decide the row; 0 if its best scores
-            or a search do.
-        total: whether top_p takes a share of the mass of other tokens, too, than those first ones.
+        first: k, if the first k order words of each rank decide the row; 0 if the best scores or a
+            search do.
+        total: whether top_p takes a share of a mass that has tokens beyond those first k.
         searched: whether only a search for the last kept token decides the row.
         counts, masses: whether that search counts tokens for top_k, and weighs them for top_p.
         ends: names of the rules of `ENDING` that are on.
-        most, least: k, and y = (x - max x) / T, where they bound how many logits a rank needs;
-            else 0 and -inf.
+        most, least: k and y = (x - max x) / T, if they bound how many logits a rank needs; else 0
+            and -inf.
         exact: whether sums over bounds of its logits are not enough.
     """
 
@@ -107,7 +108,7 @@ class Demand(NamedTuple):
         return summed and not (self.searched or self.exact or listed)
 
     def listing(self, count: int) -> Demand:
-        """Return what the row needs if its first `count` tokens are reported, kept or not."""
+        """Return the demand of the row if its first `count` tokens are reported, kept or not."""
         if not count:
             return self
         listed = self.most > 0 and count <= MAX_TOP_WORDS
@@ -115,7 +116,7 @@ class Demand(NamedTuple):
 
     @staticmethod
     def of_any(demands: Iterable[Demand]) -> Demand:
-        """Return what rows need together. Equal ones of two batches launch the same."""
+        """Return the union of demands. Batches with equal unions make the same launches."""
         union = Demand()
         for demand in demands:
             union = Demand(
@@ -160,14 +161,14 @@ class RowFilter(NamedTuple):
         return row_filter._replace(demand=row_filter._demand(nothing))
 
     def _demand(self, nothing: RowFilter) -> Demand:
-        """Return what the row needs.
+        """Return the demand of the row.
 
         A filter keeps the first tokens of an order, and top_p a share of the mass that the rules
-        before it leave. So few logits are needed where all that a row weighs lies among its first
-        k tokens, or at a known y or above. If both bound the row, all lies within both. Behind
-        top_p, k <= 256 tokens need one more number, that mass.
-        A rule behind top_p bounds nothing where top_p is on, because top_p weighs tokens that this
-        rule removes. Nor does any rule beside one that needs all logits.
+        before it leave. So a rank needs few logits if all weighed tokens lie among the first k, or
+        at a known y or above. If both bounds hold, the tokens lie within both. A top_k <= 256 after
+        top_p needs one more number, the mass of all tokens.
+        A rule after top_p is no bound while top_p is on, because top_p weighs tokens that the rule
+        removes. No rule is a bound beside one that needs all logits.
         """
         counts, masses = self.top_k < nothing.top_k, self.top_p < 1
         on = [i for i, end in enumerate(self.ends) if end != nothing.ends[i]]
@@ -197,7 +198,7 @@ class RowFilter(NamedTuple):
         return MANY_BEST_SCORES // 2 if self.demand.counts else BEST_SCORES
 
     def packed(self) -> bytes:
-        """Return what a device reads of it: `COLUMNS` numbers of 8 bytes."""
+        """Return the filter as the device reads it: `COLUMNS` numbers of 8 bytes."""
         numbers = LOWEST_DRAWABLE, self.top_k, self.top_p, *self.ends
         ways = self.demand.first > 0, self.demand.searched
         return struct.pack(_FORMAT, *numbers, self.keep_ties, *self.behind, *ways)

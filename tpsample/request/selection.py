@@ -4,12 +4,11 @@
     out = sampler(hidden_states, rows, positions)
     rows.append(out.token_ids)
 
-On a GPU the host never reads the slots. It knows them where the caller has them on the host, too,
-and passes `host=`. Then a step does what these requests need, and without it what any request of
-the batch needs. A CUDA graph captured from `select` to `append` serves other slots, and requests
-that came since, when it is replayed, so `host` does not count there. Outside a graph a selection is
-of the batch as it was when `select` was called: after a request joined, left, moved or changed, it
-is refused.
+On a GPU the host never reads the slots. It knows them only if the caller passes them by `host=`.
+Then a step does the work that these requests need. Without `host` it does the work that any request
+of the batch may need. A CUDA graph that was captured from `select` to `append` may be replayed for
+other slots and for later requests, so a capture ignores `host`. Outside a graph a selection belongs
+to the batch as it was at `select`. After a request joined, left, moved or changed it is refused.
 
 A row is not drawn, and no state moves for it, if
 
@@ -17,8 +16,8 @@ A row is not drawn, and no state moves for it, if
     there is no such slot, no request is
     in it, or an earlier row names it       an error of the caller; its status is BAD_SLOT
 
-Its token is the sampler's `on_failed`. No such number is used as an address. Such a row reads the
-last slot, in which no request ever is.
+The token of such a row is the sampler's `on_failed`. Its slot number is never used as an address:
+the row reads slot S, which never has a request.
 """
 
 from __future__ import annotations
@@ -48,17 +47,17 @@ from tpsample.request.step_batch import ReadSlots, StepBatch
 from tpsample.request.table import RequestTable
 
 PADDING = -1
-"""The slot of a row that nobody wants."""
+"""The slot number of a row that is padding."""
 
 MOST_PLANS = 16
-"""Plans that are kept of the slots that steps named since a request came, left or changed."""
+"""Plans that are kept, by the slots that steps have named since the requests last changed."""
 
 
 class Selection(HasViews, StepBatch):
     """B rows of a batch, accepted wherever the batch is. `SamplingBatch.select` makes it.
 
-    It means the slots that its tensor held when it was made. All that a step reads of them lies in
-    memory of its own, which `select` may be told to use again, so that such a step allocates none.
+    It means the slots that the tensor held at `select`. A step reads copies in the selection's own
+    memory. With `out=` the next selection uses this memory again, so that its step allocates none.
 
     Args:
         batch: whose slots these are.
@@ -70,7 +69,7 @@ class Selection(HasViews, StepBatch):
     _version: int | None  # of the table that it was taken of
     _known: list[int] | None = None  # the slots that rows read, where the host knows them
     _has_stepped = _taken_again = False
-    _is_found = False  # whether the rows are what the slots say
+    _is_found = False  # whether `_slot_rows` has been filled for these slots
 
     @ordinary_tensors
     def __init__(self, batch: StepBatch, table: RequestTable, num_rows: int) -> None:
@@ -98,7 +97,7 @@ class Selection(HasViews, StepBatch):
     def _view(self) -> None:
         index = self._padded[: self.rows]
         self._slot_rows = SlotRows(index, self._skipped, *self._columns)
-        # Of the copies of `seed` and the like, as they are made.
+        # By name of a column, torch's count of writes when the last copy was made.
         self._versions: dict[str, int] = {}
         self._repeats: dict[int, Selection] = {}  # the rows of a verification, by positions
 
@@ -125,9 +124,9 @@ class Selection(HasViews, StepBatch):
         return out.take(slots, known)
 
     def take(self, slots: Tensor, known: list[int] | None = None) -> Selection:
-        """Become these slots of the batch as it is now, without masks of its own.
+        """Become a selection of these slots of the batch as it is now, without masks of its own.
 
-        Of the rows that name an occupied slot the first reads it:
+        If several rows name an occupied slot, only the first of them reads it:
 
             slots    3  -1   0   3  99     slots 0 and 3 of S = 5 are occupied
             index    3   5   0   5   5
@@ -157,8 +156,8 @@ class Selection(HasViews, StepBatch):
 
     @property
     def _found(self) -> SlotRows:
-        """The rows, whose slots are found on first use. A step on a GPU has found them before, by a
-        kernel."""
+        """The rows of the selection, computed on first use. A step on a GPU has computed them
+        before, by a kernel."""
         if self._is_found:
             return self._slot_rows
         none, (index, (undrawn, bad), *_) = self._table.slots, self._slot_rows
@@ -181,7 +180,7 @@ class Selection(HasViews, StepBatch):
         return self._found.undrawn
 
     def _repeated(self, times: int) -> Selection:
-        """Return the rows with each standing `times` times in a row, in memory that is kept."""
+        """Return a selection that repeats each row `times` times, in memory that is kept."""
         repeated, known = self._repeats.get(times), self._known
         if repeated is None:
             repeated = Selection(self._batch, self._table, self.rows * times)
@@ -200,9 +199,9 @@ class Selection(HasViews, StepBatch):
         return repeated
 
     def _pick_any(self, name: str, table: Tensor) -> Tensor:
-        """Return what a table [n, …] holds for each row; the last slot's if a row is not drawn.
+        """Return the entry of a table [n, …] for each row; the last entry for an undrawn row.
 
-        The slot of a row that is drawn is below n. A mask may have fewer rows than there are slots.
+        A mask may have fewer rows than there are slots, but every drawn row's slot is below n.
         """
         inside = self._scratch.take("inside", torch.int64, self.rows)
         torch.clamp(self._index, max=len(table) - 1, out=inside)
@@ -334,8 +333,8 @@ class Selection(HasViews, StepBatch):
         return self._batch._assigned | self._assigned
 
     def _by_slot(self) -> dict[str, Tensor]:
-        """Return the masks of the batch, a row per slot, that no mask of these rows replaces. One
-        without rows binds none."""
+        """Return the masks of the batch, one row per slot, that this selection does not override.
+        A mask without rows is left out."""
         assigned, own = self._batch._assigned, self._assigned
         masks = {name: mask.tensor for name, mask in assigned.items() if name not in own}
         return {name: mask for name, mask in masks.items() if len(mask)}
@@ -367,7 +366,8 @@ def _numbers_of(host: Any, slots: Tensor) -> list[int]:
     """Return the slots as the host has them.
 
     Raises:
-        TypeError, ValueError: no integers, another number of them, or others on a CPU.
+        TypeError, ValueError: no integers, a wrong number of them, or on a CPU other values than in
+            `slots`.
     """
     elsewhere = isinstance(host, Tensor) and host.device.type != "cpu"  # to read it would wait
     listed = host.tolist() if hasattr(host, "tolist") and not elsewhere else host

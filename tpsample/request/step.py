@@ -36,7 +36,7 @@ class Push(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """The rows that a call brings: hidden states, or logits in place of their product.
+    """The input rows of a call: hidden states, or logits in place of their product.
 
     Attributes:
         given: [..., D], or with `are_logits` [..., V_local].
@@ -76,12 +76,13 @@ class Found(NamedTuple):
     """Words and bounds of R stored rows, as the threads of a local step find them.
 
     Attributes:
-        first: int64 [threads, R, n], first order words in any order; 0 in rows without.
-        best: int64 [threads, R, num_samples, m], best score words in any order; likewise.
-        error_bound: fp32 [R]: no stored logit is below the logit, nor above it by more.
-        store: stores the logits of rows in place of upper ends. It takes the step, rows int64 [n]
-            of the batch, their places in memory, and that memory: fp32 [R, V_local] before the
-            controls, and after them; no rows without controls.
+        first: int64 [threads, R, n], first order words in any order; 0 in a row without any.
+        best: int64 [threads, R, num_samples, m], best score words in any order; 0 likewise.
+        error_bound: fp32 [R]. A stored number is at least the logit, and exceeds it by at most
+            this.
+        store: replaces upper bounds by exact logits. Its arguments are the step, the rows int64 [n]
+            of the batch, their indices in memory, and fp32 [R, V_local] before and after the
+            controls. The last one has no rows without controls.
     """
 
     first: Tensor
@@ -91,12 +92,13 @@ class Found(NamedTuple):
 
 
 class TileWords(NamedTuple):
-    """The words by which a kernel tells which of its tiles matter to R stored rows.
+    """The words of each tile of a kernel, which show the tiles that matter to R stored rows.
 
     Attributes:
-        first: int64 [R, tiles], the first order word of each tile; that of a NaN has any id of it.
-        best: int64 [R, num_samples, tiles], its best score word; likewise.
-        size: ids of a tile. The first one begins at the group of four ids of the shard's first.
+        first: int64 [R, tiles], the first order word of a tile. A NaN's word has any id of it.
+        best: int64 [R, num_samples, tiles], the best score word of a tile. NaN as in `first`.
+        size: ids per tile. The first tile begins at the shard's first id, rounded down to a
+            multiple of four.
     """
 
     first: Tensor
@@ -104,15 +106,15 @@ class TileWords(NamedTuple):
     size: int
 
     def select(self, index: slice | Tensor) -> TileWords:
-        """Return those of some rows."""
+        """Return the words of some rows."""
         return TileWords(self.first[index], self.best[index], self.size)
 
 
 def rows_of_memory(count: int, controlled: bool) -> int:
-    """Return how many rows of memory the logits of so many stored rows take.
+    """Return how many rows of memory the logits of `count` stored rows take.
 
-    With controls the processed logits begin behind a multiple of four rows, so at a multiple of 16
-    bytes whatever V_local is. Triton compiles a kernel anew for an address that is none.
+    With controls the processed logits begin after a multiple of four rows, hence at a multiple of
+    16 bytes for any V_local. For another address Triton would compile another kernel.
     """
     return 2 * (count + -count % 4) if controlled else count
 
@@ -133,13 +135,13 @@ class Step:
 
     Attributes:
         hidden_states: [B, D]; [B, 0] with local_logits.
-        batch: what it reads of its rows.
-        noise: what their scores need; with no samples the step only stores logits.
-        controls: their controls over the shard; None if there are none.
+        batch: the rows that it reads.
+        noise: the noise of the rows; with 0 samples the step only stores logits.
+        controls: the controls of the rows over the shard; None if there are none.
         logits: fp32 [`rows_of_memory`, V_local], memory for the logits of the stored rows, in which
             `halves` finds the raw and the processed ones. None if the plan stores none.
-        found: memory for what else the local step finds of the stored rows; None if it finds none.
-        tile_words: what its kernel says of them; likewise.
+        found: memory for words and bounds of the stored rows; None if the backend finds none.
+        tile_words: words of the kernel's tiles; None if the backend writes none.
         out: what the step will return; None if it only stores logits.
         local_logits: [B, V_local], logits that the caller computed in place of the product with
             the weight; None otherwise.

@@ -23,11 +23,11 @@ from tpsample.request.plan import BatchPlan, BatchView, SlotRows, Undrawn
 from tpsample.request.table import RequestTable
 
 ReadSlots = Callable[[Tensor, RequestTable, SlotRows], None]
-"""It fills rows by the slots, int64 [B], that they name in a table; see `.selection`."""
+"""Its arguments are slots int64 [B], their table, and the rows that it fills; see `.selection`."""
 
 
 class StepBatch(KeepsTensors, Sealed, ABC):
-    """The rows of a call, as the checks of the call and its step ask for them.
+    """The rows of a call: the interface that its checks and its step use.
 
     Attributes:
         vocab_size: V.
@@ -127,11 +127,10 @@ class StepBatch(KeepsTensors, Sealed, ABC):
 
     @abstractmethod
     def _read(self, times: int = 1) -> BatchView:
-        """Return what a step reads of the rows, masks of any number of rows among it. Nothing is
-        checked here.
+        """Return the view that a step reads, without any check, not even of the rows of masks.
 
         Args:
-            times: how often each row stands in a row, once per drafted position.
+            times: how often each row is repeated, once per drafted position.
         """
 
     def _read_slots(self, read: ReadSlots | None = None) -> None:
@@ -156,11 +155,11 @@ class StepBatch(KeepsTensors, Sealed, ABC):
         """Return int64 [B], where the controls of each row are."""
 
     def _view_of(self, num_rows: int) -> BatchView:
-        """Return what a step of so many rows reads.
+        """Return the view that a step of `num_rows` rows reads.
 
         Raises:
-            ValueError: the batch has other rows, or a grammar bitmask or forced ids are not of
-                the rows it has now.
+            ValueError: the batch has another number of rows, or a grammar bitmask or forced ids do
+                not fit the rows it has now.
         """
         with self._table.thread:
             rows = self._for_rows(num_rows, num_rows)
@@ -168,7 +167,7 @@ class StepBatch(KeepsTensors, Sealed, ABC):
             return rows._read()
 
     def _with_drafts(self, draft_token_ids: Tensor, *, is_read: bool = False) -> BatchView:
-        """Return what a verification reads: row b · (K + 1) + i is row b after i of its K drafts.
+        """Return the view of a verification: row b · (K + 1) + i is row b after i of its K drafts.
 
         Penalties, bad_words and min_tokens see these drafts, int64 [B, K] with -1 after a row's
         last, as output; the batch itself does not change. A grammar bitmask and forced ids must be
@@ -239,13 +238,13 @@ class StepBatch(KeepsTensors, Sealed, ABC):
     def _note_step(
         self, by: object, given: Tensor, positions: Tensor, now: bytes, num_samples: int
     ) -> None:
-        """Warn once of what has not moved on since the last step; see `.moving_on`.
+        """Warn once of each thing that should have changed since the last step; see `.moving_on`.
 
         Args:
             by: the sampler's pipeline.
             given: hidden states or logits [B, …].
             positions: int64 [B].
-            now: the same as bytes; none where the host does not read them.
+            now: the positions as bytes; empty where the host does not read them.
             num_samples: draws per row.
         """
         self._moving.num_samples = num_samples
@@ -325,9 +324,9 @@ class StepBatch(KeepsTensors, Sealed, ABC):
             )
 
     def _check_masks(self, num_rows: int) -> None:
-        """Raise a ValueError if a mask is not of so many rows, or of rows that have changed.
+        """Raise a ValueError if a mask has not `num_rows` rows, or was assigned for other rows.
 
-        It is the caller's, who may have resized or freed it since it was assigned.
+        The caller may have resized or freed the tensor since it was assigned.
         """
         for name, mask in self._assigned.items():
             self._check_mask(name, mask.tensor, shown=f"batch.{name}")
@@ -365,8 +364,10 @@ class StepBatch(KeepsTensors, Sealed, ABC):
         return ControlRows(tables, self._state_slots(), bitmask, forced)
 
     def _state(self) -> dict[str, object]:
-        """Return all that a step reads beside plan, seeds and temperatures, by name, for ranks to
-        compare: tensors with a row for each row of the batch, or values that `str` tells apart."""
+        """Return what the ranks compare beside plan, seeds and temperatures, by name.
+
+        The values are tensors with a row per row of the batch, or are compared by `str`.
+        """
         state: dict[str, object] = dict(self._masks())
         if self._table.controls is not None:
             state["tokens so far"] = self._table.controls.token_digest[self._state_slots()]

@@ -1,14 +1,14 @@
 """The requests of a batch by slot, on the host and on the device.
 
-The rows of a step are an index into this table. Either the host knows it: they are the slots in
-use, in order, or a tensor on a CPU names them. Or a tensor on a GPU does, which the host never
-reads (`tpsample.request.selection`). Then the host cannot know their requests, so the step does all
-that any slot may need: if one slot has a filter, every row is sampled as a row with filters, and a
-row without any keeps all of its tokens. The same holds for logprobs. The tokens are the same.
+The rows of a step are an index into this table. The host knows the index if it is the slots in use,
+in order, or if a tensor on a CPU names the slots. It never reads a tensor on a GPU
+(`tpsample.request.selection`), so it does not know the requests of such rows. Their step does all
+that any slot may need: if one slot has a filter, every row is sampled as a filtered row, and a row
+without filters keeps all of its tokens. The same holds for logprobs. The tokens do not change.
 
 All integers of a slot lie in one tensor, so one operation writes a request, and one reads the rows
-of a step. The tensors keep their place in memory as requests come and go, so a captured CUDA graph
-reads the requests that are there when it is replayed.
+of a step. The tensors never move in memory, so a captured CUDA graph reads the requests that are
+there when it is replayed.
 """
 
 from __future__ import annotations
@@ -55,28 +55,28 @@ from tpsample.request.plan import BatchPlan
 from tpsample.request.row_filter import Demand, RowFilter, keeps_all
 
 _HAS = [bytes(bool(flags & wanted) for flags in range(256)) for wanted in range(64)]
-"""By wanted flags, 0 or 1 for each value of an entry's flags: whether it has one of them."""
+"""`_HAS[wanted][flags]` is 1 if an entry with these flags has one of the wanted flags, else 0."""
 
 _PARAMS, _FILTERS, _FLAGS, _, _PACKED = map(itemgetter, range(5))
-"""Of an entry, in a third of the time that attributes take."""
+"""Getters of an entry's fields. They take a third of the time of attributes."""
 
 
 class RequestTable(HasViews):
     """S slots. The first ones are in use: they have a request or are empty.
 
     Attributes:
-        vocab_size, slots, device: V, S, and that of all tensors.
-        entries: of the slots in use, in order.
-        version: another one after requests joined, left, moved or changed.
-        unseeded, empty: the slots that wait for their seed, and those without a request.
+        vocab_size, slots, device: V, S, and the device of all tensors.
+        entries: the entries of the slots in use, in order.
+        version: a number that changes when requests join, leave, move or change.
+        unseeded, empty: the slots that wait for a seed, and the slots without a request.
         stores_logits: whether a slot has filters or asks for logprobs.
-        temperature: fp32 [S + 1], 0 in the last slot, which is no slot.
+        temperature: fp32 [S + 1]; the last entry is 0, because undrawn rows read it.
         numbers: int64 [STATE + 1, S + 1 or more]: the columns of `RowFilters`, then ASKS to STATE.
-        seed, occupancy: int64 [S + 1], parts of them; the latter OCCUPIED or VACANT.
-        row_temperature, row_seed: of the slots in use.
+        seed, occupancy: int64 [S + 1], views of `numbers`; occupancy is OCCUPIED or VACANT.
+        row_temperature, row_seed: views of the slots in use.
         chosen: int64 [S + 1, C], the ids whose logprobs a slot wants, then -1.
         controls: penalties and constraints; None until a request or a mask needs them.
-        plans: of selections, by `BatchPlan.fixed_rounds` and the slots that rows read.
+        plans: the plans of selections, by `BatchPlan.fixed_rounds` and the slots that rows read.
     """
 
     version = 0
@@ -108,7 +108,7 @@ class RequestTable(HasViews):
         self._places = self.row_temperature.data_ptr(), self.row_seed.data_ptr()
 
     def require_places(self) -> None:
-        """Raise a ValueError if a caller gave the rows' numbers other memory, or freed it."""
+        """Raise a ValueError if a caller replaced or freed the memory of temperatures or seeds."""
         temperature, seed = self.row_temperature, self.row_seed
         now = temperature.data_ptr(), seed.data_ptr()
         if now == self._places and temperature.shape == seed.shape:
@@ -129,10 +129,10 @@ class RequestTable(HasViews):
 
     @ordinary_tensors
     def arrange(self, order: list[int], joining: Sequence[Entry]) -> None:
-        """Keep the requests of these slots as those of the first slots, in this order.
+        """Move the requests of these slots to the first slots, in this order.
 
         Args:
-            order: of n slots in use; n + i is the joining request i.
+            order: the old slot of each new one, of n slots in use; n + i is joining request i.
         """
         entries, joined = self.entries, {}
         count = len(entries)
@@ -161,11 +161,11 @@ class RequestTable(HasViews):
         self._view()
 
     def _move(self, order: list[int], joined: list[int]) -> None:
-        """Move the numbers of the slots: those that stay, those that join, then those not in use.
+        """Move the numbers of the slots: those that stay or join, then those not in use.
 
         Args:
-            joined: the new slots of requests that join. Their numbers are those of a slot that was
-                not in use or has been left, until they are written.
+            joined: the new slots of joining requests. Until their requests are written they hold
+                the numbers of free slots.
         """
         self.moves += 1
         count, slots = len(self.entries), self.slots
@@ -234,12 +234,12 @@ class RequestTable(HasViews):
         return self.controls
 
     def entries_of(self, slots: Sequence[int]) -> list[Entry]:
-        """Return the entries of slots; that of S, which is no slot, has no request."""
+        """Return the entries of slots; the entry of S, which an undrawn row reads, is empty."""
         known = self.entries + [self._none] * (self.slots + 1 - len(self.entries))
         return list(map(known.__getitem__, slots))
 
     def read_by(self, named: Sequence[int]) -> list[int]:
-        """Return the slot that each row reads if rows name these, S where a row is not drawn."""
+        """Return the slot that each row reads if the rows name these; S for an undrawn row."""
         taken, slots = set(self.empty), []
         for slot in named:
             drawn = 0 <= slot < len(self.entries) and slot not in taken
@@ -284,7 +284,7 @@ class RequestTable(HasViews):
 
     def _columns(self, rows: list[int], slots: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Return the indices of some rows, the slots that they read, and the numbers of these slots
-        before the occupancy. The numbers are padded as those of `columns_of` are."""
+        up to TOP. The numbers are padded as `columns_of` pads."""
         padded_rows = rows + rows[:1] * (-len(rows) % ALIGNED)
         slots_read = [slots[row] for row in padded_rows]
         index, of_slot = tensors_of(rows, slots_read, device=self.device)
