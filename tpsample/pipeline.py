@@ -2,8 +2,8 @@
 
 hidden states, or logits of the caller → checked on all ranks → words → exchange → tokens
 
-A step's halves are apart for several ranks in one process, as in tests, which all start before one
-of them can finish.
+A step has two halves because tests run several ranks in one process. There every rank starts
+before the first one can finish.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Pipeline:
 
     Args:
         settings: of the sampler.
-        given: the caller's weight and bias, by argument.
+        given: the caller's weight and bias, by the name of the argument.
 
     Attributes:
-        caller: the weight and the bias, as the caller has them.
+        caller: the caller's weight and bias, which every call follows.
         exchange: merges and decodes words.
         local: computes this rank's words.
         checks: makes a `Call` of the arguments, or raises.
@@ -66,8 +66,8 @@ class Pipeline:
         self.checks = StepChecks(settings, self.caller, self.local, self.agreement)
         self._rebuilt = Rebuilt()
         self.desync = DesyncDetector(self.ranks)
-        # Captured graphs read these at replay, and a batch whose rows change makes new ones. All
-        # else is the caller's, ours, or in the graph's own memory pool, which must not outlive it.
+        # A captured graph reads its plan at replay. It is kept here, because a batch whose rows
+        # change drops it. All else belongs to the caller, to us, or to the graph's memory pool.
         self._captured: dict[int, BatchPlan] = {}
 
     def start(
@@ -78,9 +78,9 @@ class Pipeline:
         num_samples: int | None = None,
         out: SampleOutput | None = None,
     ) -> Step:
-        """Do the first half of a step: all but waiting for the other ranks.
+        """Do the first half of a step: everything before the wait for the other ranks.
 
-        Every start is followed by its `finish`. Both stand inside the sampler's agreement.
+        The caller calls `finish` with the result, and holds the sampler's agreement during both.
         """
         arguments = inputs, batch, positions, num_samples, out
         call = self.agreement.check_on_all_ranks(self.checks.step, *arguments, words_follow=True)
@@ -111,10 +111,10 @@ class Pipeline:
         num_samples: int = 1,
         payloads_of: Callable[[ShardLogits, Step, Tensor], list[Tensor]] = candidates_of,
     ) -> Step:
-        """Compute this rank's words of a call that was checked, and hand them to the exchange.
+        """Compute this rank's words of a checked call, and hand them to the exchange.
 
         Args:
-            payloads_of: makes what the rank sends with its words of the rows that it stored.
+            payloads_of: returns the integers about stored rows that travel with the words.
         """
         hidden_states, local_logits = inputs.rows()
         step = self.local.prepare(hidden_states, batch, positions, num_samples, out, local_logits)
@@ -142,9 +142,9 @@ class Pipeline:
         return self.counted(out)
 
     def counted(self, out: Output) -> Output:
-        """Return the output of a call, which names the token of failed rows as `on_failed` has it.
+        """Count a step, write `on_failed` into its failed rows, and return its output.
 
-        The step is counted, and failed rows are where the host reads them without waiting.
+        Failed rows are counted only where the host reads the status without waiting.
         """
         counters = self.ranks.counters
         counters.steps += 1
@@ -156,10 +156,12 @@ class Pipeline:
         return out
 
     def end(self, step: Step) -> Cut | None:
-        """Wait for every rank's words of what `begin` began; the token of a failed row is -1.
+        """Wait for every rank's words of a step from `begin`, and write its output.
+
+        The token of a failed row is -1.
 
         Returns:
-            Where kept sets end, of a batch with a `kept_cap`.
+            Where the kept sets end if the batch has a `kept_cap`, else None.
         """
         out, batch, cut = step.out, step.batch, None
         assert out is not None
@@ -196,5 +198,5 @@ class Pipeline:
             warn_of_failed(of_rows)
 
     def forget_step(self) -> None:
-        """Let go of the tensors of the last step; `compare` cannot look at it any more."""
+        """Release the tensors of the last step, so that `compare` no longer sees the step."""
         self.desync.last = None

@@ -67,7 +67,7 @@ class LMHeadSampler(Sealed):
         shard: global ids of this rank's rows; the ranks' shards tile [0, V). For a vocabulary that
             is padded before it is split, as in vLLM and Megatron, see `VocabShard.padded`. Default:
             the weight rows in rank order, or `VocabShard.even` with padding behind the rows of each
-            rank. With `vocab_size` one of the two must fit, or both be the same.
+            rank. With `vocab_size` one of the two must fit, or both must be the same shards.
         group: torch process group, or "alone" for a rank that samples by itself inside a larger
             job. Default: the default group, or one rank if torch.distributed is not initialised and
             no launcher says that there are several processes.
@@ -78,12 +78,12 @@ class LMHeadSampler(Sealed):
             (inside each host, then between hosts) or "auto"; must match. "auto" is "peer" if
             NVLink connects all pairs and its memory can be set up, else "collective". On CPUs
             "collective" and "p2p" are the same: one message to every peer.
-        chunks: 1 to 64 parts of the vocabulary, each sent while the next is made; must match. On
-            CPUs "peer" alone makes parts.
+        chunks: 1 to 64 parts of the vocabulary, each sent while the next one is computed; must
+            match. On CPUs only "peer" splits the vocabulary.
         backend: "triton" (a GPU, or the interpreter if TRITON_INTERPRET=1), "numba" (a CPU where
             Numba is installed, the extra `cpu`; threads: `torch.get_num_threads()`), "torch" (the
-            definition in plain PyTorch, slow) or "auto"; must match. On a CPU a product is the
-            exact dot product, rounded once to fp32, with both of the last.
+            definition in plain PyTorch, slow) or "auto"; must match. On a CPU "numba" and "torch"
+            both compute the exact dot product, rounded once to fp32.
         screening: None, or "int8": a step first reads an 8-bit copy of the weights, then the
             weights of the few tokens that a bound cannot rule out, and draws the same tokens
             (`backends.screening`). On a GPU steps of up to 64 rows × samples do so, if no row has
@@ -94,7 +94,7 @@ class LMHeadSampler(Sealed):
         on_failed: the token of a row whose status is not OK, such as the id of the end of a text,
             for engines in which -1 means something else. Must match. Default: -1, no token.
 
-    It may stand in a `with` statement, whose end closes it.
+    At the end of a `with` statement the sampler is closed.
 
     Attributes:
         weight, vocab_size, shard, backend, max_rows, on_failed: fixed, see `refresh`
@@ -224,11 +224,11 @@ class LMHeadSampler(Sealed):
             hidden_states: [B, D], dtype and device of lm_head_weight.
             batch: B rows, or B slots (`SamplingBatch.select`).
             positions: int64 [B], or one int: absolute position of the token being generated, which
-                is the number of tokens before it. With the seed it names the row's noise, so it
-                must differ from step to step. On a CPU rows that draw again where they have drawn
-                are warned of once per batch; on a GPU nothing looks.
-            num_samples: draws per row; draw 0 is the one made without it. Texts that go on from
-                them need seeds of their own, see `SamplingParams.fork`.
+                is the number of tokens before it. Seed and position decide the row's noise, so it
+                must differ from step to step. On a CPU one warning per batch tells of rows that
+                draw again at a position. On a GPU nothing checks it.
+            num_samples: draws per row; draw 0 is the draw without num_samples. Texts that continue
+                from different draws need different seeds, see `SamplingParams.fork`.
             out: output to write into, from an earlier call with the same shape; default a new one.
 
         Returns:
@@ -262,18 +262,18 @@ class LMHeadSampler(Sealed):
     ) -> SampleOutput:
         """Sample one token per row from this rank's logits, which nobody gathers.
 
-        Collective, with every other promise of a call with hidden states: for the same logits the
-        tokens are the same, bit for bit. Controls, filters, logprobs, noise and the exchange are
-        ours. The product is the caller's, and so are scale, soft-cap and bias: logits are taken as
-        they are. Probabilities are refused in the first calls on a CPU.
+        Collective. It keeps every promise of a call with hidden states: equal logits have equal
+        tokens, bit for bit. The sampler applies controls, filters, noise and the exchange. The
+        caller has applied scale, soft-cap and bias, because the logits are taken as they are.
+        Probabilities are refused in the first calls on a CPU.
 
         Args:
             local_logits: fp32, bf16 or fp16 [B, V_local], the columns of this rank's shard, last
                 axis contiguous. They are converted to fp32, which is exact. There may be as many
                 columns as lm_head_weight has rows; those after the shard are never read.
             batch, positions, num_samples, out: as in a call with hidden states.
-            head_applied: that the logits have `logit_scale`, `logit_softcap` and `bias`, of a
-                sampler that was built with some.
+            head_applied: True confirms that the logits include `logit_scale`, `logit_softcap` and
+                `bias`. It is required if the sampler was built with one of them.
 
         The result and the errors are those of a call with hidden states.
         """
@@ -329,18 +329,18 @@ class LMHeadSampler(Sealed):
         With all kinds and an empty cache of Triton it takes minutes on a GPU; a warm one seconds.
 
         Collective: every rank calls with the same arguments. Each step is a real one over zeros.
-        Its tokens are dropped, `counters` count it but no failed row, and nothing else stays. A
-        sampler over a weight takes steps from hidden states alone, one over none from fp32 logits.
+        Its tokens are dropped. `counters` count the step, but not its failed rows. The steps are
+        from hidden states, or from fp32 logits if the sampler has no weight.
 
         Args:
-            kinds: names of `tpsample.request.kinds.KINDS`. Steps are taken of each by itself, of
-                all together, and of each set of them that a kernel tells apart.
+            kinds: names of `tpsample.request.kinds.KINDS`. There are steps of each kind alone, of
+                all together, and of each set of kinds that a kernel tells apart.
             rows: how many rows the steps have. Default: on a GPU the fewest and the most of each
                 batch tile up to `max_rows`, because each tile is a kernel; on a CPU 1.
-            num_samples: as of the later steps; any number above 1 stands for all of them. Steps
-                without it are taken, too.
-            num_drafts: the most of later steps if these are those of `verify`; any number up to 31
-                stands for all of these.
+            num_samples: as in the later steps; any number above 1 stands for all of them. Steps
+                without num_samples are warmed up as well.
+            num_drafts: the most drafts per row of a later `verify`; any number from 1 to 31 stands
+                for all of these. Default: no verification.
 
         Raises:
             ValueError: no such kind; RankMismatch (a ValueError) on every rank if only some raise.
@@ -389,13 +389,12 @@ class LMHeadSampler(Sealed):
         Returns:
             steps: steps and verifications that ended, those of `warm_up` among them.
             rows: their rows.
-            tokens: draws of a candidate: rows × samples of steps that began, rows × (K + 1) of
-                verifications.
+            tokens: the draws: rows × samples of steps that began, rows × (K + 1) of verifications.
             failed_rows: rows whose status was not OK. On a CPU every step counts its own; on a GPU
                 `count_failed` does, for a status that was read.
-            second_rounds: filtered rows whose last kept token was searched for, because nothing
-                else decides their tokens, or for their kept sets or processed logprobs. With
-                `fixed_rounds` and in captured graphs the device alone knows.
+            second_rounds: filtered rows for which the ranks searched the last kept token. They did
+                so to decide the token, or for kept sets or processed logprobs. With `fixed_rounds`
+                and in captured graphs only the device knows, so nothing is counted.
             bytes_sent: bytes of payload that this rank handed to its peers.
             waited_s: seconds in which the host waited for peers; 0.0 where the device does.
             lost_ranks: the ranks that a `PeerLost` has named, ascending.
@@ -492,8 +491,8 @@ class LMHeadSampler(Sealed):
         """Recover from a lost step, once every rank is back. Collective; no step may be running.
 
         Raises:
-            RankMismatch: another thread of a rank is in a call, a rank has closed its sampler, or
-                it gave an argument; every rank raises it, and none has recovered.
+            RankMismatch: on a rank another thread is in a call, the sampler is closed, or an
+                argument was given; every rank raises it, and none has recovered.
             PeerLost: a rank did not come. The wait is twice the timeout of the process group and
                 3 s, for a rank whose step began when another came here. After a loss it is longer
                 by the time since then and one timeout, by at most 120 s. So do not ask by a reset
@@ -505,9 +504,9 @@ class LMHeadSampler(Sealed):
             self.pipeline.desync.last = None
 
     def close(self) -> None:
-        """Release the exchange. Collective; every call that follows raises.
+        """Release the exchange. Collective; every later call raises.
 
-        In a process that was forked it lets go of the copy alone, and nobody is told.
+        A forked process only marks its own copy as closed, and tells no other rank.
         """
         if self.ranks.inherited:
             self.checks.closed = True

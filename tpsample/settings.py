@@ -22,10 +22,10 @@ ChosenBackend = Literal["triton", "numba", "torch"]
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a sampler, equal on every rank but for its rank and its own tensors.
+    """The settings of a sampler. Ranks differ in rank, shard, tensors and screening.
 
     Attributes:
-        ranks: who takes part.
+        ranks: the ranks that take part.
         weight: [V_local, D], an alias of the caller's tensor that requires no gradient.
         vocab_size, shard: V, and the global ids of this rank's rows.
         backend: the backend that was chosen.
@@ -33,7 +33,7 @@ class Settings:
         may_fall_back: whether "collective" takes the place of a "peer" that cannot be set up.
         hosts: name of the host of each rank, in rank order.
         overlap: whether kernels may overlap (`tpsample.core.machine`).
-        seeds: gives rows without a seed theirs.
+        seeds: the source of seeds for rows without one.
         bias: [V_local], an alias as the weight is; None if there is none.
 
     The other attributes are arguments of `LMHeadSampler`.
@@ -63,6 +63,6 @@ class Settings:
 
 
 def require_sampler(value: object, expected: str = "an LMHeadSampler") -> None:
-    """Raise a TypeError for anything without a sampler's settings. It names no ranks to tell."""
+    """Raise a TypeError for anything but a sampler. No other rank is told of it."""
     if not isinstance(getattr(value, "settings", None), Settings):
         raise TypeError(f"sampler: expected {expected}, got {describe(value)}")

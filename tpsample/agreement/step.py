@@ -1,17 +1,17 @@
 """Lets every rank learn of a call that is wrong on one, so that none takes part in it.
 
-Where ranks meet on the host (CPU tensors; `SwapExchange`) they compare a digest of all
-that decides the result (`Call.parts`) before anything of a call is returned or changed. In the
-first steps hidden states are among it, because from others all ranks draw the same wrong tokens.
-The digest travels with the words of a step, and by itself where a call has none or is about to draw
-seeds. If a rank has an error, which has the digest 1, or digests differ, a gather brings the errors
-or the values. A rank that skipped a step has other positions.
+Where ranks meet on the host (CPU tensors; `SwapExchange`) they compare a digest of all that decides
+the result (`Call.parts`). They do so before a call returns or changes anything. The digest of the
+first steps covers the hidden states, because with different ones all ranks would draw the same
+wrong tokens. The digest travels with the words of a step. A call without words, or one that is
+about to draw seeds, sends it alone. The digest of an error is 1. If a rank has an error, or digests
+differ, the ranks gather the errors or the values. A rank that skipped a step has other positions.
 
-Where ranks meet on the device the host must not wait in every step. There a rank that refuses one
-leaves the text in the store of the process group, where the `check()` of the others finds it.
+Where ranks meet on the device the host must not wait in every step. There a rank that refuses a
+step writes the text into the store of the process group, where `check()` of the others reads it.
 
-After leaving a step, a rank refuses all further steps until `reset()`. Otherwise its new words
-would be merged with its peers' old ones.
+After a rank has left a step it refuses all further steps until `reset()`. Otherwise its new words
+would be merged with old words of its peers.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Call(NamedTuple):
     """A collective call whose arguments are right on this rank.
 
     Attributes:
-        name: of the call.
-        rows: rows of hidden states.
-        batch: of these rows; None if the call takes none.
+        name: the name of the call, with options that must be equal.
+        rows: the number of rows of hidden states.
+        batch: the batch of these rows; None if the call takes none.
         positions: int64 [B], or None.
-        num_samples: draws per row, or another number that must be equal.
-        token_ids: int64, tokens the call is about, or None.
+        num_samples: draws per row, or another number that must be equal (`_OWN_NAMES`).
+        token_ids: int64, the tokens in the arguments of the call, or None.
         hidden_states: [B, D] that the first calls compare, or None.
         now: the positions as bytes, where the host reads them.
     """
@@ -65,17 +65,17 @@ class Call(NamedTuple):
     now: bytes = b""
 
     def drawn_states(self) -> Tensor | None:
-        """Return the hidden states of the rows that are drawn; others may be anything."""
+        """Return the hidden states of the drawn rows; those of other rows may differ."""
         undrawn = getattr(self.batch, "_undrawn_rows", None)
         if self.hidden_states is None or undrawn is None:
             return self.hidden_states
         return self.hidden_states[~undrawn.rows]
 
     def parts(self, sampler: int, step: int, seeds_drawn: int) -> dict[str, Any]:
-        """Return all that decides the result, by name, in the order in which a difference is told.
+        """Return all that decides the result, by name. A message names the first that differs.
 
         Args:
-            sampler: its number among those of its group.
+            sampler: the number of the sampler within its group.
             step: the number of the sampler's step before this call.
             seeds_drawn: how many seeds this rank has drawn for rows without one.
         """
@@ -91,7 +91,7 @@ class Call(NamedTuple):
             parts["batch"] = batch.plan
         if isinstance(batch, StepBatch):
             parts["rows without a seed"] = f"{batch.unseeded} after {seeds_drawn} drawn seeds"
-            parts["slots"] = "no selection"  # which is told before what follows from them
+            parts["slots"] = "no selection"  # named before seeds, which follow from the slots
         if batch is not None:
             parts |= {"seeds": batch.seed, "temperatures": batch.temperature}
         parts |= {"positions": self.positions, "token_ids": self.token_ids}
@@ -103,15 +103,15 @@ class Call(NamedTuple):
 class StepAgreement:
     """Compares the steps of a sampler's ranks.
 
-    In a `with` statement it lets one call in and, if the body raises, tells the peers why this rank
-    cannot go on; they wait for it. Samplers over the same connections take turns, because what two
-    threads send would be mixed up. A batch that a check has found to be free stays so until the
-    body ends.
+    A call runs in a `with` statement, which lets one call in at a time. If the body raises, the
+    peers, who wait for this rank, are told why it cannot go on. Samplers over the same connections
+    take turns, so that the messages of two threads are not mixed up. Other threads are kept out of
+    the batch of the call until the body ends (`hold`).
 
     Args:
-        ranks: of the sampler.
-        exchange: brings the digest of a call to the other ranks, if it is a swap.
-        seeds: where rows without a seed get theirs, once a call is settled.
+        ranks: the ranks of the sampler.
+        exchange: sends the digest of a call to the other ranks if it is a `SwapExchange`.
+        seeds: the source of seeds for rows without one, once all ranks agree on a call.
 
     Attributes:
         unseen: how many steps are still to compare their hidden states.
@@ -195,13 +195,13 @@ class StepAgreement:
     def check_on_all_ranks(
         self, check: Callable[..., Call], *arguments: Any, words_follow: bool = False
     ) -> Call:
-        """Run ``check(*arguments)`` on every rank. Return its result if it succeeded alike.
+        """Run ``check(*arguments)`` on every rank, and return its result if all ranks agree.
 
-        Only then are seeds drawn for the rows of its batch that wait for one.
+        Only then are seeds drawn for the rows of the batch that wait for one.
 
         Args:
-            words_follow: the caller sends the words of the step and then calls `compare`, so what
-                need not be known before is compared there.
+            words_follow: whether the caller sends the words of the step and then calls `compare`.
+                If so, the digest travels with the words where possible, and is compared there.
 
         Raises:
             RankMismatch: the call is wrong or differs on some of several ranks; all raise it.
@@ -280,15 +280,15 @@ class StepAgreement:
         self.watch_states()
 
     def watch_states(self) -> None:
-        """Let the next steps compare their hidden states, because a model may give ranks others."""
+        """Let the next steps compare hidden states, which a model may compute wrong on a rank."""
         several = self._ranks.world_size > 1 and self._ranks.roll is not None
         self.unseen = several * (FIRST_STEPS if self._swap is not None else 1)
 
     def must_compare_states(self, call: Call) -> bool:
         """Return whether the ranks must gather digests of the hidden states of this call.
 
-        It is asked while steps are `unseen`. They do so once, where no message of the call itself
-        brings a digest to the other ranks.
+        This is for steps that are still `unseen`, where no message of the call carries a digest to
+        the other ranks. It returns True once.
         """
         if self._swap is not None or call.hidden_states is None:
             return False
@@ -298,9 +298,9 @@ class StepAgreement:
         return True
 
     def compare(self) -> None:
-        """Wait for what the peers have sent, and raise if their calls differ from this rank's.
+        """Wait for the peers' digests, and raise if their calls differ from this rank's.
 
-        It does nothing if they are compared.
+        It does nothing if this call has been compared.
 
         Raises:
             RankMismatch: the call is wrong or differs on some of several ranks; all raise it.
@@ -335,7 +335,7 @@ class StepAgreement:
         return parts
 
     def leave(self, text: str, *, refused: bool) -> None:
-        """Tell the peers, who may wait, that this rank is not in the step with them."""
+        """Tell the peers, who may wait for this rank, that it has left their step."""
         roll = self._ranks.roll
         if roll is not None and self._ranks.world_size > 1:
             roll.say(text, refused=refused)
@@ -348,7 +348,7 @@ def raise_error(error: Exception) -> NoReturn:
 
 
 def _digest(parts: dict[str, Any]) -> int:
-    """Return a digest of parts that `str` tells apart. Tensors are read, so they are on a CPU."""
+    """Return a digest of parts, which are tensors on a CPU or are compared by `str`."""
     for name, part in parts.items():
         if isinstance(part, Tensor):
             parts[name] = digest_bits(part)
@@ -374,18 +374,18 @@ _EXPECTED = {
     "draft_token_ids": f"{SAME}, and so must be lengths=, behind which a row has -1",
     "tokens so far": f"{SAME}, by digest; every rank appends the same tokens as often",
 }
-"""The expectation that a message prints of a part; parts without an entry must be the same."""
+"""The text by which a message says what a part must be; without an entry it must be the same."""
 
 _OWN_NAMES = {
     "sample_draft": {"hidden_states rows": "draft_logits rows", "num_samples": "index"},
     "verify": {"num_samples": "drafts of a row", "token_ids": "draft_token_ids"},
     "prompt_logprobs": {"num_samples": "top", "token_ids": "next_token_ids"},
 }
-"""The names that parts of a call have for its caller, by the first word of its name."""
+"""By the first word of a call's name, the arguments of its caller that are named otherwise here."""
 
 
 def _named_by_caller(call: Call) -> dict[str, str]:
-    """Return the names that a message has for parts of a call, where they are not its own."""
+    """Return the names of parts in messages, as far as they differ from the names in `parts`."""
     named = _OWN_NAMES.get(call.name.partition(" ")[0], {})
     if " from " in call.name:
         named = {"hidden_states rows": "local_logits rows"} | named

@@ -31,23 +31,24 @@ from tpsample.settings import Settings
 class Exchange:
     """Moves candidate words between ranks; this base class is the exchange of one rank.
 
-    A step calls `begin`, then for every part of the vocabulary writes this rank's words where
-    `begin` has said and calls `publish(part)`, then `wait` and `finish`. All ranks make these calls
-    in the same order with the same number of rows. Buffers are allocated here, once.
+    A step calls `begin`, which returns memory for the words of each part of the vocabulary. It
+    writes the words of a part and calls `publish(part)`. At the end it calls `wait` and `finish`.
+    All ranks make these calls in the same order with the same number of rows. Buffers are allocated
+    here, once.
 
-    Words are zero between steps, because whoever decodes them clears them. A step that was begun
-    and never finished may leave some, which the next `begin` clears. A captured graph does not
-    call `begin`, so after such a step it needs a `reset` before its replay.
+    Words are zero between steps, because the decoder clears them. If a step was begun and never
+    finished, the next `begin` clears its words. The replay of a captured graph does not call
+    `begin`, so after such a step it needs a `reset`.
 
     Attributes:
         name: as in the `exchange` argument of `LMHeadSampler`; "none" for one rank.
         levels: the groups that reduce words one after the other: the ranks, or with two levels
             those of this rank's host and those of its column.
-        parts: launches of the local step: one per chunk, or a single one with `push`.
-        words: int64 [chunks, sources, max_rows], what `collect` looks at.
+        parts: how many launches the local step makes: one per chunk, or a single one with `push`.
+        words: int64 [chunks, sources, max_rows], the words that `collect` returns.
         own: index of this rank among the sources.
-        push: lets the kernel of the local step publish by itself; None if it does not.
-        takes_payload: whether `attach_payload` sends other integers with the words.
+        push: arguments by which the kernel of the local step publishes; None if the host does.
+        takes_payload: whether `attach_payload` sends further integers with the words.
     """
 
     takes_payload = False
@@ -72,11 +73,7 @@ class Exchange:
         self._views: dict[int, tuple[list[Tensor], Tensor]] = {}
 
     def begin(self, rows: int) -> list[Tensor]:
-        """Make sure that the words are zero.
-
-        Returns:
-            int64 [rows] for each part, where the local step leaves its words.
-        """
+        """Return zeros for the words of each part, int64 [rows], which the local step fills."""
         if self._unfinished:
             self._clear()
         self._unfinished = True
@@ -86,9 +83,9 @@ class Exchange:
         self.words.zero_()
 
     def _make_views(self, rows: int) -> tuple[list[Tensor], Tensor]:
-        """Return what `begin` and `collect` return of so many rows.
+        """Make the views of `rows` rows that `begin` and `collect` return.
 
-        It is made once, because every view takes the host a microsecond.
+        They are made once, because every view takes the host a microsecond.
         """
         own = [self._own_words(part)[:rows] for part in range(self.parts)]
         views = self._views[rows] = own, self.words.flatten(0, 1)[:, :rows]
@@ -102,24 +99,24 @@ class Exchange:
         """Start sending the first `rows` words of a chunk to the peers."""
 
     def attach_payload(self, tensors: Sequence[Tensor]) -> None:
-        """Send int64 tensors with the words that are published next; all ranks' have one shape."""
+        """Send int64 tensors with the words that are published next; shapes match across ranks."""
 
     def payloads(self) -> list[Tensor] | None:
         """Return the payloads of all ranks, [W, ...] each, after `wait`; None without any."""
         return None
 
     def collect(self, rows: int) -> Tensor:
-        """Return words [chunks · sources, rows], whose maximum over axis 0 decides.
+        """Return words [chunks · sources, rows]; their maximum over axis 0 is the winner.
 
         The host never waits for a GPU here.
         """
         return (self._views.get(rows) or self._make_views(rows))[1]
 
     def wait(self, out: SampleOutput, seeds: Tensor, undrawn: Undrawn | None = None) -> Tensor:
-        """Wait for the words of all sources, and return what `collect` does.
+        """Wait for the words of all sources, and return the result of `collect`.
 
-        Where a kernel waits, it writes the output at once, and `finish` does so anew for rows with
-        filters. The arguments are those of `finish`.
+        If a kernel waits, it writes the output at once, and `finish` overwrites it if some rows
+        have filters. The arguments are those of `finish`.
         """
         return self.collect(out.token_ids.numel())
 
@@ -134,8 +131,8 @@ class Exchange:
         """Write the step's tokens, status and seeds.
 
         Args:
-            words: of `wait`.
-            undrawn: rows that have no token whatever their words are; None for none.
+            words: the result of `wait`.
+            undrawn: rows that get no token, whatever their words are; None for no such rows.
             filtered: the words of rows with filters; None for no such rows.
         """
         self._decode(words, seeds, out, undrawn, filtered)

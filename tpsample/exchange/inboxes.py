@@ -48,7 +48,7 @@ class PeerMemory:
         self._ranks.gather({})
 
     def close(self) -> None:
-        """Let go of the memory, once every rank has finished its last step."""
+        """Release the memory. Every rank has finished its last step by then."""
         self._finish()
         vars(self).clear()
 

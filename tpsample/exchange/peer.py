@@ -30,13 +30,13 @@ MAX_WORLD_SIZE = 63
 """Lost ranks are bits of one int64."""
 
 _BLOCK_B, _MIN_BLOCK_S, _MAX_BLOCK_S = 32, 2, 16
-"""Blocks of the kernel that waits. It needs 64 words, also for the only rank of a host."""
+"""Blocks of the kernel that waits. It needs 64 words, even for the only rank of a host."""
 _MAX_TIMEOUT_MS = 2**31 - 1
-"""A larger one would be a wider argument, which is another kernel."""
+"""For an argument of more than 32 bits Triton would compile another kernel."""
 
 
 class PeerExchange(Exchange):
-    """One launch computes and pushes all chunks; that of `wait` waits, decodes and clears.
+    """One launch computes and pushes all chunks. The launch of `wait` waits, decodes and clears.
 
     A step can be captured in a CUDA graph, because nothing that changes from step to step is an
     argument from the host: the epoch is counted on the device.
@@ -72,7 +72,7 @@ class PeerExchange(Exchange):
         between = self._between = (
             BetweenHosts(self.levels[1], settings) if len(self.levels) > 1 else None
         )
-        # Hosts by their ranks, and who is lost there: bits of their ranks, unheard and told.
+        # The ranks of each host, and bits of its lost ranks: those unheard, those that reported.
         self._hosts = between.hosts if between else [[*range(ranks.world_size)]]
         self._lost_of_host = between.lost if between else self._lost[:2].unsqueeze(0)
         self.push = Push(self.arrive, self.epoch, self._lost, self.memory.addresses, *layout)
@@ -80,7 +80,7 @@ class PeerExchange(Exchange):
     def wait(self, out: SampleOutput, seeds: Tensor, undrawn: Undrawn | None = None) -> Tensor:
         """Wait on the device for every rank's words; the kernel that waits decodes them too.
 
-        With two levels these are the words of this host, and then come those of the others.
+        With two levels it waits for this host's words, and then for those of other hosts.
         """
         num_rows, push = out.status.shape[0], self.push
         num_slots = push.num_chunks * push.world_size
@@ -167,14 +167,14 @@ class PeerExchange(Exchange):
 class BetweenHosts:
     """The second level of `exchange="two_level"` behind kernels that write to peers of their host.
 
-    The winners of each host, and who is lost there, are reduced between the hosts. The word of a
-    row that lost a rank is greater than all others, so a row that is lost on one host is lost on
-    all. Behind the words travels one integer per host, which has a bit for each lost rank. Each
-    host writes its own integer and 0 for the others, so that the maximum has them all.
+    The hosts reduce their winners and their lost ranks. LOST is greater than any other word, so a
+    row that is lost on one host is lost on all. Two integers per host follow the words, with a bit
+    for each lost rank. Each host writes its own integers and 0 for other hosts, so the maximum has
+    the integers of all.
 
     Args:
-        ranks: of this rank's column.
-        settings: of the sampler.
+        ranks: the ranks of this rank's column.
+        settings: the settings of the sampler.
 
     Attributes:
         hosts: the ranks of each host.

@@ -1,17 +1,17 @@
 """The exchange of ranks that meet on the host: one message to every peer has all of a step.
 
     message   int64 [1 + rows + …]: the digest of the call (`tpsample.agreement.step`), the words,
-              and what the rank sends first of filtered rows and of logprobs
+              and the first integers about filtered rows and logprobs
 
-Every call begins with such a message, if need be without words, and a receiver takes any. So
-ranks whose calls or samplers differ still receive each other's, and all see from the digests that
-they do. A message takes one one-way latency for any number of ranks; see `tpsample.ranks.channel`.
+Every call begins with such a message, even a call without words. A receiver accepts a message of
+any length. So ranks whose calls or samplers differ still receive a digest from each other, and see
+that they differ. A message takes one one-way latency for any number of ranks (`ranks.channel`).
 
-Beside words a message has MAX_PAYLOAD more integers at most; more are gathered by themselves.
+A message carries at most MAX_PAYLOAD integers beside the words. More are gathered separately.
 
-With two levels, the ranks of a host swap first. Then the hosts swap what theirs have in common,
-each rank with one or more of every other host. A host whose ranks differ sends the digest 0. These
-messages carry words alone.
+With two levels the ranks of a host swap messages first. Then each rank swaps the host's result with
+one or more ranks of every other host. A host whose ranks differ sends the digest 0. The messages of
+the second level carry words alone.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class SwapExchange(Exchange):
         return self._inboxes[0].words[0]
 
     def set_digest(self, digest: int) -> None:
-        """Send a digest of this call, which is not 0, with the words that follow."""
+        """Send a digest of this call, which is never 0, with the words that follow."""
         self._inboxes[0].digests[0] = digest
 
     def attach_payload(self, tensors: Sequence[Tensor]) -> None:
@@ -117,12 +117,12 @@ class SwapExchange(Exchange):
 
 
 class _Inbox:
-    """Messages of the ranks of a group: this rank's own, then those of its peers.
+    """The messages of the ranks of a group: this rank's message, then those of its peers.
 
     Attributes:
         digests: int64 [W].
         words: int64 [W, max_rows].
-        others: int64 [W - 1, …], what the peers' messages have behind their words.
+        others: int64 [W - 1, …], the payloads behind the words of the peers' messages.
     """
 
     def __init__(self, ranks: ProcessRanks, max_rows: int) -> None:

@@ -1,7 +1,7 @@
 """Samples rows whose kept sets something else needs, too: the sets themselves, or logprobs of them.
 
-Where a set ends decides the token as well, so these rows do not go by the methods of
-`tpsample.filters.sample`: if first words decide each of them, all go by first words, and else all
+The end of a set decides the token as well, so these rows do not take the methods of
+`tpsample.filters.sample`. If first words decide every row, all take first words. Otherwise all
 begin with the search.
 """
 
@@ -32,9 +32,9 @@ def sample_by_cuts(
     Args:
         sets: whether the sets are wanted: the kept tokens are then counted and weighed, and the set
             of a greedy row is its token. Else it ends where its logprobs do, at the last token.
-        number: how many first tokens of a row something is told of.
+        number: how many of a row's first tokens are reported.
         may_read: as in `sample_filtered`.
-        gathered: the `own_first_words` of all ranks, if the words brought them.
+        gathered: the `own_first_words` of all ranks, if they came with the words.
     """
     if gathered is None:
         gathered = ranks.gather_integers(own_first_words(rows, filters))
@@ -57,5 +57,5 @@ def sample_by_cuts(
 
 
 def own_first_words(rows: ShardLogits, filters: RowFilters) -> Tensor:
-    """Return what this rank sends first, int64 [F, n]: its largest word if the search follows."""
+    """Return the first words that this rank sends, int64 [F, n]; one if the search follows."""
     return rows.first_words(filters.demand.first if filters.by_first_words == {True} else 1)

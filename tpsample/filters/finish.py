@@ -1,4 +1,4 @@
-"""Finishes rows whose logits the ranks stored: filters, logprobs, those of a prompt."""
+"""Finishes rows whose logits the ranks stored: filters, logprobs, logprobs of prompts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def shard_logits(step: Step, shard: VocabShard, backend: str) -> ShardLogits:
 
 
 def candidates_of(rows: ShardLogits, step: Step, words: Tensor) -> list[Tensor]:
-    """Return what this rank sends first of the step's filtered rows, and of its logprobs.
+    """Return the integers that this rank sends with its words, for filters and logprobs.
 
     Args:
         words: int64 [num_samples · B], the rank's best words.
@@ -73,13 +73,13 @@ def candidates_of(rows: ShardLogits, step: Step, words: Tensor) -> list[Tensor]:
 
 
 class Filtered(NamedTuple):
-    """The filtered rows of a step, as they are known before its tokens are written.
+    """The results for the filtered rows of a step, before its tokens are written.
 
     Attributes:
-        words: their score words; None if no row has filters.
-        cut: where their kept sets end, if that was looked for.
-        of_logprobs: the `own_words` of all ranks, if they came with the words.
-        first: first words of the rows that ask for logprobs, if they were looked for.
+        words: the score words of the rows; None if no row has filters.
+        cut: where the kept sets of the rows end, if that was searched.
+        of_logprobs: the `own_words` of all ranks, if they came with the words of the step.
+        first: first words of the rows that ask for logprobs, if these were found.
     """
 
     words: FilteredWords | None
@@ -137,8 +137,8 @@ def logprobs_of(
         rows: the logits of the rows that `batch.plan` stores.
         token_ids: int64 [B] or [B, num_samples], the tokens drawn; -1 in a row without.
         cut: where the kept sets of the batch's filtered rows end, if that is known.
-        gathered: the `own_words` of all ranks, if they came with the words of the step, each with
-            its own best tokens in place of the drawn ones.
+        gathered: the `own_words` of all ranks, if they came with the words of the step. Each rank
+            then sent its own best tokens in place of the drawn ones.
         first: as in `tpsample.filters.logprobs.own_words`.
     """
     logprob_rows = batch.plan.logprobs
@@ -173,9 +173,9 @@ def logprobs_of(
 def _share_first(
     rows: ShardLogits, filters: RowFilters, reads: bool, gathered: list[Tensor] | None
 ) -> bool:
-    """Return whether logprobs may take first words together with filters, for fewer launches.
+    """Return whether one pass may find the first words of both filters and logprobs.
 
-    Where the host reads, it selects the rows that filters take first words of.
+    It saves launches in fixed rounds. Where the host reads, filters select their own rows.
     """
     if reads or gathered is not None or True not in filters.by_first_words:
         return False
@@ -183,8 +183,7 @@ def _share_first(
 
 
 def _lie_among(cut: Cut, plan: BatchPlan) -> bool:
-    """Return whether logprobs ask for no words but first ones of filtered rows, and no other row
-    asks."""
+    """Return whether logprobs need only the first words of the cut, of exactly its rows."""
     logprob_rows, filters, first = plan.logprobs, plan.filters, cut.first
     assert logprob_rows is not None and filters is not None
     if first is None or cut.drawn is None or logprob_rows.chosen.shape[1]:
@@ -193,7 +192,7 @@ def _lie_among(cut: Cut, plan: BatchPlan) -> bool:
 
 
 def _shown(rows: ShardLogits, logprob_rows: LogprobRows) -> ShardLogits:
-    """Return the asking rows, with the logits that their modes are of, which are none of bounds."""
+    """Return the rows that ask for logprobs, with raw or processed logits as their modes say."""
     shown = rows.select(logprob_rows.places).shown(logprob_rows.processed)
     return shown if shown.rough is None else replace(shown, rough=None)
 
@@ -201,9 +200,9 @@ def _shown(rows: ShardLogits, logprob_rows: LogprobRows) -> ShardLogits:
 @lru_cache(16)
 @ordinary_tensors
 def _asking(rows: int, top: int, vocab_size: int, device: torch.device) -> BatchView:
-    """Return rows that draw nothing and ask for raw logprobs, which nobody writes to.
+    """Return a view of rows that ask for raw logprobs. It is shared, so nobody writes to it.
 
-    Nothing is drawn, so neither seeds nor positions matter.
+    The rows draw nothing, so neither seeds nor positions matter.
     """
     asking = SamplingParams(temperature=0.0, seed=0, logprobs=top)
     batch = SamplingBatch.from_params([asking] * rows, vocab_size=vocab_size, device=device)

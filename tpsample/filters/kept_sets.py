@@ -7,13 +7,13 @@ These two are searched for, unless the first words over all ranks hold every set
 
 Where the host may read the device, one exchange sums a histogram over 512 even steps of y: 4 KB per
 row. The masses of the steps bound how many tokens a top_p keeps. If these are few in all rows, one
-exchange gathers them, and every rank has the sets. Else it gathers the words of the step in which
-the limit is reached, for at most 4 KB per row; on a CPU the histogram first says how many these may
-be. A row with too many words in that step goes on by digits, and in fixed rounds every row does:
-the ranks sum a histogram of the next digit's weights, 256 integers per row, and the cut has the
-digit in which the running sum reaches the limit. A logit has 32 bits, so that ends after four
-rounds, whatever the logits. These histograms are those of radix select. The last ones are gathered.
-So each rank knows how many of its tokens with the last logit are kept, which it finds by itself.
+exchange gathers them, and every rank has the sets. Otherwise it gathers the words of the step in
+which the limit is reached, at most 4 KB per row. On a CPU the histogram first bounds how many words
+these are. A row with too many words in that step goes on by digits, as every row does in fixed
+rounds. The ranks then sum a histogram of the next digit's weights, 256 integers per row. The cut
+has the digit in which the running sum reaches the limit. A logit has 32 bits, so the search ends
+after four rounds. This is a radix select. The histograms of the last digit are gathered, not
+summed, so each rank knows how many of its own tokens with the last logit are kept.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ from tpsample.request.plan import BatchView
 from tpsample.request.row_filter import MAX_WEIGHED_WORDS, behind
 
 LISTED = 512
-"""Words of a row's bin for which one rank has room. Several ranks have room for up to twice as many
-together, because their parts are uneven. In 76 rows of real logits the bin in which a top_p up to
-0.99 ends had at most 350 words at T = 1, and up to 795 at T = 1.5."""
+"""How many words of a row's bin one rank lists. Several ranks together list up to twice as many,
+because their parts are uneven. In 76 rows of real logits the bin in which a top_p up to 0.99 ends
+had at most 350 words at T = 1, and up to 795 at T = 1.5."""
 MOST_LISTED = 1 / 16
-"""The part of the vocabulary that is listed at most, where the host knows how many words a bin may
-have. The fullest bin of standard normal logits has 1 / 40 of them at T = 1."""
+"""Largest part of the vocabulary that is listed, if the host knows a bound of the words of a bin.
+The fullest bin of standard normal logits has 1 / 40 of them at T = 1."""
 
 
 class Cut(NamedTuple):
-    """Where the kept sets of F rows end, and what the ranks know of them by then.
+    """Where the kept sets of F rows end, and what the ranks know of the sets by then.
 
     Attributes:
-        rows: their logits, with the largest of all ranks.
-        words: int64 [F]; a token is kept iff its order word is >= it.
+        rows: the logits of the rows, with the largest logits of all ranks.
+        words: int64 [F]; a token is kept iff its order word is >= the row's.
         first: int64 [F, k], the first words over all ranks, where these hold every set; else None.
         held: int64 [W, F, 2], mass and number of the kept tokens of each rank, or [1, F, 2] of all;
             None where no message has brought them yet.
         drawn: int64 [F, num_samples], the order words of the drawn tokens, if these are known.
-        one_of_greedy: whether a greedy row keeps one token, and not what a mask leaves.
+        one_of_greedy: whether a greedy row keeps one token, or else all that a mask leaves.
         none_greedy: whether it is known that no row is greedy.
-        best: `Cuts.best_of_last_digit`, if a search was asked for it and its last pass finds both;
-            the words are then those of this rank's part.
+        best: `Cuts.best_of_last_digit`, if the last pass of the search finds the best scores, too.
+            `words` then says where this rank's part of each set ends.
     """
 
     rows: ShardLogits
@@ -74,7 +74,7 @@ class Cut(NamedTuple):
 
     @property
     def words_of_logprobs(self) -> Tensor:
-        """Where logprobs end, int64 [F]: a greedy row keeps one token, but reports all."""
+        """Where logprobs end, int64 [F]. A greedy row keeps one token, but reports all tokens."""
         if not self.one_of_greedy:
             return self.words
         return self.words.where(self.rows.noise.random.squeeze(1), word.LOWEST_DRAWABLE)
@@ -84,8 +84,8 @@ class Masses(NamedTuple):
     """The masses of F rows over all ranks.
 
     Attributes:
-        total: int64 [F], what top_p takes a share of.
-        bins: int64 [F, BINS], of each bin.
+        total: int64 [F], the masses that top_p takes a share of.
+        bins: int64 [F, BINS], the mass of each bin.
     """
 
     total: Tensor
@@ -106,17 +106,17 @@ def find_cut(
     """Return where the kept set of each row ends.
 
     A row with a NaN, or with nothing but masked tokens, keeps nothing. A greedy row has no filters.
-    Collective: the ranks search once if a row has top_k and once if a row has top_p, which the
-    requests alone decide.
+    Collective: the ranks search once if a row has top_k and once if a row has top_p, so the
+    requests alone decide the exchanges.
 
     Args:
-        rows: the logits of the filtered rows on this rank, which know their largest ones.
-        filters: their filters; the same on every rank.
-        may_read: whether the host may read from the device which rows a short search leaves.
-        thresholds: of the rows; None to find them.
-        masses: of rows without top_k, with their total; None to sum them.
-        of_greedy: int64 [F], where the sets of greedy rows end; None keeps what a mask leaves.
-        draws: whether `Cut.best` is asked for.
+        rows: the logits of the filtered rows on this rank, with the largest logits of all ranks.
+        filters: the filters of the rows; the same on every rank.
+        may_read: whether the host may read from the device which rows a short search leaves open.
+        thresholds: the thresholds of the rows; None to find them.
+        masses: the masses of rows without top_k; None to sum them.
+        of_greedy: int64 [F], where the sets of greedy rows end; None keeps all that a mask leaves.
+        draws: whether the caller wants `Cut.best`.
     """
     one = of_greedy is not None
     if filters.by_first_words == {True}:
@@ -184,11 +184,11 @@ def search(
     of_greedy: Tensor | None = None,
 ) -> tuple[Tensor, Cut]:
     """Return the tokens of the rows as score words, [F, num_samples], and where their kept sets
-    end. With `of_greedy` the ranks' `Cut.held` comes, too. Collective, as `find_cut`, which has the
+    end. With `of_greedy` the cut has `Cut.held`. Collective, as `find_cut`, which documents the
     other arguments.
 
     Args:
-        number: how many words of each row a list has at least.
+        number: the least number of words of each row in a list.
     """
     masses = None
     if may_read and _may_list(filters):
@@ -210,8 +210,8 @@ def search(
 
 
 def best_of_cut(cut: Cut, ranks: Ranks, *, weighs: bool) -> tuple[Tensor, Cut]:
-    """Return the best score words, int64 [F, num_samples], down to a cut over all ranks, and the
-    cut, which with `weighs` knows mass and number of the kept tokens. Collective."""
+    """Return the best score words over all ranks down to a cut, int64 [F, num_samples], and the
+    cut. With `weighs` the cut has `Cut.held`. Collective."""
     rows, own = cut.rows, cut.best
     if own is None:
         own = rows.best_and_mass(cut.words) if weighs else rows.best_kept(cut.words)
@@ -231,7 +231,7 @@ def largest_of(gathered: Tensor) -> Tensor:
 
 
 def _may_list(filters: RowFilters) -> bool:
-    """Return whether a list may have what these rows keep, as far as their requests say."""
+    """Return whether the requests allow that one list has all tokens that these rows keep."""
     demand = filters.demand
     ties = any(kind.keep_ties for kind in filters.kinds)
     return demand.masses and not (demand.counts or ties or (filters.known and filters.unfiltered))
@@ -240,8 +240,10 @@ def _may_list(filters: RowFilters) -> bool:
 def _cut_of_list(
     rows: ShardLogits, thresholds: Thresholds, masses: Masses, ranks: Ranks, number: int
 ) -> tuple[Tensor, Cut] | None:
-    """Return what `cut_of_first` does, from a list of all that the rows keep; None if one of them
-    may keep more than a list has. The host reads from the device which it is. Collective."""
+    """Return the tokens and the cut of rows from a list of all that they keep. Collective.
+
+    Return None if a row may keep more than a list has, which the host reads from the device.
+    """
     cuts = cuts_of(rows)
     cut, room = cuts.list_end(masses.bins, masses.total, thresholds.share, number)
     longest = max(room.tolist())
@@ -254,7 +256,7 @@ def _cut_of_list(
 
 
 def _of_first(rows: ShardLogits, first: Tensor, thresholds: Thresholds) -> tuple[Tensor, Cut]:
-    """Return the tokens and the cuts of rows whose first words, [F, k], hold their kept sets."""
+    """Return the tokens and the cut of rows whose first words, [F, k], contain their kept sets."""
     kept_set = rows.set_of_first(first, thresholds)
     rows = replace(rows, top=kept_set.top)
     return kept_set.words, Cut(rows, kept_set.cut, first, kept_set.held[None], drawn=kept_set.drawn)
@@ -269,7 +271,7 @@ def _by_rounds(
     *,
     draws: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return where kept sets end, int64 [F], by rounds alone, and `Cut.best`. Collective."""
+    """Return where kept sets end, int64 [F], and `Cut.best`, in fixed rounds. Collective."""
     least, total_cut, demand = thresholds.least, thresholds.least_of_total, filters.demand
     if not (demand.counts or demand.masses):
         return rows.last_cut(least, of_greedy=of_greedy), None
@@ -291,7 +293,7 @@ def _by_rounds(
 
 
 def _masses_of(rows: ShardLogits, ranks: Ranks, total_cut: Tensor) -> Masses:
-    """Return the masses of rows, whose total is that down to words int64 [F]. Collective."""
+    """Return the masses of rows; the total goes down to the words int64 [F]. Collective."""
     masses = ranks.sum_integers(cuts_of(rows).sums_of_bins(total_cut))
     return Masses(masses[:, BINS], masses[:, :BINS])
 
@@ -341,10 +343,10 @@ def _in_a_bin(
 def _room(
     cuts: Cuts, bins: Tensor, limit: Tensor, share: Tensor | None, world_size: int, *, mass: bool
 ) -> int:
-    """Return for how many words of a row's bin each rank has room; the same on every rank.
+    """Return how many words of a row's bin each rank lists; the same on every rank.
 
-    All rows have the room of one. So a few rows that need much are left to digits, where the room
-    of all would make the message too large.
+    All rows of a message have equally long lists. If a few rows need long ones, and the message
+    would be too large, these rows are left to a search by digits.
     """
     wanted = [LISTED]
     if readable(bins.device):
@@ -367,12 +369,12 @@ def _by_digits(
     least: Tensor | None = None,
     mass: bool,
 ) -> tuple[Search, LastDigits]:
-    """Search in four rounds, and return what `Cuts.last_digit` takes: the search before the last
-    digit, and the histograms of that digit. Collective.
+    """Search in four rounds, and return the arguments of `Cuts.last_digit`: the search before the
+    last digit, and the histograms of that digit. Collective.
 
     Args:
-        limit: int64 [F] >= 1. A limit above the row's whole weight stands for the whole. None takes
-            shares, float64 [F], of the weight down to the words `least`, int64 [F].
+        limit: int64 [F] >= 1. A limit above the row's whole weight stands for the whole weight.
+            None takes `share`, float64 [F], of the weight down to the words `least`, int64 [F].
     """
     prefix, reached = rows.logits.new_zeros(2, len(rows.logits), dtype=torch.int64).unbind()
     search = Search(prefix, reached, prefix if limit is None else limit)
@@ -391,11 +393,11 @@ def kept_sets_of(cut: Cut, batch: BatchView, ranks: Ranks, drawn: Tensor) -> Kep
     """Return the tokens of every row that could have been drawn, of a batch with a `kept_cap`.
 
     Collective. A kept set is a prefix of the total order, so each rank's part of it is the first
-    words of its own order. Where the first words decide all rows, nothing more is sent. Else a row
-    costs every rank 8 (W - 1) · n bytes for words, where n is the most words that one rank has of a
-    row that is listed, and 16 (W - 1) for masses and sizes, if the token's message did not bring
-    them. A row over the cap sends no words, because it is reported as an overflow and never cut
-    short. Nor does a row that kept all ids.
+    words of its own order. If first words have decided all rows, nothing more is sent. Otherwise a
+    row costs every rank 8 (W - 1) · n bytes for words, where n is the largest number of words that
+    a rank has of a listed row. Masses and sizes cost 16 (W - 1) bytes, unless they came with the
+    token. A row over the cap is reported as an overflow, so it sends no words. Nor does a row that
+    kept all ids.
 
     Args:
         cut: where the sets of all rows of the step end.

@@ -91,12 +91,12 @@ def find_logprobs(
     Args:
         rows: the R asking rows.
         logprob_rows: what they ask for.
-        sampled: int64 [R, S], the tokens drawn, or those that came; -1 for none. A row without a
-            token, with a NaN, or with nothing but masked tokens has ids -1, values NaN and ranks 0.
-            In the raw modes that is asked of the raw logits, too.
+        sampled: int64 [R, S], the tokens drawn, or the next tokens of a prompt; -1 for none. A row
+            without a token, with a NaN, or with only masked tokens has ids -1, values NaN and
+            ranks 0. In the raw modes the same holds of the raw logits.
         may_read: as `find_cut` takes it.
-        ends: int64, where the logprobs of the batch's filtered rows end, if that is known.
-        gathered: the `own_words` of all ranks, or of them together; None to gather them.
+        ends: int64, where the logprobs of the batch's filtered rows end; None to find it.
+        gathered: the `own_words` of all ranks, or of all merged into one; None to gather them.
         first: as in `own_words`.
     """
     if gathered is None:

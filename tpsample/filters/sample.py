@@ -1,20 +1,20 @@
 """Samples from kept sets on vocabulary shards, exactly, while no logit leaves its rank.
 
 A row's token is the best score in its kept set. Each of three methods returns the token of
-`tpsample.reference`; the request says which of them a row begins with:
+`tpsample.reference`. The request decides with which method a row begins:
 
 first words  sends each rank's first k tokens of the order. The first k of these are the first k of
              the vocabulary, with which every rank finishes alone, after one exchange. It serves
-             top_k <= 256 with exact ties, alone or with a top_p. A top_p of other tokens, too,
-             takes one exchange more, which sums their mass.
+             top_k <= 256 with exact ties, alone or with a top_p. A top_p that takes a share of
+             more tokens needs a second exchange, which sums their mass.
 rejection    takes the first token in descending score that is in the kept set. Whether a token is
              in it follows from its logit, and from the number and the mass of the tokens before it.
              Exchange 1 gathers each rank's 8 best scores; up to 32 on a CPU, where the filters may
-             keep little (`RowFilter.num_best`). Exchange 2 sums number and mass, for those of the
-             best of all that have every better score behind them in the order: a set that keeps
-             another one keeps one of these, too. If none is kept, the row is undecided. So is one
-             that kernels leave open, because they sum masses in fp32, which is far quicker, and
-             know how far these sums may be off.
+             keep little (`RowFilter.num_best`). Exchange 2 sums number and mass before those
+             candidates that precede every better score in the order. Another candidate needs no
+             sums: a set that keeps it also keeps one of these, whose score is better. If none is
+             kept, the row is undecided. Kernels sum masses in fp32, which is far quicker, and know
+             a bound of the error. A row that depends on the error is undecided, too.
 search       looks for the last kept token (`tpsample.filters.kept_sets`), then takes the best score
              down to it, from a list of the kept tokens if that is short. It decides the undecided
              rows. Rows with a top_p of what a top_k over 256 leaves, or one with ties, begin with
@@ -22,16 +22,16 @@ search       looks for the last kept token (`tpsample.filters.kept_sets`), then 
              with neither top_k nor top_p: where their sets end follows from the largest logit, and
              nothing is searched. Its first exchange gathers each rank's largest logit.
 
-Where a step needs the ends of the kept sets, too, these decide the tokens
-(`tpsample.filters.by_cuts`).
+If a step also reports kept sets, their ends decide the tokens (`tpsample.filters.by_cuts`).
 
-Where ranks meet on the host, the first exchange of each travels with the words.
+Where ranks meet on the host, the first exchange of each method travels with the words.
 
 The host reads from the device which rows are undecided, and only these are searched. All ranks
-read the same, because it follows from summed integers. In fixed rounds, as while a CUDA graph is
-captured, the host reads nothing: what a step launches follows from its requests. Every method then
-takes all rows, a program whose row is done ends at once, and a done row exchanges zeros. Rows that
-only a search decides begin with the rejection where others do, so that one search serves all.
+read the same rows, because they follow from summed integers. In fixed rounds, as while a CUDA graph
+is captured, the host reads nothing, so the launches of a step follow from its requests alone. Every
+method then takes all rows. A program whose row is done ends at once, and a done row exchanges
+zeros. Rows that only a search decides begin with the rejection if other rows do, so that one search
+serves all.
 
 Where the local step stored upper ends of logits in place of logits, exchange 2 sums lower and upper
 bounds. A row that they leave open gets its logits, and its method begins anew.
@@ -76,8 +76,8 @@ def sample_filtered(
         may_read: whether the host may read from the device which rows are undecided. If not, the
             number of exchanges and their sizes follow from the requests.
         gathered: the `own_candidates` of all ranks, if the words brought them.
-        first: int64 [F, n], first words of all rows, at least as many as the filters ask for, if
-            they are known, where the host reads nothing.
+        first: int64 [F, n], first words of all rows, at least as many as the filters need. They
+            may be passed where the host reads nothing; None to find them.
     """
     methods = list(_methods(rows, filters, may_read))  # once, because rows of some are copies
     if gathered is None:
@@ -150,10 +150,11 @@ def _methods(
 
 
 def _first_method(method: Method, filters: RowFilters, rows: ShardLogits) -> Method:
-    """Return the method with which rows begin: the search where it looks for nothing, or where it
-    alone decides all rows.
+    """Return the method with which rows begin, if their requests say `method`.
 
-    Where the local step has found the best scores that min_p keeps, they decide in one exchange.
+    Rows of the rejection begin with the search if only the search decides all of them, or if their
+    ends are known without a search. Where the local step has stored upper bounds, its best scores
+    decide rows with min_p in one exchange.
     """
     if method is not Method.REJECTION or rows.rough is not None:
         return method

@@ -43,8 +43,8 @@ def thresholds_of_first(
 ) -> list[Thresholds]:
     """Return the thresholds of rows that know their first words over all ranks, int64 [F, k].
 
-    They are those of a lower and of an upper bound of the total where this rank stored upper ends
-    of logits. It is collective, too, if a row takes a share of the mass of all tokens.
+    If this rank stored upper bounds of logits, there are two: one for a lower and one for an upper
+    bound of the total. Collective if a row takes a share of the mass of all tokens.
     """
     demand = filters.demand
     if demand.ends or demand.total:

@@ -63,9 +63,9 @@ def verify_by_ratio(
 ) -> VerifyOutput:
     """Verify token by token, or as a block. Collective.
 
-    The local logits come from the sampler's backend, and so do the passes over them. Beside that of
-    the words there are three exchanges: the largest logits, the sums, and words of the residuals.
-    Where ranks meet on the host, the first of them travels with the words.
+    The sampler's backend makes the local logits and the passes over them. There are four exchanges:
+    the words, the largest logits, the sums, and words of the residuals. Where ranks meet on the
+    host, the largest logits travel with the words.
 
     Args:
         inputs: hidden states or logits of [B, K + 1] rows.

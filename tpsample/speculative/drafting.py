@@ -40,19 +40,19 @@ Method = Literal["coupled", "rejection", "block"]
 class Draft:
     """The tokens that `sample_draft` drew of every row, and the law that they were drawn from.
 
-    `verify` takes a list of them in place of tokens and logits, so that neither can be another's.
+    `verify` takes a list of drafts in place of tokens and logits, so the two cannot be mixed up.
 
     Attributes:
         token_ids: int64 [B], the same on every rank; -1 where the logits are NaN or all -inf, and
             in rows of a selection that are not drawn.
-        logits: [B, V_local], the drafter's, kept by reference: do not write over them before
-            `verify`, or the drafts have another law than these tell.
+        logits: [B, V_local], the drafter's, kept by reference. Do not overwrite them before
+            `verify`, which takes the law of the drafts from them.
         index: how many drafts of the same verification come before this one.
         method: how the drafts will be accepted.
         positions: int64 [B], of the token that was drafted.
-        temperature: fp32 [B], of the rows when it was drafted; None on a GPU, where nobody waits to
-            compare it.
-        written: how often torch had seen the logits written to; None under inference mode.
+        temperature: fp32 [B], of the rows when the token was drafted; None on a GPU, where a
+            comparison would wait.
+        written: torch's count of writes to the logits; None under inference mode.
     """
 
     token_ids: Tensor
@@ -177,12 +177,12 @@ def sample_draft(
 
 
 def check_drafts(drafts: Sequence[Draft], batch: StepBatch, positions: Tensor) -> None:
-    """Raise a ValueError unless a verification has the rows that its drafts were drawn of.
+    """Raise a ValueError unless temperatures and positions are those at which drafts were drawn.
 
-    At another temperature the drafts have another law than the one that their logits tell. At other
-    positions the target of coupled drafts draws with other noise, and hardly one is accepted. By
-    ratio, drafts of a position that does not move on draw one noise again and again: then the
-    tokens of later verifications depend on the earlier ones, and do not follow the target's law.
+    At another temperature the law of the drafts is not that of their logits. At other positions the
+    target of coupled drafts draws with other noise, so that hardly a draft is accepted. By ratio,
+    drafts of a position that does not move on draw one noise again and again: then the tokens of
+    later verifications depend on the earlier ones, and do not follow the target's law.
     """
     if not readable(positions.device):
         return

@@ -133,7 +133,7 @@ def _verify(
     draft_logits: Tensor | None,
     lengths: Tensor | None,
 ) -> VerifyOutput:
-    """Settle a verification with the other ranks, and make it."""
+    """Agree on a verification with the other ranks, and carry it out."""
 
     def check() -> Call:
         nonlocal draft_logits
