@@ -19,10 +19,10 @@ from tpsample.settings import Settings
 
 
 class Backend(ABC):
-    """Computes the words of a rank's shard. Only stored rows have their [V_local] logits written.
+    """Computes the words of a rank's shard. Only the logits of stored rows are written to memory.
 
     Args:
-        settings: of the sampler. Rows of the weight after the shard are never read.
+        settings: the settings of the sampler. Rows of the weight after the shard are never read.
 
     Attributes:
         copy: the 8-bit copy of the weight that screened steps read; None if there is none.
@@ -37,20 +37,18 @@ class Backend(ABC):
         self._scratch = Scratch(settings.device)
 
     def rebind_weight(self, weight: Tensor | None) -> None:
-        """Bind anew to weight and bias, the same tensors, which now lie elsewhere in memory.
+        """Follow weight and bias, which have moved in memory with equal shapes, dtypes and strides.
 
-        Their shapes, dtypes, device and strides are those they had. A backend that has made
-        something of an address or a slice of them makes it anew; the 8-bit copy waits for
-        `refresh`.
+        A backend drops what depends on their addresses. The 8-bit copy waits for `refresh`.
 
         Args:
-            weight: the caller's, whose changes torch counts; None if the bias alone has moved.
+            weight: the caller's tensor, whose changes torch counts; None if only the bias moved.
         """
         if self.copy is not None and weight is not None:
             self.copy.rebind_weight(weight[: self._num_ids])
 
     def compile_ahead(self) -> None:  # noqa: B027 (most backends compile where they step)
-        """Compile what steps need as far as that is known without taking them."""
+        """Compile the kernels of steps, as far as they are known before a step is taken."""
 
     def refresh(self) -> None:
         """Make the copy anew, of the weight as it is now."""
@@ -68,8 +66,8 @@ class Backend(ABC):
     ) -> Step:
         """Make the step of these inputs.
 
-        Without samples it only stores logits, in memory of its own, because another step may be
-        between its start and its finish.
+        A step without samples only stores logits. It has its own memory, because another step may
+        be between its start and its finish.
         """
         controls = logits = found = None
         if batch.controls is not None and batch.rows:
@@ -99,10 +97,10 @@ class Backend(ABC):
     def best_words(
         self, step: Step, words: Tensor, part: int = 0, parts: int = 1, push: Push | None = None
     ) -> None:
-        """Leave the best words of one of `parts` parts of the shard in `words`.
+        """Write the best words of one of `parts` parts of the shard into `words`.
 
         Args:
             words: int64 [num_samples · B], zeros, sample-major.
-            push: lets the kernel write every chunk to the peers by itself; then `words` are those
-                of the first chunk, and there is one part.
+            push: arguments by which the kernel writes every chunk to the peers itself. There is one
+                part then, and `words` are those of the first chunk.
         """

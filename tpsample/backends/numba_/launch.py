@@ -1,11 +1,11 @@
 """The local step of a CPU in native kernels: the words of `TorchBackend`.
 
-A step has up to five kinds of rows; each takes one reading of the weights:
+A step has up to five kinds of rows. The weights are read once for each kind:
 
     plain      no filters, no logprobs         `draw`
-    bounded    top_k up to 256, or weighed     `list_kept`, `store_first`    see `Demand`
-    rough      top_p, min_p or a larger top_k  `draw`         upper ends of their logits are stored
-    whole      they need all of their logits   `store`
+    bounded    few logits decide (`Demand`)    `list_kept`, `store_first`
+    rough      bounds of logits decide         `draw`, which stores upper bounds of the logits
+    whole      all logits are needed           `store`
     given      the caller computed the logits  `draw_given`, `store_given`
 
 The threads of PyTorch (`torch.get_num_threads`) share the ids of a step.
@@ -45,7 +45,7 @@ So few rows wait for memory."""
 HEAPED = 64
 """Largest top_k whose tokens are kept in a heap while the weights are read."""
 NOTHING_STORED = NONE, NONE, NONE.astype(np.float64)
-"""The arguments by which a draw finds nothing but words; see `draw`."""
+"""The arguments with which `draw` finds words alone."""
 
 
 class NativeBackend(Backend):
@@ -120,7 +120,7 @@ class NativeBackend(Backend):
     def _store_logits(
         self, step: Step, rows: Tensor, stored_rows: Tensor, raw: Tensor, processed: Tensor
     ) -> None:
-        """Store logits in place of upper ends; see `Found.store`."""
+        """Replace upper bounds by exact logits; see `Found.store`."""
         plan, index, source = step.batch.plan, array_of(rows), self._source(0, self._num_ids)
         head = self._head_of(step.controls, given=False)
         memory = Memory(array_of(stored_rows), array_of(raw), array_of(processed))
@@ -131,7 +131,7 @@ class NativeBackend(Backend):
         self._list_or_store(step, source, index, head, memory, most, least, no_words)
 
     def _source(self, start: int, stop: int) -> Weight:
-        """Return a range of the weight, wherever that lies now."""
+        """Return a range of the weight at its present address."""
         if self._numbers is None or self._address != self._weight.data_ptr():
             weight = self._weight[: self._num_ids]
             self._numbers = weight_of(weight, self._shard.start, start, stop)
@@ -149,10 +149,10 @@ class NativeBackend(Backend):
         head: native.NativeHead,
         best: np.ndarray,
     ) -> None:
-        """Raise best, int64 [samples, B], by the words of some rows.
+        """Merge the best words of some rows into `best`, int64 [samples, B].
 
         Args:
-            sources: the rows of `source`, if that is logits.
+            sources: the rows of `source` if these are logits; None for a weight.
         """
         samples, num_rows = len(best), len(index)
         if not samples or not num_rows:
@@ -179,7 +179,7 @@ class NativeBackend(Backend):
     def _draw_roughly(
         self, step: Step, source: Weight, index: np.ndarray, head: native.NativeHead, memory: Memory
     ) -> None:
-        """Store upper ends of the logits of rough rows, and find their best words."""
+        """Store upper bounds of the logits of rough rows, and find their best words."""
         assert step.found is not None
         threads = self._threads(source, len(index))
         first, best, error_bound = map(array_of, step.found[:3])
@@ -214,9 +214,10 @@ class NativeBackend(Backend):
     def _list(
         self, step: Step, source: Weight, index: np.ndarray, head: native.NativeHead, memory: Memory
     ) -> None:
-        """Store what the filters of bounded rows can keep.
+        """Store the logits that the filters of bounded rows can keep.
 
-        A row that was made greedy by its temperature alone reports logprobs of all ids.
+        A row may be greedy only because a temperature was written. It then reports logprobs of all
+        ids, so all of its logits are stored.
         """
         kinds, threads = step.batch.plan.kinds, self._threads(source, len(index))
         most, least = array_of(kinds.most), array_of(kinds.least)
@@ -240,10 +241,10 @@ class NativeBackend(Backend):
         least: np.ndarray,
         first: np.ndarray,
     ) -> None:
-        """Store what a top_k or a min_p of these rows can keep, or all of it where that is more.
+        """Store the logits that a top_k or a min_p of these rows can keep, and -inf for the others.
 
-        Of the other logits -inf is stored. The ends of all of a row with a top_k above HEAPED are
-        stored before any is listed.
+        All logits are stored where that is cheaper. For a top_k above HEAPED upper bounds of all
+        logits are stored first.
 
         Args:
             most: int64 [R], the top_k, 0 without.
@@ -287,9 +288,9 @@ class NativeBackend(Backend):
         *arguments: Any,
         outputs: tuple[np.ndarray, ...] = (),
     ) -> None:
-        """Call a kernel for one part of the ids per thread, which has a part of each output.
+        """Call a kernel once per thread, for a part of the ids and with a part of each output.
 
-        There are rows, because a kernel's memory has room for at least one.
+        `num_rows` is at least 1, because a kernel's memory has room for at least one row.
         """
         parts = len(outputs[0]) if outputs else self._threads(source, num_rows)
         in_ranges(kernel, source.start, source.stop, parts, source, *arguments, *outputs)

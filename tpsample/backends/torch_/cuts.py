@@ -1,7 +1,7 @@
-"""Where the kept sets of stored rows end, and what they hold: what a search needs of each rank.
+"""Where the kept sets of stored rows end, and their contents: the part of a search on each rank.
 
 This is plain PyTorch, the definition. `tpsample.backends.triton_.cuts` has it as kernels, and
-`tpsample.backends.numba_.cuts` on a CPU.
+`tpsample.backends.numba_.cuts` has it for a CPU.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class LastDigits(NamedTuple):
 
     Attributes:
         bins: [W, F, 2^DIGIT_BITS], in the order of the ranks' token ids.
-        place: which of them is this rank's.
-        mass: whether they are sums of masses, or numbers of tokens.
+        place: the index of this rank's histogram in `bins`.
+        mass: whether bins are sums of masses, or else numbers of tokens.
     """
 
     bins: Tensor
@@ -63,13 +63,13 @@ class LastDigits(NamedTuple):
 
 
 class OtherEnds(NamedTuple):
-    """Where the kept sets of F rows end by all but one search.
+    """Where the kept sets of F rows end by all rules but the one that is searched.
 
     Attributes:
         least: int64 [F], the largest cut of the other rules.
-        share: float64 [F], those of a top_p that is searched for, which cuts nothing where it is 1;
-            None where a top_k is.
-        of_greedy: int64 [F], the cuts of greedy rows; None keeps what a mask leaves.
+        share: float64 [F], the top_p of each row, if top_p is searched; 1 cuts nothing. None if
+            top_k is searched.
+        of_greedy: int64 [F], the cuts of greedy rows; None keeps all that a mask leaves.
     """
 
     least: Tensor
@@ -82,10 +82,10 @@ class SetSizes(NamedTuple):
 
     Attributes:
         sizes: int64 [F].
-        whole: bool [F], whether a set has all ids, which nobody lists.
-        overflow: bool [F], whether a set has more tokens than are listed.
-        offsets: int64 [F + 1], where the listed sets begin, one behind the other.
-        mass: int64 [F], of the sets.
+        whole: bool [F], whether a set has all ids, so that it is not listed.
+        overflow: bool [F], whether a set has too many tokens to be listed.
+        offsets: int64 [F + 1], where the listed sets begin in their concatenation.
+        mass: int64 [F], the masses of the sets.
         cut: int64 [F], where the sets end; above all words where nothing is listed.
         needed: int64 [3], the most words that one rank has of a listed set, the most tokens of one,
             and the tokens of all of them.
@@ -138,10 +138,11 @@ class Cuts:
     def list_end(
         self, bins: Tensor, total: Tensor, share: Tensor, number: int
     ) -> tuple[Tensor, Tensor]:
-        """Return down to which order word a list has what top_p keeps and the first `number` words.
+        """Return the last order word of a list that has all that top_p keeps, and at least the
+        first `number` words.
 
-        A row without a number lists any one word, a NaN's if it has one. Nothing bounds a greedy
-        row, which reports all tokens.
+        A row without a number lists one word, a NaN's if it has a NaN. A greedy row has no bound,
+        because it reports all tokens.
 
         Args:
             bins: int64 [F, BINS], the masses of bins, summed over the ranks.
@@ -199,7 +200,7 @@ class Cuts:
             least: int64 [F], words below are in no bin of the first digit; None takes all.
 
         Returns:
-            Both mean nothing in rows that are done, but bins there are 0.
+            Both are meaningless in rows that are done, where bins are 0.
         """
         search = search if before is None else self.next_digit(search, before, share)
         words, masses_ = self.words_and_mass
@@ -284,16 +285,16 @@ class Cuts:
         keep_ties: Tensor,
         ends: OtherEnds | None = None,
     ) -> Tensor:
-        """Return where this rank's part of each search ends, or of each kept set.
+        """Return where this rank's part of each search, or of each kept set, ends.
 
-        The last digit makes the prefix the key of a logit. Of tokens with this logit, those with
-        the least ids are kept, so that they are taken rank by rank.
+        With the last digit the prefix is the key of a logit. Among tokens with this logit the least
+        ids are kept, so that ranks contribute in the order of their ids.
 
         Args:
-            search: before its last digit.
+            search: the search before its last digit.
             last: the last digits of all ranks.
             keep_ties: int64 [F], whether all tokens of that logit are kept.
-            ends: where kept sets end elsewhere; None for the searches alone.
+            ends: where kept sets end by other rules; None for the searches alone.
 
         Returns:
             int64 [F]; a token of this rank is kept iff its order word is >= it. The largest of
@@ -388,8 +389,9 @@ class Cuts:
     def bin_of(self, bins: Tensor, limit: Tensor, share: Tensor | None = None) -> Search:
         """Return the bin of each row, as `prefix`, in which the sum over bins reaches a limit.
 
-        A limit above the row's whole weight needs no search, and the row gets `BINS`. So does the
-        whole number of its tokens. Behind its whole mass there may be tokens without any.
+        A limit above the row's whole weight needs no search, and the row gets `BINS`. So does a
+        limit equal to the number of all tokens. A limit equal to the whole mass is searched,
+        because tokens without mass may follow.
 
         Args:
             bins: [F, BINS], the numbers or the masses of bins, summed over the ranks.
@@ -407,13 +409,13 @@ class Cuts:
     def words_in_bin(
         self, bins: Tensor, limit: Tensor, share: Tensor | None = None, *, mass: bool
     ) -> Tensor:
-        """Return at most how many words the ranks have together in `bin_of` each row.
+        """Return an upper bound of how many words all ranks have in `bin_of` each row.
 
         Args:
             mass: whether `bins` are masses, or numbers.
 
         Returns:
-            int64 [F]; of masses it is 0 from `COUNTED_BINS` on, where they bound nothing.
+            int64 [F]; 0 if masses bound nothing, which is so from `COUNTED_BINS` on.
         """
         index = self.bin_of(bins, limit, share).prefix
         place = index.clamp(max=BINS - 1)
@@ -476,7 +478,7 @@ class Cuts:
         return words.gather(1, column.clamp_(max=words.shape[1] - 1)).squeeze(1)
 
     def listed_sets(self, words: Tensor, sets: SetSizes, total: int) -> tuple[Tensor, Tensor]:
-        """Return the kept sets of rows one behind the other: their ids and log masses.
+        """Return the concatenated kept sets of the rows: their ids and log masses.
 
         Args:
             words: int64 [F, n], the order words of each set, descending, then others or 0.

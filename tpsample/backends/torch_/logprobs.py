@@ -1,4 +1,4 @@
-"""The arithmetic on rows of logprobs: words of all ranks, and what is told of them.
+"""The arithmetic on rows of logprobs: the words of all ranks, and the report of a row.
 
 This is plain PyTorch, the definition; `tpsample.filters.logprobs` has the formulas.
 """
@@ -18,15 +18,15 @@ from tpsample.request.filters import LogprobRows
 
 
 class ListedWords(NamedTuple):
-    """The order words of R rows over all ranks that logprobs are told of.
+    """The order words of R rows over all ranks whose logprobs are reported.
 
     Attributes:
         first: int64 [R, n], the first n of the order, descending.
-        own: int64 [R, S + C], those of the sampled and of the chosen ids; 0 for no id.
+        own: int64 [R, S + C], the words of the sampled and the chosen ids; 0 for no id.
         top: fp32 [R], the largest logits.
         temperature: fp32 [R], 1 in a raw mode.
-        marks: int64 [R, S + C + 1], the lowest word of the same logit as each of `own`, and as the
-            last of `first`.
+        marks: int64 [R, S + C + 1], for each of `own`, and for the last of `first`, the lowest word
+            with the same logit.
     """
 
     first: Tensor
@@ -84,8 +84,8 @@ def logprobs_of_words(
     log_total = log_totals(total)
     entropies = log_total + LN2 * (moment.double() / total.double())
     cut = (torch.zeros_like(total) if cut is None else cut).unsqueeze(1)
-    # Ranks of the N best follow from their own order, but for what ties with the last of them.
-    # The kept set is a prefix, so no rank in it exceeds its size.
+    # Ranks of the N best follow from their own order, except for ties with the last of them. The
+    # kept set is a prefix, so no rank in it exceeds its size.
     keys = word.key_of(first)
     rank_in_first = torch.searchsorted(-keys, -keys, right=True)
     rank_in_first = rank_in_first.minimum((first >= cut).sum(dim=1, keepdim=True))

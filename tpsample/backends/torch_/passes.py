@@ -1,7 +1,7 @@
-"""The passes over stored logits: what each rank finds in its own part of some rows.
+"""The passes over stored logits, by which each rank reads its own part of some rows.
 
-This is plain PyTorch, the definition of the passes. `tpsample.backends.triton_.passes` makes
-them as kernels, which read the logits once, and `tpsample.backends.numba_.passes` on a CPU.
+This is plain PyTorch, the definition of the passes. `tpsample.backends.triton_.passes` has them as
+kernels, which read the logits once. `tpsample.backends.numba_.passes` has them for a CPU.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 GROUP = 64
-"""Neighbouring ids whose largest logit is looked at before they are."""
+"""Size of a group of neighbouring ids. A pass reads the largest logit of a group first."""
 
 
 def tile_elements(device: torch.device) -> int:
@@ -53,14 +53,15 @@ def tile_elements(device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class Rough:
-    """Rows some of whose stored logits are upper ends, as the local step leaves them.
+    """Rows for which the local step has stored upper bounds in place of some logits.
 
     Attributes:
-        best: int64 [threads, F, num_samples, n], the best score words, in any order; 0 in the other
-            rows. The logits of their tokens are stored.
-        error_bound: fp32 [F]: no stored logit is below the logit, nor above it by more.
+        best: int64 [threads, F, num_samples, n], the best score words, in any order; 0 in rows
+            without bounds. The exact logits of these tokens are stored.
+        error_bound: fp32 [F]. A stored number is at least the logit, and exceeds it by at most
+            this.
         index: int64 [F], the rows of the batch.
-        store: that of `tpsample.request.step.Found`, of the step.
+        store: `tpsample.request.step.Found.store`, bound to the step.
     """
 
     best: Tensor
@@ -92,7 +93,8 @@ class SetOfFirst(NamedTuple):
 
     Attributes:
         words: int64 [F, num_samples], the best score words of the kept.
-        cut: int64 [F], where the sets end, as `last_cut` has it; of greedy rows with their first.
+        cut: int64 [F], where the sets end, as in `last_cut`. The set of a greedy row is its first
+            token.
         held: int64 [F, 2], mass and number of the kept.
         top: fp32 [F], the largest logits.
         drawn: int64 [F, num_samples], the order words of the best tokens; 0 of a row without one.
@@ -111,18 +113,19 @@ class ShardLogits:
 
     Attributes:
         logits: fp32 [F, V_local], processed: after penalties and constraints.
-        raw: the same before them.
+        raw: fp32 [F, V_local], the logits before penalties and constraints.
         first_id: global id of the first column.
         vocab_size: V, over all ranks.
         temperature: fp32 [F], 1 for greedy rows; see `temperature_of`.
         noise: what the scores of these rows need.
-        top: fp32 [F], largest logits over all ranks, once these are known; masses are shares of it.
-        done: bool [F], rows that the passes of a draw leave out, because their token is known:
-            their results are 0. None leaves out no row.
-        first: int64 [threads, F, n], the rows' first order words in any order, as far as the local
-            step has listed them; 0 in rows that it has not.
-        rough: of rows that may be upper ends; None if all logits are stored themselves.
-        tile_words: of the tiles in which a kernel made the logits; None if it says nothing of them.
+        top: fp32 [F], the largest logits over all ranks, or None while they are not known. Masses
+            are relative to it.
+        done: bool [F], rows whose token is known. The passes of a draw skip them, so their results
+            are 0. None skips no row.
+        first: int64 [threads, F, n], first order words that the local step has listed, in any
+            order; 0 in other rows.
+        rough: the rows with upper bounds in place of logits; None if all logits are exact.
+        tile_words: the words of the tiles in which a kernel made the logits, or None.
     """
 
     logits: Tensor
@@ -157,8 +160,8 @@ class ShardLogits:
         Args:
             stored: the memory of `tpsample.request.step.Step.logits`.
             noise: of all rows of the batch.
-            found: what else the step found of the stored rows; its `store` knows the step.
-            tile_words: what its kernel says of them.
+            found: words and bounds that the step found, with a `store` that is bound to the step.
+            tile_words: the words of the kernel's tiles.
         """
         count, rough = len(batch.plan.stored_list), None
         raw = processed = stored
@@ -196,7 +199,7 @@ class ShardLogits:
         return replace(self, logits=shown, first=None, tile_words=None)
 
     def select(self, index: slice | Tensor) -> Self:
-        """Return some of the rows, of a slice without a copy; where it has all of them, itself."""
+        """Return some of the rows; a slice copies nothing, and one of all rows returns `self`."""
         if has_all(index, self.logits.shape[0]):
             return self
         logits = self.logits[index]
@@ -214,7 +217,7 @@ class ShardLogits:
         )
 
     def exact(self) -> Self:
-        """Store the logits of all rows in place of upper ends, and return the rows."""
+        """Replace upper bounds by exact logits, and return the rows."""
         if self.rough is None:
             return self
         index = self.rough.error_bound.nonzero().squeeze(1)
@@ -227,7 +230,7 @@ class ShardLogits:
         return replace(self, done=done if self.done is None else self.done | done)
 
     def of_undone(self, values: Tensor) -> Tensor:
-        """Return what a pass has found, [F, …], with 0 in rows that are done."""
+        """Return the results of a pass, [F, …], with 0 in rows that are done."""
         if self.done is None:
             return values
         return values.masked_fill(self.done.view(-1, *[1] * (values.dim() - 1)), 0)
@@ -262,9 +265,9 @@ class ShardLogits:
     def first_words(self, count: int) -> Tensor:
         """Return the first `count` order words of each row, descending, int64 [F, count].
 
-        They are 0 where the shard has fewer tokens. They lie in the `count` groups of ids whose
-        largest logits come first, because every other group has `count` tokens before its own
-        first. Of equal logits those of lower ids come first.
+        They are 0 where the shard has fewer tokens. They lie in the `count` groups whose largest
+        logits come first: before the first token of any other group there are `count` tokens. Among
+        equal logits the lower id comes first.
         """
         (rows, width), groups = self.logits.shape, self.logits.shape[1] // GROUP
         if 2 * count * GROUP > width:
@@ -309,11 +312,11 @@ class ShardLogits:
         return BEST_SCORES if self.rough is None else self.rough.best.shape[-1]
 
     def best_scores(self, count: int) -> Tensor:
-        """Return what a rank sends for the rejection: int64 [F, 1 + 2 · num_samples · count].
+        """Return a rank's candidates of the rejection: int64 [F, 1 + 2 · num_samples · count].
 
-        First comes the first order word, then per sample the `count` best score words, descending,
-        then in the same order the order words of their tokens. Places are 0 where the shard has
-        fewer tokens.
+        The first order word is followed by the `count` best score words of each sample, descending.
+        The order words of the same tokens follow in the same order. Where the shard has fewer
+        tokens there are zeros.
         """
         rows, samples = self.logits.shape[0], self.noise.num_samples
         scores = self.logits.new_zeros(rows, samples, count, dtype=torch.int64)
@@ -351,7 +354,7 @@ class ShardLogits:
         return torch.cat([first, scores.flatten(1), orders.flatten(1)], dim=1)
 
     def before(self, best: Tensor, thresholds: Thresholds, count: int) -> Tensor:
-        """Weigh what stands on this rank before each of the best scores of all ranks.
+        """Sum the tokens of this rank that come before each of the best scores of all ranks.
 
         Args:
             best: int64 [F, 1 + 2 · num_samples · count], `merged`.
@@ -359,8 +362,8 @@ class ShardLogits:
 
         Returns:
             int64 [F, 2 C + 1], C = num_samples · count: C masses, C numbers of tokens, and the
-            mass from `least_of_total` on. Those of a best score that decides nothing are 0. Masses
-            may be off by `mass_error` of the total.
+            mass from `least_of_total` on. The sums of a best score that decides nothing (`_orders`)
+            are 0. Masses may be off by `mass_error` of the total.
         """
         top = word.value_of(best[:, 0])
         marks = self._marks(best, thresholds, count)
@@ -451,7 +454,7 @@ class ShardLogits:
 
         Args:
             least: int64 [F], the largest cut of all rules.
-            of_greedy: int64 [F], the cuts of greedy rows; None keeps what a mask leaves.
+            of_greedy: int64 [F], the cuts of greedy rows; None keeps all that a mask leaves.
         """
         # A row that was made greedy by its temperature alone has no filters.
         other = word.LOWEST_DRAWABLE if of_greedy is None else of_greedy
@@ -497,8 +500,8 @@ class ShardLogits:
         return torch.stack([self.mass_from(cut), self.count_from(cut.unsqueeze(1))[:, 0]], dim=1)
 
     def totals(self, cut: Tensor) -> Tensor:
-        """Return the mass of the words >= cut, int64 [F], as [F, 1], or a lower and an upper bound
-        of it, [F, 2], where upper ends of logits are stored."""
+        """Return the mass of the words >= cut int64 [F]: int64 [F, 1]. Where upper bounds of logits
+        are stored, return a lower and an upper bound of the mass, [F, 2]."""
         return self.mass_from(cut).unsqueeze(1)
 
     def least_of_mass(self, limit: Tensor) -> Tensor:
@@ -547,14 +550,14 @@ class ShardLogits:
         return counts
 
     def listed_words(self, logprob_rows: LogprobRows, gathered: Tensor) -> ListedWords:
-        """Return the words of all ranks that logprobs are told of."""
+        """Return the words over all ranks whose logprobs are reported."""
         return listed_words(self.temperature, logprob_rows, gathered)
 
     def weighed_words(
         self, logprob_rows: LogprobRows, first: Tensor, drawn: Tensor, cut: Tensor
     ) -> tuple[ListedWords, Tensor]:
-        """Return `listed_words` and the sums of `logprobs_of_words` of rows whose first words hold
-        their kept sets. All of them ask for processed logprobs, and none for chosen ids.
+        """Return `listed_words`, and the sums for `logprobs_of_words`, of rows whose first words
+        contain their kept sets. All ask for processed logprobs, and none for chosen ids.
 
         Args:
             first: int64 [R, n], the first words over all ranks.
@@ -601,8 +604,8 @@ class ShardLogits:
     def _orders(self, best: Tensor, count: int) -> Tensor:
         """Return the order words of `merged` best scores, int64 [F, num_samples · count].
 
-        0 stands for a token that decides nothing: one with a better score comes before it in the
-        order, so a set that keeps it keeps that one, too.
+        A token that decides nothing has 0: another one has a better score and comes before it in
+        the order, so every set that keeps the token also keeps the other one.
         """
         orders = best[:, 1 + self.noise.num_samples * count :].unflatten(1, (-1, count))
         return (orders * (orders >= orders.cummax(dim=2).values)).flatten(1)

@@ -1,8 +1,8 @@
 """Verification on one rank: arithmetic on rows, and for that by ratio passes over both laws.
 
     p_v = P_v / Z_P    P_v the integer mass of token v if the row's kept set has it, else 0
-    q_v = Q_v / Z_Q    Q_v its mass under the draft's logits / T; without logits the draft is
-                       certain, all mass at the draft token; q = 0 where there is no draft
+    q_v = Q_v / Z_Q    Q_v its mass under the drafter's logits / T; without logits the draft is
+                       certain, with all mass at the draft token; q = 0 where there is no draft
 
 Masses are those of `core.masses`, so what ranks sum, and what follows from the sums, does not
 depend on the number of ranks, shards or tiles. The law of the masses is within
@@ -46,9 +46,9 @@ def drafted_rows(
     """Return the drafts of the rows to verify, and the absolute position of each of these.
 
     Args:
-        drafts: int64 [B, K]; those after the first id outside [0, V) may be anything.
-        undrawn: bool [B], rows without drafts; None for none.
-        positions: int64 [B], those of each request's first.
+        drafts: int64 [B, K]; ids after the first one outside [0, V) are ignored.
+        undrawn: bool [B], rows without drafts; None for no such rows.
+        positions: int64 [B], the position of each request's first token.
 
     Returns:
         int64 [B, K + 1], -1 where there is no draft, and int64 [B · (K + 1)].
@@ -61,7 +61,7 @@ def drafted_rows(
 
 
 def coupled_output(drafts: Tensor, out: SampleOutput) -> VerifyOutput:
-    """Accept the drafts that are the tokens drawn at their positions, up to the first other one.
+    """Accept the drafts that equal the tokens drawn at their positions, up to the first difference.
 
     Args:
         drafts: int64 [B, K + 1], of `drafted_rows`.
@@ -77,9 +77,10 @@ class Laws:
     """The numbers of both laws at S positions of B rows.
 
     Attributes:
-        top, draft_top: fp32 [B, S], largest logits over all ranks; anything where no draft can be.
-        cut: int64 [B, S]; a token is kept iff its order word is >= this one.
-        drafts: int64 [B, S], -1 where there is none, or one that the draft's law excludes.
+        top, draft_top: fp32 [B, S], largest logits over all ranks; draft_top means nothing at the
+            last position, which has no draft.
+        cut: int64 [B, S]; a token is kept iff its order word is >= the cut.
+        drafts: int64 [B, S]; -1 for no draft, or for a draft that its own law excludes.
         status: int32 [B, S]; where it is not OK there is no draft, and the law means nothing.
     """
 
@@ -92,7 +93,7 @@ class Laws:
 
 @dataclass(frozen=True)
 class Places:
-    """The positions whose residuals are looked at: N = 1 where a row stops, or all S of a block.
+    """The positions whose residuals are summed: N = 1, where a row stops, or all S of a block.
 
     Attributes:
         index: int64 [B, N].
@@ -107,12 +108,12 @@ class Places:
 
 @dataclass(frozen=True)
 class Verification:
-    """The drafts of a step and the logits of their laws on this rank; its methods in their order.
+    """The drafts of a step, and both laws' logits on this rank. Methods are in the order of calls.
 
     Attributes:
         rows: the target's logits of all B · S rows, S = K + 1.
-        draft: [B, K, V_local], the drafter's; None if the drafts were certain.
-        drafts: int64 [B, S], -1 where there is none.
+        draft: [B, K, V_local], the drafter's logits; None if the drafts were certain.
+        drafts: int64 [B, S], -1 where there is no draft.
         sampled: int64 [B, S], draws from the target, -1 in rows that are not drawn.
         status: int32 [B, S].
         seed, positions: int64 [B].
@@ -165,8 +166,8 @@ class Verification:
         )
 
     def sums(self, laws: Laws) -> Tensor:
-        """Return Z_P and P of the draft, and then Z_Q and Q of it if the drafter has logits,
-        int64 [2 or 4, B, S]: the owner of an id knows its masses."""
+        """Return Z_P and the draft's P, then Z_Q and its Q if the drafter has logits, int64
+        [2 or 4, B, S]. Only the rank that owns the draft's id adds its masses."""
         sums = self.drafts.new_zeros(2 if self.draft is None else 4, *self.drafts.shape)
         for first_id, target, draft in self.mass_tiles(laws):
             ids = torch.arange(first_id, first_id + target.shape[2], device=target.device)
@@ -176,10 +177,10 @@ class Verification:
         return sums
 
     def accept(self, laws: Laws, sums: Tensor) -> tuple[Laws, Places]:
-        """Return the laws without drafts that their drafter excludes, and the positions to look at.
+        """Return the laws without drafts that their own law excludes, and the positions to sum.
 
         Args:
-            sums: those of all ranks.
+            sums: the `sums` over all ranks.
         """
         total, mass = sums[:2]
         draft_total = draft_mass = (laws.drafts >= 0) * TOP_MASS
@@ -204,8 +205,8 @@ class Verification:
         return laws, Places(index, weights, coefficient)
 
     def residuals(self, laws: Laws, places: Places) -> Tensor:
-        """Return the best words of a draw from each residual on this rank, and then for a block the
-        sums of the residuals, int64 [1 or 2, B, N]."""
+        """Return the best words of a draw from each residual on this rank. A block adds the sums of
+        the residuals. int64 [1 or 2, B, N]."""
         index, weights = places.index, places.weights.unsqueeze(3)
         at = self.seed.unsqueeze(1), self.positions.unsqueeze(1) + index, index
         streams = tuple(r.unsqueeze(2) for r in row_stream(*at, domain=DOMAIN_RECOVERY))
@@ -220,7 +221,7 @@ class Verification:
         return torch.stack([best, units] if self.block else [best])
 
     def output(self, laws: Laws, places: Places, gathered: Tensor) -> VerifyOutput:
-        """Return what the rows emit, from the `residuals` of all ranks, [W, …]."""
+        """Return the output, from the `residuals` of all ranks, [W, …]."""
         words, stop = gathered[:, 0].amax(dim=0), places.index[:, 0]
         if self.block:
             sums = gathered[:, 1].sum(dim=0).double() * 2.0**-residual.SHARE_BITS

@@ -83,7 +83,7 @@ def append_tokens(tables: ControlTables, slots: Tensor, token_ids: Tensor) -> No
 
 
 def control_arguments(controls: StepControls | None) -> dict[str, Any]:
-    """Return what `lm_head_kernel` takes of a step's controls; what is off is None."""
+    """Return the control arguments of `lm_head_kernel`; those that are off are None."""
     if controls is None:
         return dict.fromkeys(CONTROL_ARGUMENTS)
     rows, state, tables = controls.rows, controls.state, controls.rows.tables
@@ -110,7 +110,7 @@ def has_edits(controls: dict[str, Any]) -> bool:
 
 
 def head_arguments(head: Head, bias: Tensor | None) -> dict[str, Any]:
-    """Return what kernels take of the head; what is off is None."""
+    """Return the arguments of kernels for the head; None for those that are off."""
     return {
         "logit_scale": None if head.logit_scale == 1.0 else float(head.logit_scale),
         "logit_softcap": None if head.logit_softcap is None else float(head.logit_softcap),

@@ -67,7 +67,7 @@ program computes the numbers of its row and adds up its threads, so fewer progra
 MOST_GROUPS = 4096
 """Groups among which a kernel finds the best ones itself, where it takes few of them."""
 MOST_LOGPROBS = 256
-"""Words of a row that a program tells of. All ids of a vocabulary are told of by plain PyTorch."""
+"""Most words of a row that a program reports. Plain PyTorch reports more, such as a vocabulary."""
 
 
 class TritonShardLogits(ShardLogits):
@@ -192,7 +192,7 @@ class TritonShardLogits(ShardLogits):
     def best_scores(self, count: int) -> Tensor:
         if not self.logits.shape[1]:
             return super().best_scores(count)
-        assert self.tile_words is not None  # whoever samples from stored rows has told of them
+        assert self.tile_words is not None  # every step that samples writes them
         first, best, size = self.tile_words
         first, best = self.of_undone(first), self.of_undone(best)
         rows, samples, groups = best.shape
@@ -359,11 +359,12 @@ class TritonShardLogits(ShardLogits):
     def launch_best_kept(
         self, cut: Tensor | None, search: dict[str, Any], *, weighs: bool
     ) -> Tensor:
-        """Return `best_kept`, or `best_and_mass`, and without a cut one column more, where the
-        search ends.
+        """Return `best_kept` or, if it `weighs`, `best_and_mass`.
+
+        Without a cut the kernel searches it, and writes it into one more column.
 
         Args:
-            search: the arguments of the kernel that are its search.
+            search: the arguments of the kernel for its search.
         """
         columns, searches = self.noise.num_samples + 2 * weighs, int(cut is None)
         rows = self.logits.shape[0]

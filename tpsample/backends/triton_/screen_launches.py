@@ -49,8 +49,8 @@ def screen_tile(num_rows: int, gpu: Gpu) -> Tile:
 def screen_block_e(tile: Tile, edits: bool) -> int:
     """Return how many rows the epilogue of `screen_kernel` works on at a time.
 
-    It keeps both ends of an interval. With 32 rows no configuration spills, and with penalties or
-    biases (`edits`), which load per element, none with 8.
+    It keeps both ends of an interval per logit. 32 rows never spill registers. With penalties or
+    biases (`edits`), which load numbers per logit, 8 rows never spill.
     """
     return min(tile.block_b, 8 if edits else 32)
 

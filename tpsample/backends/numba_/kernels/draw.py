@@ -57,20 +57,20 @@ from tpsample.backends.numba_.kernels.store import filter_threshold, is_cheaper_
 from tpsample.core.word import KEY_NAN, LOWEST_DRAWABLE
 
 ENDS, BOUNDED_ENDS = 1, 2
-"""A row stores upper ends of its logits, and with BOUNDED_ENDS how far above the logits these may
-be. The bound of other rows is inf."""
+"""With ENDS a row stores upper bounds of its logits. With BOUNDED_ENDS it also stores how far they
+may be above the logits, which is inf for other rows."""
 
 
 @jit()
 def push_block(heap, upper, top, logits, block, stream, weight, hidden, row, head, stored):
-    """Push the words of a block that can be among the best; return how many logits it computed.
+    """Push the words of a block that can be among the best; return how many logits were computed.
 
     Args:
         heap: int64 [count], the best words of the sample, the least first.
-        upper: fp32 [BLOCK], upper ends of the scores; top: the largest.
-        logits: fp32 [BLOCK], if hidden has no size; else the exact ones are made of
-        weight, hidden: fp32 [D], of the row.
-        stored: fp32 [V_local], takes the exact logits; or it has no size.
+        upper: fp32 [BLOCK], upper bounds of the scores; top: the largest bound.
+        logits: fp32 [BLOCK], the exact logits, if `hidden` is empty.
+        weight, hidden: otherwise exact logits are computed from them; fp32 [D], of the row.
+        stored: fp32 [V_local], receives exact logits; empty to store none.
     """
     computed, threshold = 0, value_of(heap[0])
     # The likeliest id first, because its score is the threshold for the others.
@@ -97,19 +97,20 @@ def push_block(heap, upper, top, logits, block, stream, weight, hidden, row, hea
 
 @jit(inline=True)
 def can_raise(heap, top):
-    """Return whether a score of at most `top` can raise a heap; that of a NaN nothing raises."""
+    """Return whether a score of at most `top` can enter a heap. None enters a heap of NaNs."""
     reaches = top > F32(-np.inf) and not top < value_of(heap[0])
     return (reaches or top != top) and key_of(heap[0]) != KEY_NAN
 
 
 @jit()
 def push_first(heap, upper, block, weight, hidden, row, head, stored):
-    """Push the order words of a block that can be among the largest; return how many it computed.
+    """Push the order words of a block that can be among the largest; return how many logits were
+    computed.
 
     Args:
         heap: int64 [count], the largest order words so far, the least first.
-        upper: fp32 [BLOCK], upper ends of the logits, or these if hidden has no size; the others
-            are as in `push_block`.
+        upper: fp32 [BLOCK], upper bounds of the logits; the exact logits if `hidden` is empty. The
+            other arguments are as in `push_block`.
     """
     computed = 0
     if key_of(heap[0]) == KEY_NAN:  # nothing comes before the first NaNs
@@ -132,10 +133,11 @@ def push_first(heap, upper, block, weight, hidden, row, head, stored):
 
 @jit()
 def number_reaching(heap, upper, slack, block):
-    """Return about how many ids of a block can raise a heap.
+    """Return about how many ids of a block can enter a heap.
 
     Args:
-        upper: fp32 [BLOCK], upper ends; slack: how far they are above their logits at most, or inf.
+        upper: fp32 [BLOCK], upper bounds of logits.
+        slack: how far these may be above the logits, or inf.
     """
     least = value_of(heap[0])
     if least == -np.inf and len(heap) == 1:  # the largest logit of this block is the next threshold
@@ -146,10 +148,11 @@ def number_reaching(heap, upper, slack, block):
 
 @jit()
 def draws_none(listed, first, step, block, logits):
-    """Make upper ends below what filters keep -inf; return whether a block has nothing to draw.
+    """Set upper bounds of logits that no filter can keep to -inf; return whether none is left.
 
     Args:
-        listed, step: as in `draw`, of a row.
+        listed: as in `draw`, of a row.
+        step: T · y of `draw`, of the row.
         first: the largest order word so far.
     """
     if listed > 1 or not step > -np.inf:
@@ -164,25 +167,25 @@ def draws_none(listed, first, step, block, logits):
 def draw(start, stop, part, arguments):
     """Find the best words of a range of the shard.
 
-    Where `memory` has rows, it takes upper ends of the logits, and the logits of the best words and
-    of the first ones.
+    If `memory` has rows, upper bounds of the logits are stored there. The logits of the best and
+    the first words are stored exactly.
 
     Args:
-        weight: of the shard.
+        weight: the weight of the shard.
         hidden: [B, D], as `as_fp32` reads it.
         index: int64 [R], the rows of the batch.
-        copy: what is multiplied first in place of the weight, or None.
+        copy: an 8-bit copy that is multiplied first in place of the weight, or None.
         listed: int64 [R], how many first words of a row are found, where `memory` has rows.
-        storing: int64 [R], what these rows store there: 0, ENDS or BOUNDED_ENDS.
-        y: float64 [R], `Demand.least`; see `store.filter_threshold`: what lies below has no best
-            word. Rows with several first words have none.
-        best: int64 [parts, rows of the memory, samples, count], raised; the least word first.
-        first: int64 [parts, rows of the memory, most], raised: the first order words, the last of
+        storing: int64 [R], what a row stores in `memory`: 0, ENDS or BOUNDED_ENDS.
+        y: float64 [R], `Demand.least`. Tokens below it (`store.filter_threshold`) have no best
+            word, nor has a row with several first words.
+        best: int64 [parts, rows of the memory, samples, count], updated; the least word first.
+        first: int64 [parts, rows of the memory, most], updated: the first order words, the last of
             them first.
-        error_bound: fp32 [parts, rows of the memory], raised: how far an upper end is at most above
+        error_bound: fp32 [parts, rows of the memory], updated: how far an upper bound may be above
             its logit.
-        computed: int64 [parts, 2, R], added to: how many exact logits a row took in blocks with a
-            proof, and in others and whole ones.
+        computed: int64 [parts, 2, R], added to: how many exact logits of a row were computed, in
+            blocks with a proof and in all other blocks.
     """
     weight, hidden, index, copy, draws, head, memory, listed, storing, y = arguments[:10]
     best, first, error_bound, computed = arguments[10:]
@@ -204,7 +207,7 @@ def draw(start, stop, part, arguments):
 
 @jit()
 def draw_blocks(shared, memory, of_rows, best, computed):
-    """Do the work of `draw`, in memory that is there."""
+    """The loop of `draw` over blocks, with all memory allocated by the caller."""
     (
         weight, rows, index, copy, quantised, products, sums, ends, slacks, lanes, noise,
         samples, head, plain,
@@ -269,16 +272,16 @@ def draw_blocks(shared, memory, of_rows, best, computed):
 
 @jit(in_parts=True, allocates=True)
 def draw_given(start, stop, part, arguments):
-    """Find the best words of logits that are there.
+    """Find the best words of logits that were computed before.
 
     Args:
         given: the logits, a `Weight`.
         index: int64 [R], the rows of the batch.
-        sources: int64 [R], the rows of `given`; the others are as in `draw`.
-        cut: int64 [R], the least order word that counts; no rows for all.
-        by_rows: whether the range is one of the R rows, and not of the ids.
-        best: int64 [parts, R, samples, count], raised; the least word first. All parts of rows have
-            the first.
+        sources: int64 [R], the rows of `given`. Arguments that are not listed are as in `draw`.
+        cut: int64 [R], the least order word that counts; empty if all count.
+        by_rows: whether the range is one of the R rows, or else of the ids.
+        best: int64 [parts, R, samples, count], updated; the least word first. With `by_rows` all
+            parts share the first entry.
     """
     given, index, sources, draws, head, cut, by_rows, bests = arguments
     first_row, last_row, best = 0, len(index), bests[0 if by_rows else part]

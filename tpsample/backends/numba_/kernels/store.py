@@ -48,7 +48,8 @@ from tpsample.backends.screening.bound import DOWN
 PAIR, FEW_ROWS = 8, 2
 """A pair by itself costs as much as PAIR of a whole block, and a block as FEW_ROWS more rows."""
 WAITING = 512
-"""Most ids of a row that wait. Of V ids in random order about k (1 + ln(V / k)) wait in all."""
+"""Most ids of a row that wait at a time. Of V ids in random order, about k (1 + ln(V / k)) wait in
+all."""
 
 
 @jit(inline=True)
@@ -97,7 +98,7 @@ def store(start, stop, part, arguments):
 
 @jit(in_parts=True, allocates=True)
 def store_given(start, stop, part, arguments):
-    """Store logits that are there; arguments are those of `draw.draw_given`."""
+    """Store logits that were computed before; arguments are those of `draw.draw_given`."""
     given, index, sources, head, memory = arguments
     given = part_of(given, start, stop)
     logits = np.empty(BLOCK, F32)
@@ -115,7 +116,7 @@ def store_given(start, stop, part, arguments):
 
 @jit()
 def filter_threshold(bound, top_k, top, step):
-    """Return what an upper bound of a logit must reach; see `tpsample.backends.screening.bound`.
+    """Return the threshold for upper bounds of logits; see `tpsample.backends.screening.bound`.
 
     Args:
         bound: fp32, a lower bound of the top_k-th logit so far, -inf where there are fewer.
@@ -192,9 +193,10 @@ def list_masked(logits, first_id, first, top_k):
 
 @jit()
 def store_waiting(shared, waiting, i, threshold, top_k, first, computed):
-    """Store the logits of the ids of a row that wait and reach a threshold; see `list_blocks`.
+    """Store the logits of the waiting ids of a row that reach a threshold; see `list_blocks`.
 
-    If most of a full list do, ids of the row wait no more, because hardly any would be excluded.
+    If most ids of a full list reach it, ids of this row stop waiting, because hardly any would be
+    excluded.
     """
     weight, rows, memory, stored_row = shared[0], shared[1], shared[6], shared[6].stored_rows[i]
     _, ids, uppers, count, _, may_wait = waiting
@@ -215,12 +217,12 @@ def store_waiting(shared, waiting, i, threshold, top_k, first, computed):
 
 @jit()
 def list_blocks(shared, waiting, top_k, step, first, computed):
-    """Do the work of `list_kept`, in memory that is there.
+    """The loop of `list_kept` over blocks, with all memory allocated by the caller.
 
     Args:
-        waiting: fp32 [R, count], lower bounds of the largest logits so far, the least first; the
-            columns and the upper bounds of ids that wait, [R, WAITING]; their number, whether ids
-            of a block wait, and whether those of any may, [R].
+        waiting: fp32 [R, count], lower bounds of the largest logits so far, the least first; then
+            [R, WAITING], the columns and the upper bounds of waiting ids; then [R], the number of
+            waiting ids, whether ids of this block wait, and whether ids of any block may wait.
     """
     weight, rows, index, products, sums, head, memory, upper, logits, tops, reaching, plain = shared
     bounds, ids, uppers, count, waits, may_wait = waiting

@@ -263,7 +263,8 @@ def block_scores(logits, first_id, draw, sample, DOMAIN: tl.constexpr = DOMAIN_T
 
 @triton.jit
 def token_scores(logits, ids, draw, sample):
-    """As `block_scores`, of any ids int32 [n]: each takes a Philox call, not four together."""
+    """fp32 scores of any ids int32 [n]. Each id takes a Philox call, which `block_scores` makes for
+    four ids at once."""
     scale, gain = row_scale(draw.temperature)
     r0, r1, r2 = row_stream(draw.seed, draw.position, sample)
     zero = tl.zeros(ids.shape, tl.uint32)

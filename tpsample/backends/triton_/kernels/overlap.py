@@ -9,9 +9,9 @@ import triton.language as tl
 
 @triton.jit
 def let_next_launch_start():
-    """Say that the next kernel may be launched once every program of this one is here, or over.
+    """Allow the next kernel to start once every program of this one has called this or ended.
 
-    It gets its place on the GPU, and waits there in `wait_for_previous_launch`.
+    The next kernel then occupies the GPU, and waits in `wait_for_previous_launch`.
     """
     tl.extra.cuda.gdc_launch_dependents()
 
