@@ -414,7 +414,7 @@ tpsample/pipeline.py
     + before:
 tpsample/ranks/ranks.py
     a warm-up warns of its own rows, and no step after it does
-    -         before, self.failed_rows = self.failed_rows, 1  # the first one alone is warned of
+    -         before, self.failed_rows = self.failed_rows, 1  # only the first one is warned of
     -         try:
     +         before = 1
     +         try:

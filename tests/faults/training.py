@@ -56,8 +56,8 @@ tpsample/training/logprobs.py
     + [slice(0, len(used))]
     > test_memory_grows_with_the_sets_and_not_with_the_head
     a weight's rows take the pairs of their neighbours
-    - its_ends = ends[part.start : part.stop + 1]
-    + its_ends = ends[: part.stop - part.start + 1]
+    - ends_of_block = ends[part.start : part.stop + 1]
+    + ends_of_block = ends[: part.stop - part.start + 1]
     > test_gradients_are_those_of_a_masked_softmax_in_float64
 tpsample/backends/torch_/pairs.py
     sums that are undecided are rounded as they come

@@ -1,7 +1,7 @@
 """Warnings at the line of the caller, however many functions of this package are in between.
 
-A filter may make an error of a warning. In the middle of a collective call that would leave the
-peers with the rest of it, so a warning waits until the call is closed.
+A filter may turn a warning into an error. In the middle of a collective call that would leave the
+peers waiting, so a warning is held until the call is closed.
 """
 
 from __future__ import annotations

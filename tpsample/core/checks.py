@@ -234,7 +234,7 @@ def check_tensor(
     """Raise a ValueError unless a value `fits`.
 
     Args:
-        meaning: is told after the sizes.
+        meaning: text that a message has after the sizes.
     """
     if not fits(value, dtypes, shape, device):
         kinds = " or ".join(str(dtype).partition(".")[2] for dtype in dtypes)
@@ -247,7 +247,7 @@ def check_tensor(
 
 
 def describe(value: object) -> str:
-    """Return what a message says of a value that came; the beginning of what is long."""
+    """Return how a message shows a value that came; a long one is cut."""
     if isinstance(value, Tensor):
         return f"{value.dtype} {tuple(value.shape)} on {value.device}"
     try:

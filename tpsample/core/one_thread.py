@@ -19,7 +19,7 @@ class OneThread(AbstractContextManager[None]):
         way_out: what a second thread can do.
 
     Attributes:
-        lock: of the thread that is inside.
+        lock: the lock, which the thread inside holds.
         body: the frame of a call that holds the object, until it has ended.
 
     Raises:
@@ -32,7 +32,7 @@ class OneThread(AbstractContextManager[None]):
         self.body: FrameType | None = None
 
     def changing(self) -> OneThread:
-        """Return itself, to be entered for a change or by a call, which stand in no other call.
+        """Return `self`, to be entered by a change or a call that is inside no other call.
 
         Raises:
             RuntimeError: this thread is in the middle of a call that holds the object.
@@ -64,17 +64,17 @@ class OneCall(AbstractContextManager[None]):
     """Lets one call into an object at a time, and none out of the middle of another.
 
     A thread gets into the middle of its own call by a signal's handler, or by the
-    ``__torch_function__`` of a tensor. A call that an exception has ended is not in the way,
-    wherever that arrived. Warnings of its body wait until the call is closed.
+    ``__torch_function__`` of a tensor. A call that was ended by an exception does not block later
+    calls, wherever the exception arrived. Warnings of its body wait until the call is closed.
 
     Args:
         name, way_out: as of `OneThread`.
         check: raises where no call may begin.
 
     Attributes:
-        lock: of the thread that is inside.
-        busy: returns the error of another one.
-        body, held: as of `Closing`.
+        lock: the lock, which the thread inside holds.
+        busy: returns the error for another thread.
+        body, held: as in `Closing`.
 
     Raises:
         RuntimeError: on entering, in the middle of a call, or while another thread is inside.

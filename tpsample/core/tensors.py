@@ -1,4 +1,4 @@
-"""Tensors of Python numbers, tensors that outlive a call, and memory that steps write anew."""
+"""Tensors of Python numbers, tensors that outlive a call, and memory that steps overwrite."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KINDS = {
     torch.float64: "d",
     torch.float32: "f",
 }
-"""The arrays whose bits are those of a tensor."""
+"""By dtype, the type code of a Python array with the same bits."""
 
 
 def tensors_of(
@@ -125,8 +125,8 @@ class KeepsTensors:
     """
 
     def __copy__(self: _Kept) -> _Kept:
-        """Return a copy with tensors of its own: two objects over the same ones would differ from
-        them after the first change."""
+        """Return a copy with its own tensors, because a change of shared tensors would leave the
+        other object inconsistent with them."""
         return copy.deepcopy(self)
 
     @ordinary_tensors
@@ -142,8 +142,8 @@ class KeepsTensors:
         vars(self).update(state)
 
     def _of_others(self, state: dict[str, Any]) -> dict[int, Any]:
-        """Return by `id` the parts of a loaded state that others have, too, which stay as they are,
-        or the others' in their place."""
+        """Return, by `id` of a part of a loaded state, the object that takes its place in the copy:
+        the part itself, or that of another owner."""
         return {}
 
 
@@ -151,8 +151,8 @@ _Kept = TypeVar("_Kept", bound=KeepsTensors)
 
 
 class HasViews(ABC):
-    """Base of classes that keep parts of their tensors. Tensors that share memory do not do so in a
-    pickle, so a copy makes its parts anew."""
+    """Base of classes that keep views of their tensors. A pickle loses that tensors share memory,
+    so a copy makes the views anew."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -160,14 +160,14 @@ class HasViews(ABC):
 
     @abstractmethod
     def _view(self) -> None:
-        """Make the tensors that are parts of others."""
+        """Make the tensors that are views of others."""
 
 
 class Scratch:
     """Tensors by name, so that steps and new requests allocate none.
 
-    The next use of a name writes its tensor anew. Its memory grows when it must. Outgrown memory is
-    kept, because a captured CUDA graph may still write to it; it is never more than what is used.
+    The next use of a name overwrites its tensor. The memory grows by doubling. Outgrown memory is
+    kept, because a captured CUDA graph may still write to it; it is never more than that in use.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -191,15 +191,15 @@ class Scratch:
         return taken
 
     def pick(self, name: str, table: Tensor, index: Tensor, dim: int = 0) -> Tensor:
-        """Return what a table holds at these places, int64 [B], of one of its axes."""
+        """Return the entries of a table at these indices, int64 [B], of one axis."""
         shape = [*table.shape]
         shape[dim] = index.shape[0]  # `len` of a tensor takes three times as long
         return torch.index_select(table, dim, index, out=self.take(name, table.dtype, *shape))
 
     def send(self, name: str, values: Tensor) -> Tensor:
-        """Return numbers of the host on the device. Where that is the host they are not copied.
+        """Return numbers of the host on the device. If that is the host, nothing is copied.
 
-        The host does not wait for what the device has to do before: pageable memory is staged
+        The host does not wait for earlier work of the device, because pageable memory is staged
         before the copy returns.
         """
         if values.device == self._device:

@@ -21,10 +21,10 @@ _stores: weakref.WeakSet[BoundedStore] = weakref.WeakSet()
 
 
 class BoundedStore:
-    """Calls a store from a thread, which is given up if the store does not answer in time.
+    """Calls a store from a thread, and gives the call up if the store does not answer in time.
 
-    While such a thread waits it has the store's lock, so later calls are given up at once, but for
-    one that may take longer than others. A store that is gone has no word of anybody.
+    The thread still holds the store's lock, so later calls fail at once, unless they have a longer
+    limit. A call that failed returns the answer of an empty store.
 
     Args:
         limit_s: how long a call may take.

@@ -2,9 +2,9 @@
 
     message   8 bytes, the number of bytes that follow; these
 
-They travel over TCP connections of their own, which take a message whenever it comes, so that it
-takes one one-way latency of the network. gloo sends nothing before the receiver has told it that
-there is room, which takes one latency more, and several threads of each rank move each message.
+They travel over separate TCP connections. A connection takes a message whenever it comes, so a
+message takes one one-way latency of the network. gloo sends nothing before the receiver has said
+that there is room, which takes another latency. It also moves each message by several threads.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ _TOKEN_BYTES, _HEAD_BYTES = 16, 8
 _DONE = object()
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # which not every system has
 _AT_ONCE = 1 << 20
-"""Most bytes to read at once of a message that is longer than this rank's own, and is dropped."""
+"""Most bytes to read at once of the end of a too long message, which is dropped."""
 
 
 class Awaited(ABC):
-    """An event for which a rank waits in slices, as it does for a `dist.Work`.
+    """An event for which a rank waits in slices, as for a `dist.Work`.
 
     Args:
-        limit_s: how long all slices take at most.
+        limit_s: the longest time of all slices together.
     """
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s, self._deadline = limit_s, float("inf")
 
     def wait(self, timeout: timedelta) -> None:
-        """Wait for so long at most; signals are handled meanwhile.
+        """Wait for at most `timeout`; signals are handled meanwhile.
 
         Raises:
-            RuntimeError: "Operation timed out", after which the wait may go on; or with another
-                text, that a connection broke, or that all the time is over.
+            RuntimeError: "Operation timed out", after which the caller may wait again; or, with
+                another text, a connection broke, or `limit_s` is over.
         """
         now = time.monotonic()
         end = now + timeout.total_seconds()
@@ -71,7 +71,7 @@ class Awaited(ABC):
 
     @abstractmethod
     def _go_on(self, limit_s: float) -> None:
-        """Wait for the next event, and do what it allows."""
+        """Wait for the next event of a connection, and handle it."""
 
 
 class Meeting(Awaited):
@@ -168,12 +168,12 @@ class Meeting(Awaited):
 
 
 class Channel:
-    """The messages of this rank to its peers, and theirs to it.
+    """The messages between this rank and its peers, in both directions.
 
     All ranks send the same number of messages, and receive each before they send the next one.
 
     Args:
-        gloo: a ProcessGroupGloo of the same ranks, over which they tell each other their places.
+        gloo: a ProcessGroupGloo of the same ranks, by which they exchange their `Meeting.place`.
         limit_s: how long a rank waits for a message.
 
     Attributes:
@@ -208,7 +208,7 @@ class Channel:
 
 
 class Arrival(Awaited):
-    """The messages of all peers, which come while this rank's own leave."""
+    """One message from each peer, received while this rank sends its own."""
 
     def __init__(self, connections: Sequence[socket.socket], own: Tensor, limit_s: float) -> None:
         super().__init__(limit_s)
@@ -232,9 +232,9 @@ class Arrival(Awaited):
             _move(self._writers, number)
 
     def messages(self) -> Tensor:
-        """Return the messages [peers, n] after `wait`, where n is the length of this rank's own.
+        """Return the messages [peers, n] after `wait`, n being the length of this rank's message.
 
-        A message that is longer is cut, and one that is shorter ends in zeros.
+        A longer message is cut, and a shorter one is followed by zeros.
         """
         if not self._memory:
             return torch.empty(self._shape, dtype=self._dtype, device="cpu")
@@ -289,7 +289,7 @@ def _fill(connection: socket.socket, memory: memoryview) -> Iterator[None]:
 
 
 def _read(connection: socket.socket, room: memoryview) -> Iterator[None]:
-    """Receive a message; what there is no room for is dropped."""
+    """Receive a message, and drop its end if there is no room for it."""
     head = bytearray(_HEAD_BYTES)
     yield from _fill(connection, memoryview(head))
     size = int.from_bytes(head, "little")

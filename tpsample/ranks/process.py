@@ -35,7 +35,7 @@ from tpsample.ranks.roll_call import RollCall
 from tpsample.ranks.subgroups import group_timeout, subgroup
 
 ALONE = "alone"
-"""The `group` of a rank that samples by itself, whatever job it is in."""
+"""The `group` of a rank that samples alone, even within a larger job."""
 
 _shared: WeakKeyDictionary[dist.ProcessGroup, Shared] = WeakKeyDictionary()
 
@@ -106,11 +106,11 @@ class ProcessRanks(Ranks):
         return self._subsets[-1]
 
     def connect(self) -> None:
-        """Take new connections, in place of the ones that a failure has closed. Collective.
+        """Make new connections where a failure has closed the old ones. Collective.
 
-        They are made outside torch's registry of groups, so that the old ones can be let go of. A
-        registered group would have to live for ever, because torch names groups by counting: once
-        one is destroyed, the next gets its name together with what the store still holds.
+        They are made outside torch's registry of groups, so that the old ones can be released. A
+        registered group could never be destroyed: torch names groups by counting, so the next one
+        would get the same name, and with it old entries of the store.
 
         Raises:
             PeerLost: a rank did not connect within the timeout of the group, or fell.
@@ -165,7 +165,7 @@ class ProcessRanks(Ranks):
                 self.roll.way_out = RESET
 
     def _begin(self, call: str) -> None:
-        """Send a digest of the call, as the first message of every other call has one."""
+        """Send a digest of the call, because the first message of every call begins with one."""
         self.roll.number = self.shared.begun = self.shared.begun + 1
         if self._backend == dist.Backend.NCCL or self.world_size == 1:
             return
@@ -176,7 +176,7 @@ class ProcessRanks(Ranks):
         require_equal(gather_or_raise(self, {"call": call}, None), {"call": SAME_CALL})
 
     def prepare(self, work: Callable[[], object]) -> None:
-        """Work, and meet in the store, where nobody is lost who is slow. Not on GPUs."""
+        """Work, and meet in the store, where a slow rank is not lost. Not on GPUs."""
         if self.world_size > 1 and self._backend != dist.Backend.NCCL:
             self.roll.meet(work, group_timeout(self.group).total_seconds())
 
@@ -202,8 +202,8 @@ class ProcessRanks(Ranks):
     def sum_tensor(self, own: Tensor) -> Tensor:
         """Return the sum of every rank's tensor.
 
-        On CPUs each rank sums a part of it and sends that to all, which takes two messages and the
-        bytes of a ring. Few numbers are sent whole, in one.
+        On CPUs each rank sums one part and sends it to all, which takes two messages and as many
+        bytes as a ring. A small tensor is sent whole, in one message.
         """
         if own.device.type != "cpu":
             total = own.clone(memory_format=torch.contiguous_format)
@@ -262,7 +262,7 @@ class ProcessRanks(Ranks):
         channel.connections = [meeting.connections[peer] for peer in sorted(meeting.connections)]
 
     def _swap(self, sent: Tensor) -> Tensor:
-        """Send every rank a row of [W, n], or all of them [n], on a CPU; return theirs, [W, n]."""
+        """Send each rank its row of [W, n], or [n] to all, on a CPU; return their rows, [W, n]."""
         own = sent.expand(self.world_size, -1)[self.rank : self.rank + 1]
         if sent.ndim == 2:
             sent = torch.cat([sent[: self.rank], sent[self.rank + 1 :]])
@@ -274,9 +274,9 @@ class ProcessRanks(Ranks):
         return torch.cat([theirs[: self.rank], own, theirs[self.rank :]])
 
     def start_sends(self, words: Tensor, tag: int) -> list[dist.Work]:
-        """Begin to send this rank's row of [W, n] to every peer, and to receive theirs.
+        """Begin to send this rank's row of [W, n] to every peer, and to receive the other rows.
 
-        `wait()` of each of the works that are returned ends it.
+        The exchange is over after `wait()` of each returned work.
         """
         group, of_world = self.group, dist.get_global_rank
         peers = [peer for peer in range(self.world_size) if peer != self.rank]

@@ -45,8 +45,8 @@ class Counters:
 
     @contextmanager
     def no_failed_rows(self) -> Iterator[None]:
-        """Leave failed rows of the block uncounted and untold: no request is behind them."""
-        before, self.failed_rows = self.failed_rows, 1  # the first one alone is warned of
+        """Neither count failed rows of the block nor warn of them: they are no request's rows."""
+        before, self.failed_rows = self.failed_rows, 1  # only the first one is warned of
         try:
             yield
         finally:
@@ -63,12 +63,12 @@ class Shared:
     """The state that the samplers of a process group share on this rank, as its connections.
 
     Attributes:
-        begun: how many samplers were begun, by which all ranks number the next one alike. A gather
-            of a job counts as one.
-        left: why a call was left half done; until a reset, no sampler goes on.
-        channel: the messages on CPUs, of later samplers as well. A reset replaces it.
-        turn: is held by the call that sends.
-        inherited: whether they are the connections of the process that forked this one.
+        begun: how many samplers were begun; all ranks number the next one by it. A gather of a job
+            counts as one.
+        left: why a call was left half done; no sampler takes a step until a reset.
+        channel: the messages on CPUs, which later samplers use, too. A reset replaces it.
+        turn: a lock, which the call that sends holds.
+        inherited: whether the connections belong to the process that forked this one.
     """
 
     begun: int = 0
@@ -101,8 +101,8 @@ class Ranks:
         inbox_memory: makes the memory of `peer` for a shape, where all ranks are in one process, as
             in tests; None lets the exchange choose.
         bytes_sent: bytes that `gather_integers` and `sum_integers` have handed to the peers so far.
-            A gather sends the tensor to each of them, and so does a sum of few numbers; another
-            sum is counted as a ring, which sends 2 (W - 1) / W of the tensor.
+            A gather, and a sum of few numbers, sends the tensor to each peer. A larger sum counts
+            as a ring, which sends 2 (W - 1) / W of the tensor.
     """
 
     rank = 0
@@ -138,8 +138,8 @@ class Ranks:
         return self.gather_tensor(own)
 
     def gather_by_ids(self, own: Tensor) -> tuple[Tensor, int]:
-        """Return what `gather_integers` does in the order of the ranks' token ids, and the place of
-        this rank in it. Collective."""
+        """Return every rank's integers in the order of the ranks' token ids, and the index of this
+        rank in that order. Collective."""
         gathered = self.gather_integers(own)
         if self.by_ids is None:
             return gathered, self.rank
@@ -169,7 +169,7 @@ class Ranks:
             raise RuntimeError(FORKED)
 
     def prepare(self, work: Callable[[], object]) -> None:
-        """Do work that later waits of the ranks have no time for. Collective; not done by one."""
+        """Do work that takes longer than ranks wait in a step. Collective; a lone rank skips it."""
 
     def gather(self, record: dict[str, Any]) -> list[dict[str, Any]]:
         """Return every rank's record, in rank order."""
@@ -187,11 +187,11 @@ class Ranks:
         """Reduce in place. Collective."""
 
     def close(self) -> None:
-        """Tell the other ranks that this one takes no step any more."""
+        """Tell the other ranks that this one takes no further step."""
 
     @contextmanager
     def during(self, call: str) -> Iterator[None]:
-        """Let the body be a call that every rank makes, and no other thread's. Collective.
+        """Run the body as a call that every rank makes, while other threads wait. Collective.
 
         Raises:
             RankMismatch: another rank makes another call; it raises the same.
@@ -199,7 +199,7 @@ class Ranks:
         yield
 
     def renew(self, error: Exception | None = None) -> None:
-        """Begin anew after a failure, unless a rank brings an error, which all raise. Collective.
+        """Begin anew after a failure. If a rank passes an error, all raise it. Collective.
 
         Raises:
             Exception: the error of a rank alone; of one of several, a RankMismatch.
@@ -247,8 +247,8 @@ def require_equal(
         temperatures: row 1: must be the same on every rank, got rank 0: 0.5, rank 1: 0.25
 
     Args:
-        expected: what a message says of a value that need not only be the same, by its name or by
-            the names that lead to it.
+        expected: by a value's name, or by the path of names to it, the text by which a message says
+            what is expected. Default: that it is the same.
     """
     path: list[str] = []
     values: Sequence[Any] = records

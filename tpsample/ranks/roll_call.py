@@ -1,10 +1,10 @@
 """Finds out who is still there, through the store of the process group, once an exchange failed.
 
-A collective that fails does not say who is missing, and on some ranks it does not fail at all,
-because not every rank waits for the dead one. So whoever notices writes it down, a rank that waits
-looks there now and then, and all that write within GRACE_S are alive. Once the ranks have met,
-nothing is read or written while all goes well. A store that does not answer within GRACE_S is lost
-itself.
+A collective that fails does not say who is missing. On some ranks it does not fail at all, because
+not every rank waits for the dead one. So a rank that notices a failure writes into the store, and a
+rank that waits reads it now and then. All ranks that write within GRACE_S are alive. Once the ranks
+have met, nothing is read or written while no exchange fails. A store that does not answer within
+GRACE_S is itself lost.
 
     <prefix>/alive/<rank>  changes while this rank works or waits; see `meet`
     <prefix>/ready/<rank>  this rank has come to the meeting
@@ -61,9 +61,9 @@ class RollCall:
         call: what begins the texts of errors: the call that others may have lost.
 
     Attributes:
-        number: how many samplers of the group were built up to this one; 0 before it is.
-        step: number of the step this rank is in, -1 before the first; None if nobody counts.
-        way_out: what helps ranks that lose each other now, and live.
+        number: the number of this sampler among those of the group; 0 before it is built.
+        step: number of the step this rank is in, -1 before the first; None if it is not counted.
+        way_out: the advice of an error, for ranks that are alive.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class RollCall:
     def meet(self, work: Callable[[], object], timeout_s: float) -> None:
         """Work, and wait for all ranks, however long their work takes. Collective.
 
-        While this rank works it says that it lives, also to ranks that call the roll.
+        While this rank works it reports that it is alive, and answers ranks that call the roll.
 
         Raises:
             PeerLost: a rank gave no sign of life for so long.
@@ -144,7 +144,7 @@ class RollCall:
                     raise self.lost() from error
 
     def wait_until(self, done: Callable[[], bool], timeout_s: float) -> None:
-        """Wait on the host for a GPU, whose waiting has no end of its own.
+        """Wait on the host for a GPU, with a timeout that a GPU itself does not have.
 
         Raises:
             PeerLost: the GPU was not done in time.
@@ -170,7 +170,7 @@ class RollCall:
     def called_on_error(self, device: torch.device) -> Iterator[None]:
         """Raise PeerLost if the body cannot start a collective, because then a peer is lost.
 
-        An error while a graph is captured is the capture's, such as that of a first connection.
+        An error during a graph capture is raised unchanged, because it comes from the capture.
         """
         try:
             yield
@@ -212,10 +212,10 @@ class RollCall:
         """Call the roll, and return the error that says who is missing, equal on all that answer.
 
         Args:
-            unheard: ranks that did not arrive at the device in time. None where ranks meet on the
-                host, because there whoever is silent in this roll call is missing.
-            reporting: ranks that arrived at the device to say that they had lost one.
-            step: the first step that this rank's own device lost; None if only others' did.
+            unheard: ranks whose words did not reach the device in time. None where ranks meet on
+                the host; there a rank is missing if it is silent in this roll call.
+            reporting: ranks whose words said that they had lost a rank.
+            step: the first step that this rank's own device lost; None if it lost none itself.
 
         Raises:
             RankMismatch: nobody is lost, but a rank refused the step (see `said`), or ranks wait
@@ -260,11 +260,11 @@ class RollCall:
     ) -> list[dict[str, Any]]:
         """Wait for all ranks, then forget who was missing. Return every rank's record. Collective.
 
-        An attempt is over when all ranks have come, or when one gives up. The ranks that still wait
-        go on to the next attempt, so that no rank is taken for present that has left.
-        The wait is long enough for ranks whose step began when another rank came here. After a loss
-        it is longer by the time since then, because TCP may take as long again as the network was
-        away until it tries anew.
+        An attempt is over when all ranks have come, or when one gives up. Ranks that still wait go
+        on to the next attempt, so that a rank that has left is never counted as present.
+        The wait is long enough for a rank that began a step just before another one came here.
+        After a loss it is longer by the time since the loss, because TCP may wait as long as the
+        network was away before it tries again.
 
         Raises:
             PeerLost: some ranks, or the store, did not come in time; it names them.

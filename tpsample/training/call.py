@@ -148,7 +148,7 @@ def kept_logprobs(
             same = {
                 "hidden_states": _compared(hidden_states),
                 "token_ids": _compared(token_ids),
-                "kept": {each.name: _compared(getattr(kept, each.name)) for each in fields(kept)},
+                "kept": {f.name: _compared(getattr(kept, f.name)) for f in fields(kept)},
                 "temperature": _compared(temperatures),
                 "logit_scale": head.logit_scale,
                 "logit_softcap": head.logit_softcap,
@@ -185,13 +185,16 @@ def _ready_room(
 
 
 def _compared(tensor: Tensor) -> dict[str, Any]:
-    """Return what ranks compare of a tensor, by the names that a message gives it."""
-    told = {"dtype": str(tensor.dtype), "shape": list(tensor.shape)}
-    return told | {"numbers": f"digest {digest_bits(tensor) & (2**64 - 1):016x}"}
+    """Return the properties of a tensor that ranks compare, by their names in a message."""
+    return {
+        "dtype": str(tensor.dtype),
+        "shape": list(tensor.shape),
+        "numbers": f"digest {digest_bits(tensor) & (2**64 - 1):016x}",
+    }
 
 
 def _wanted(tensor: Tensor) -> bool:
-    """Return whether backward shall give a tensor its gradient."""
+    """Return whether a tensor gets a gradient in backward."""
     return torch.is_grad_enabled() and tensor.requires_grad
 
 
@@ -230,7 +233,7 @@ def _checked(
     kept: object,
     temperature: Tensor | float,
 ) -> Tensor:
-    """Check what stands in rows, and return the temperature of each, fp32 [N]."""
+    """Check the arguments that have a value per row; return the temperatures, fp32 [N]."""
     device, size = weight.device, weight.shape[1]
     meaning = ", as lm_head_weight is"
     check_tensor("hidden_states", hidden_states, (weight.dtype,), ("N", size), device, meaning)

@@ -52,7 +52,7 @@ class KeptLogprobs(NamedTuple):
 
 @dataclass(frozen=True)
 class Scored:
-    """All of a score but hidden states and weight, which have gradients.
+    """The arguments of a score without gradients: all but hidden states and weight.
 
     Attributes:
         ranks: who holds the rows of the LM head.
@@ -73,7 +73,7 @@ class Scored:
     room: Room
 
     def callers(self) -> list[Tensor]:
-        """Return the tensors of the caller that autograd can watch."""
+        """Return the caller's tensors that autograd can save, to notice later writes to them."""
         sets = [getattr(self.kept, field.name) for field in fields(self.kept)]
         given = [self.token_ids, self.temperature, *sets]
         return [tensor for tensor in given if not tensor.is_inference()]
@@ -192,8 +192,8 @@ class KeptLogprobsFunction(torch.autograd.Function):
         at_once = AT_ONCE if whole_parts else tile_elements(weight.device)
         for part in slices(len(used) if for_weight or whole_parts else 0, size, at_once):
             block = weight.new_zeros(part.stop - part.start, size, dtype=torch.float64)
-            its_ends = ends[part.start : part.stop + 1]
-            room.add_weighted_rows(block, its_ends, grads, hidden_states, rows)
+            ends_of_block = ends[part.start : part.stop + 1]
+            room.add_weighted_rows(block, ends_of_block, grads, hidden_states, rows)
             of_part = weight[part][: max(0, len(ranks.shard) - part.start)]
             for whole in whole_parts:
                 tile = tile_products(hidden_states[whole], of_part)
@@ -221,7 +221,11 @@ class KeptLogprobsFunction(torch.autograd.Function):
 
 
 def _saved(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
-    """Return what forward has saved; raise if somebody has written to it, or asks for more."""
+    """Return the tensors that forward saved.
+
+    Raises:
+        RuntimeError: one was written to, or a batch of gradients or second derivatives is wanted.
+    """
     if any(map(is_batch, gradients)):
         raise RuntimeError(
             "kept_logprobs takes no batch of gradients in backward; leave out is_grads_batched and "
@@ -241,7 +245,7 @@ def _ends(index: Tensor, count: int) -> Tensor:
 
 
 def _from_owner(own: Tensor, index: Tensor, count: int, ranks: HeadRanks) -> Tensor:
-    """Return [count] numbers, bit for bit. One rank has each of them. Collective."""
+    """Return [count] numbers, bit for bit, each from the one rank that has it. Collective."""
     kind = torch.int32 if own.dtype == torch.float32 else torch.int64
     bits = torch.zeros(count, dtype=torch.int64, device=own.device)
     bits[index] = own.view(kind).long()

@@ -17,7 +17,7 @@ from tpsample.errors import RankMismatch
 from tpsample.ranks.ranks import SAME, Ranks, each_rank, gather_or_raise, require_equal
 
 TOLERANCE = 1e-3
-"""The part of the largest gradient of a score by which those of a row may differ between ranks."""
+"""The part of the largest gradient by which the gradients of a row may differ between ranks."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class HeadRanks:
         ranks: how they reach each other.
         shard: the rows of this rank.
         vocab_size: of all ranks together.
-        number: of the call among those on which the ranks of the group have agreed.
+        number: the number of this call among the calls on which the ranks have agreed.
     """
 
     ranks: Ranks
@@ -51,26 +51,26 @@ class HeadRanks:
     def compare_upstream(
         self, gradients: Sequence[Tensor], names: Sequence[str], error: Exception | None
     ) -> None:
-        """Compare the gradients [N] that backward was given for the scores. Collective.
+        """Compare the gradients [N] of the scores, which backward receives. Collective.
 
-        The last bits may differ, because a loss over sums of a GPU is not the same in each run.
+        The last bits may differ, because sums on a GPU may differ from run to run.
 
         Raises:
             RankMismatch: they differ, or a rank brings an error or is in another call; all raise.
         """
         own = torch.empty(0) if error else torch.stack([*gradients])
-        several = self.ranks.world_size > 1  # or nobody waits for the device to tell a digest
+        several = self.ranks.world_size > 1  # a lone rank does not wait for a digest of the device
         records = gather_or_raise(self.ranks, {"digest": several and digest_bits(own)}, error)
         if all(record == records[0] for record in records):
             return
-        given = self.ranks.gather_tensor(own)  # [W, 2, N]
-        largest = given.abs().nan_to_num(0, 0, 0).amax(dim=(0, 2))
-        differ = (given - given[0]).abs() > TOLERANCE * largest.unsqueeze(1)
-        differ |= given.isfinite() != given[0].isfinite()
+        gathered = self.ranks.gather_tensor(own)  # [W, 2, N]
+        largest = gathered.abs().nan_to_num(0, 0, 0).amax(dim=(0, 2))
+        differ = (gathered - gathered[0]).abs() > TOLERANCE * largest.unsqueeze(1)
+        differ |= gathered.isfinite() != gathered[0].isfinite()
         for which, row in differ.any(dim=0).nonzero()[:1].tolist():
             raise RankMismatch(
                 f"gradient of {names[which]}: row {row}: {SAME}, got "
-                f"{each_rank(given[:, which, row].tolist())}; compute the same loss on each"
+                f"{each_rank(gathered[:, which, row].tolist())}; compute the same loss on each"
             )
 
     def owns(self, token_ids: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ def agreed(
 
     Args:
         ranks: in a call; see `Ranks.during`.
-        shard: the rows that this rank was said to hold; None where nobody says it.
+        shard: the caller's shard of this rank; None if there is none.
         weight: [V_local, D]; None with an error.
         same: what must be equal on every rank, by argument.
         error: what is wrong on this rank.
