@@ -85,13 +85,15 @@ class Pipeline:
         arguments = inputs, batch, positions, num_samples, out
         call = self.agreement.check_on_all_ranks(self.checks.step, *arguments, words_follow=True)
         assert call.batch is not None and call.positions is not None
-        if self.agreement.unseen and self.agreement.must_compare_states(call):
+        if self.agreement.steps_to_compare and self.agreement.must_compare_states(call):
             states = call.drawn_states()
             assert states is not None
             self.desync.compare_states(states, self.exchange.check)
         view = call.batch
         if isinstance(view, StepBatch):
-            view._note_step(self, inputs.given, call.positions, call.now, call.num_samples)
+            view._note_step(
+                self, inputs.tensor, call.positions, call.position_bytes, call.num_samples
+            )
             if view._lacks_output and self._rebuilt.is_forgetful(view, view.seed, call.positions):
                 warn(REBUILT)
             if view._names_slots:
@@ -127,7 +129,7 @@ class Pipeline:
                 for part, words in enumerate(exchange.begin(num_words)):
                     self.local.best_words(step, words, part, exchange.parts, exchange.push)
                     if exchange.takes_payload and batch._stores_logits:
-                        exchange.attach_payload(payloads_of(self.stored(step), step, words))
+                        exchange.attach_payload(payloads_of(self.stored_logits(step), step, words))
                     exchange.publish(part, num_words)
         return step
 
@@ -139,9 +141,9 @@ class Pipeline:
             with range_of("filters"):
                 drawn = out.token_ids.view(len(out.status), -1)[:, 0] >= 0
                 out.kept = kept_sets_of(cut, step.batch, self.ranks, drawn)
-        return self.counted(out)
+        return self.count_step(out)
 
-    def counted(self, out: Output) -> Output:
+    def count_step(self, out: Output) -> Output:
         """Count a step, write `on_failed` into its failed rows, and return its output.
 
         Failed rows are counted only where the host reads the status without waiting.
@@ -177,7 +179,7 @@ class Pipeline:
                 exchange.finish(words, *written)
         if not plain:
             with range_of("filters"):
-                rows, ranks = self.stored(step), self.ranks
+                rows, ranks = self.stored_logits(step), self.ranks
                 filtered, cut, *known = draw_filtered(rows, step, ranks, exchange.payloads())
                 exchange.finish(words, *written, filtered)
                 if batch.plan.logprobs is not None:
@@ -185,7 +187,7 @@ class Pipeline:
         self.desync.last = step.noise.positions, out.seeds, out.token_ids
         return None if batch.plan.kept_cap is None else cut
 
-    def stored(self, step: Step) -> ShardLogits:
+    def stored_logits(self, step: Step) -> ShardLogits:
         """Return the logits that a step stored on this rank."""
         return shard_logits(step, self.settings.shard, self.settings.backend)
 

@@ -369,7 +369,7 @@ class LMHeadSampler(Sealed):
                 list_over_zeros(*of_shard, self.ranks.world_size, device)
             if num_drafts and compiled:
                 verify_over_zeros(*of_shard, num_drafts, device)
-        self.agreement.watch_states()
+        self.agreement.compare_next_states()
 
     def _step_over_zeros(self, batch: StepBatch | BatchView, num_samples: int | None) -> None:
         if self.weight.shape[1]:

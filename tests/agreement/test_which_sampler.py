@@ -113,15 +113,15 @@ def test_collective_calls_that_are_no_steps_are_told_apart():
 def _left_by_another() -> list[tuple[str, str]]:
     """Rank 1 leaves a step of one sampler half done, and calls another one of the same group."""
     one, other = sampler_of(), _wide(5000)
-    expected, run = step(one), one.pipeline.stored
+    expected, run = step(one), one.pipeline.stored_logits
 
     def fail(*_: Any) -> None:
         raise MemoryError("no memory")
 
     if dist.get_rank() == 1:
-        one.pipeline.stored = fail
+        one.pipeline.stored_logits = fail
     found = [outcome(lambda: _steps_of(one, B))]
-    one.pipeline.stored = run
+    one.pipeline.stored_logits = run
     if dist.get_rank() == 1:
         found.append(outcome(lambda: _steps_of(other, 5000)))
     for sampler in (one, other):

@@ -194,8 +194,8 @@ tpsample/speculative/drafting.py
     + here & (at != at)
     > test_drafts_of_other_positions_are_refused[rejection]
     drafts of another temperature are taken
-    - if theirs is not None and (its
-    + if theirs is None and (its
+    - if theirs is not None and (differs
+    + if theirs is None and (differs
     > test_drafts_of_another_temperature_are_refused[rejection]
     the logits of a draft may be written over
     - written = None if logits.is_inference() else logits._version
@@ -271,8 +271,8 @@ tpsample/speculative/verify.py
     + if False:
     > test_positions_after_the_last_one_of_all_are_refused[block]
     positions of drafts in a selection leave the range of 64 bits
-    - if not call.now:
-    + if not call.now or call.batch._undrawn_rows is not None:
+    - if not call.position_bytes:
+    + if not call.position_bytes or call.batch._undrawn_rows is not None:
     > test_positions_of_a_selection_are_those_of_its_drawn_rows[block]
     a draft that was not emitted has a kept set
     - kept_sets_of(cut, batch, sampler.ranks, has_token)

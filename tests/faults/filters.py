@@ -693,9 +693,9 @@ tpsample/pipeline.py
     > test_rows_that_fail_return_it_and_their_status_still_tells
     filters are a part of the head in a profile
     - with range_of("filters"):
-    -                 rows, ranks = self.stored(step)
+    -                 rows, ranks = self.stored_logits(step)
     + with range_of("head"):
-    +                 rows, ranks = self.stored(step)
+    +                 rows, ranks = self.stored_logits(step)
     > test_a_profile_shows_the_parts_of_a_step
 tpsample/core/ranges.py
     ranges are made while nobody records

@@ -175,7 +175,7 @@ tpsample/ranks/channel.py
     + memory = memory[connection.send(memory) :]
     > test_a_connection_that_broke_ends_no_process_by_a_signal
     a meeting that fails keeps the connections that it has
-    - peers = [] if self.is_here() else self.connections.values()
+    - peers = [] if self.is_over() else self.connections.values()
     + peers = []
     > test_a_meeting_that_fails_hangs_up_on_everybody
     whoever calls is a peer
@@ -183,7 +183,7 @@ tpsample/ranks/channel.py
     + if shown:
     > test_who_does_not_show_the_token_is_hung_up_on
     messages go on after a call was left
-    - if self._last is not None and not self._last.is_here():
+    - if self._last is not None and not self._last.is_over():
     + if False:
     > test_no_message_follows_one_that_was_left
     a wait lasts for as long as it likes
@@ -484,11 +484,11 @@ tpsample/agreement/step.py
     + "call": "",
     > test_another_call_on_one_rank_raises_the_same_on_every_rank
     the first steps do not compare their hidden states
-    - states = call.drawn_states() if self.unseen else None
+    - states = call.drawn_states() if self.steps_to_compare else None
     + states = None
     > test_hidden_states_that_differ_are_told_in_the_first_steps
     every step compares its hidden states
-    - self.unseen -= 1
+    - self.steps_to_compare -= 1
     + pass
     > test_later_steps_look_at_no_hidden_states[2-counts0]
     rows that are not drawn are compared

@@ -221,7 +221,7 @@ tpsample/request/moving_on.py
     + if False:
     > test_positions_from_0_again_with_other_states_are_told_of
     tokens that are appended twice are not told of
-    - elif bool((appended > moved)[self.needy].any()):
+    - elif bool((appended > moved)[self.needing_append].any()):
     + elif False:
     > test_tokens_that_are_appended_twice_are_told_of_once
     a mask of an earlier step is not told of
@@ -332,11 +332,11 @@ tpsample/request/selection.py
     > test_a_graph_keeps_the_memory_of_its_verification_to_itself
     a selection that steps again reads no seed anew
     - _ = self.temperature, self.seed
-    + _ = self._found
+    + _ = self._resolved
     > test_a_step_reads_what_was_written_to_the_batch_after_the_selection
     an interrupted selection is taken for one that has found its slots
     - none, (index, (undrawn, bad), *_) = self._table.slots, self._slot_rows
-    + vars(self)["_is_found"] = True
+    + vars(self)["_is_resolved"] = True
     +         none, (index, (undrawn, bad), *_) = self._table.slots, self._slot_rows
     > test_a_selection_that_is_used_again_reads_its_own_slots_after_an_interrupt
     slots that the host does not know report no kept sets
@@ -446,9 +446,9 @@ tpsample/request/step.py
     + pass
     > test_steps_with_gradients_leave_nothing_behind
     positions of given logits are in the order of positions
-    - rows = self.given
+    - rows = self.tensor
     -         if
-    + rows = self.given.transpose(0, -2)
+    + rows = self.tensor.transpose(0, -2)
     +         if
     > test_given_logits_are_verified_alike[1]
 tpsample/agreement/held_rows.py

@@ -40,7 +40,7 @@ def _ends(limit_s: float = LIMIT_S) -> list[Channel]:
 def _swap(ends: list[Channel], *sent: torch.Tensor) -> list[list[int]]:
     """Let both ranks send and wait in turn; return the message that each receives."""
     arrivals = [end.send(own) for end, own in zip(ends, sent, strict=True)]
-    while not all(arrival.is_here() for arrival in arrivals):
+    while not all(arrival.is_over() for arrival in arrivals):
         for arrival in arrivals:
             try:
                 arrival.wait(timedelta(0))
@@ -180,7 +180,7 @@ def _meet(meetings: list[Meeting]) -> None:
     places = torch.stack([meeting.place for meeting in meetings])
     for meeting in meetings:
         meeting.call(places)
-    while not all(meeting.is_here() for meeting in meetings):
+    while not all(meeting.is_over() for meeting in meetings):
         for meeting in meetings:
             try:
                 meeting.wait(timedelta(0))

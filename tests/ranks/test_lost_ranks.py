@@ -271,9 +271,9 @@ def _wait_for_a_gpu() -> tuple[str, str]:
     """Let `check` wait as on a GPU, with a stand-in for the event that never comes."""
     ranks = ranks_of(None)
     if ranks.rank == 1:
-        ranks.roll.say("rank 1: planted", refused=False)
+        ranks.roll.write_reason("rank 1: planted", refused=False)
         time.sleep(1.5 + GRACE_S)
-        ranks.roll.say("rank 1: wrong", refused=True)
+        ranks.roll.write_reason("rank 1: wrong", refused=True)
         dist.barrier()
         return "", ""
     ranks.roll.wait_until(lambda: True, 0)

@@ -114,7 +114,7 @@ def _process_soak(exchange: str, num_steps: int, delay_s: float) -> str:
         out = sampler.pipeline.finish(sampler.pipeline.start(*steps[number % 3]))
         assert out.token_ids.tolist() == expected[number % 3], f"step {number}"
         if number % 50 == 49:
-            sampler.compare(steps[number % 3][0].given)
+            sampler.compare(steps[number % 3][0].tensor)
     sampler.check()
     if exchange == "peer":
         dist.barrier()

@@ -23,7 +23,7 @@ from tpsample.backends.torch_.launch import TorchBackend
 from tpsample.core import word
 from tpsample.core.order import order_words
 from tpsample.core.score import Head
-from tpsample.request.step import Step, halves
+from tpsample.request.step import Step, raw_and_processed
 
 PASSES = ("fp32", "int8")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -264,7 +264,7 @@ def stored_logits(local: Backend, step: Step) -> Tensor:
     """The logits that a step stored. Upper ends are held against the logits that replace them."""
     plan = step.batch.plan
     assert step.logits is not None
-    raw, processed = halves(step.logits, len(plan.stored_list))
+    raw, processed = raw_and_processed(step.logits, len(plan.stored_list))
     if step.found is not None and plan.rough:
         error_bound = step.found.error_bound.double().unsqueeze(1)
         last = processed if len(processed) else raw

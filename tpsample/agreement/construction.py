@@ -141,10 +141,10 @@ def _agreed_settings(
     ranks.by_ids = None if by_ids == list(range(ranks.world_size)) else by_ids
     weight, bias = given["weight"], given["bias"]
     named_by = given["vocab_size"], given["shard"]
-    if isinstance(group, str) and named_by == (None, None) and (said := launched()):
+    if isinstance(group, str) and named_by == (None, None) and (variable := launched()):
         warn(
             f'group: "alone" takes the {vocab_size} rows of this process as the whole LM head, and '
-            f"{said} says that it has peers; pass vocab_size= where that is meant",
+            f"{variable} says that it has peers; pass vocab_size= where that is meant",
         )
     agreed = {
         "vocab_size": vocab_size,

@@ -83,12 +83,12 @@ def require_sampler_on_all_ranks(sampler: Any) -> None:
         raise
 
 
-def misplaced(call: Callable[..., object], named: Mapping[str, object], said: str) -> TypeError:
+def misplaced(call: Callable[..., object], named: Mapping[str, object], message: str) -> TypeError:
     """Return the error for arguments that have no place in a call, with the way out.
 
     Args:
         named: those that were given by name.
-        said: what is wrong, if no name is.
+        message: what is wrong, if no name is.
     """
     shown, takes = call.__qualname__.removesuffix(".__init__"), inspect.signature(call).parameters
     for name in named:
@@ -103,4 +103,4 @@ def misplaced(call: Callable[..., object], named: Mapping[str, object], said: st
             listed.append("*")
         if each.name != "self":
             listed.append(each.name if each.default is each.empty else f"{each.name}=…")
-    return TypeError(f"{said}; call it as {shown}({', '.join(listed)})")
+    return TypeError(f"{message}; call it as {shown}({', '.join(listed)})")

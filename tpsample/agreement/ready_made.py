@@ -45,7 +45,7 @@ class ReadyMadeLogits:
                 "which logits of yours are not given; apply it to them and pass head_applied=True, "
                 "or build a sampler without"
             )
-        self.refuse_probabilities(inputs.name, inputs.given)
+        self.refuse_probabilities(inputs.name, inputs.tensor)
 
     def refuse_probabilities(self, name: str, logits: Tensor) -> None:
         """Raise a ValueError if one of the first tensors of an argument has probabilities.

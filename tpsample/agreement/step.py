@@ -52,7 +52,7 @@ class Call(NamedTuple):
         num_samples: draws per row, or another number that must be equal (`_OWN_NAMES`).
         token_ids: int64, the tokens in the arguments of the call, or None.
         hidden_states: [B, D] that the first calls compare, or None.
-        now: the positions as bytes, where the host reads them.
+        position_bytes: the positions as bytes, where the host reads them.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Call(NamedTuple):
     num_samples: int = 1
     token_ids: Tensor | None = None
     hidden_states: Tensor | None = None
-    now: bytes = b""
+    position_bytes: bytes = b""
 
     def drawn_states(self) -> Tensor | None:
         """Return the hidden states of the drawn rows; those of other rows may differ."""
@@ -114,7 +114,7 @@ class StepAgreement:
         seeds: the source of seeds for rows without one, once all ranks agree on a call.
 
     Attributes:
-        unseen: how many steps are still to compare their hidden states.
+        steps_to_compare: how many steps are still to compare their hidden states.
     """
 
     def __init__(self, ranks: Ranks, exchange: Exchange, seeds: SeedSource) -> None:
@@ -142,14 +142,14 @@ class StepAgreement:
         try:
             self._turn.acquire()
         except BaseException as error:  # an interrupt, while another sampler sends
-            self._tell(error)
+            self._tell_peers(error)
             self.thread.__exit__()
             raise
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if error is not None:
-                self._tell(error)
+                self._tell_peers(error)
         finally:
             while self._held:
                 batch = self._held.pop()
@@ -171,7 +171,7 @@ class StepAgreement:
         batch.body = self.thread.body
         self._held.append(batch)
 
-    def _tell(self, error: BaseException) -> None:
+    def _tell_peers(self, error: BaseException) -> None:
         """Tell the peers of an error that ends a call here, unless they know it."""
         if isinstance(error, PeerLost):
             self._ranks.counters.lost_ranks.update(error.ranks)
@@ -185,7 +185,7 @@ class StepAgreement:
         """
         self._left: str | None = None
         self._refreshed = 0
-        self.watch_states()
+        self.compare_next_states()
         self._ranks.shared.left = None
         # A call that is not yet compared, or the error in its place, and which step was before it.
         self._open: tuple[Call | None, Exception | None, int] | None = None
@@ -277,12 +277,12 @@ class StepAgreement:
     def refreshed(self) -> None:
         """Note that the weight was taken anew, which every rank must do alike."""
         self._refreshed += 1
-        self.watch_states()
+        self.compare_next_states()
 
-    def watch_states(self) -> None:
+    def compare_next_states(self) -> None:
         """Let the next steps compare hidden states, which a model may compute wrong on a rank."""
         several = self._ranks.world_size > 1 and self._ranks.roll is not None
-        self.unseen = several * (FIRST_STEPS if self._swap is not None else 1)
+        self.steps_to_compare = several * (FIRST_STEPS if self._swap is not None else 1)
 
     def must_compare_states(self, call: Call) -> bool:
         """Return whether the ranks must gather digests of the hidden states of this call.
@@ -294,7 +294,7 @@ class StepAgreement:
             return False
         if capturing(call.hidden_states.device):  # the host may not wait
             return False
-        self.unseen = 0
+        self.steps_to_compare = 0
         return True
 
     def compare(self) -> None:
@@ -309,8 +309,8 @@ class StepAgreement:
             return
         (call, error, step_before), self._open = self._open, None
         if self._swap.agrees() and error is None:
-            if self.unseen and call is not None and call.hidden_states is not None:
-                self.unseen -= 1
+            if self.steps_to_compare and call is not None and call.hidden_states is not None:
+                self.steps_to_compare -= 1
             return
         try:
             parts = {} if call is None else self._parts(call, step_before)
@@ -328,7 +328,7 @@ class StepAgreement:
         """Return what decides the result of a call that follows a step."""
         assert self._swap is not None and step is not None
         parts = call.parts(self._swap.ranks.roll.number, step, self._seeds.drawn)
-        states = call.drawn_states() if self.unseen else None
+        states = call.drawn_states() if self.steps_to_compare else None
         if states is not None:
             parts["refreshes"] = self._refreshed
             parts["hidden_states"] = f"{digest_bits(states) & (2**64 - 1):016x}"
@@ -338,7 +338,7 @@ class StepAgreement:
         """Tell the peers, who may wait for this rank, that it has left their step."""
         roll = self._ranks.roll
         if roll is not None and self._ranks.world_size > 1:
-            roll.say(text, refused=refused)
+            roll.write_reason(text, refused=refused)
             self._left = self._ranks.shared.left = text
 
 

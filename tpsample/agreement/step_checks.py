@@ -63,7 +63,7 @@ class StepChecks:
         size, device = settings.max_rows, settings.device
         self._positions = torch.zeros(size, dtype=torch.int64, device=device)
 
-    def batch(self, batch: StepBatch | BatchView) -> None:
+    def hold_batch(self, batch: StepBatch | BatchView) -> None:
         """Check that a batch fits, and that no other thread is in it until the call ends.
 
         Every check of a call with a batch begins with it, so that all ranks hear of a busy one.
@@ -85,7 +85,7 @@ class StepChecks:
         if self._settings.device.type == "cuda":
             check_current(self._settings.device)
 
-    def inputs(
+    def check_inputs(
         self, inputs: Inputs, leading: tuple[int, int] | None = None, samples: int = 1
     ) -> None:
         """Check hidden states or logits, which a verification has of each position.
@@ -158,18 +158,18 @@ class StepChecks:
         """Return the step that the arguments of a call of `LMHeadSampler` ask for."""
         settings = self._settings
         samples = check_num_samples(num_samples)
-        self.inputs(inputs, samples=samples)
-        self.batch(batch)
-        rows = inputs.given.shape[0]
+        self.check_inputs(inputs, samples=samples)
+        self.hold_batch(batch)
+        rows = inputs.tensor.shape[0]
         at = positions_tensor(positions, rows, settings.device, self._positions)
         if out is not None:
             held = batch._table.numbers if isinstance(batch, StepBatch) else batch.seed
             check_out(out, num_samples, at, held)
-        states = None if inputs.are_logits else inputs.given
-        name = f"step{inputs.told}"
-        return self.rows(name, batch, rows, at, num_samples=samples, hidden_states=states)
+        states = None if inputs.are_logits else inputs.tensor
+        name = f"step{inputs.dtype_suffix}"
+        return self.call_on_rows(name, batch, rows, at, num_samples=samples, hidden_states=states)
 
-    def rows(
+    def call_on_rows(
         self,
         name: str,
         batch: StepBatch | BatchView,
@@ -204,7 +204,7 @@ class StepChecks:
         """Return what `LMHeadSampler.prompt_logprobs` asks for. It reads the ids, so it waits."""
         self.ready()
         weight, vocab_size = self._settings.weight, self._settings.vocab_size
-        self.inputs(Inputs(hidden_states), samples=0)
+        self.check_inputs(Inputs(hidden_states), samples=0)
         rows = hidden_states.shape[0]
         ids, came = next_token_ids, ", the token that came after each position"
         check_tensor("next_token_ids", ids, (torch.int64,), (rows,), weight.device, came)

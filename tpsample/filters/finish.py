@@ -67,7 +67,7 @@ def candidates_of(rows: ShardLogits, step: Step, words: Tensor) -> list[Tensor]:
     if plan.logprobs is not None and plan.logprobs.unfiltered:
         best = words.view(-1, step.batch.rows).T[plan.logprobs.row_index]
         candidates.append(
-            own_words(_shown(rows, plan.logprobs), plan.logprobs, word.decode(best)[0])
+            own_words(_rows_in_mode(rows, plan.logprobs), plan.logprobs, word.decode(best)[0])
         )
     return candidates
 
@@ -113,7 +113,7 @@ def draw_filtered(
             )
         else:
             own_first = None
-            if logprob_rows is not None and _share_first(rows, filters, reads, gathered):
+            if logprob_rows is not None and _may_share_first_words(rows, filters, reads, gathered):
                 first = rows.first_words(max(filters.demand.first, logprob_rows.top))
                 own_first, first = first[batch.plan.filtered_places], first[logprob_rows.places]
             drawn = sample_filtered(*arguments, may_read=reads, gathered=gathered, first=own_first)
@@ -149,8 +149,8 @@ def logprobs_of(
     # A row that asks for nothing is reported as one without a token.
     if logprob_rows.asks is not None:
         sampled = sampled.where(logprob_rows.asks.unsqueeze(1), word.NO_TOKEN)
-    shown = _shown(rows, logprob_rows)
-    among = cut if cut is not None and _lie_among(cut, batch.plan) else None
+    shown = _rows_in_mode(rows, logprob_rows)
+    among = cut if cut is not None and _first_words_suffice(cut, batch.plan) else None
     of_sets = logprob_rows.asks is None and all(logprob_rows.processed_list)
     if among is not None and among.none_greedy and of_sets:
         logprobs = logprobs_of_sets(shown, logprob_rows, sampled, among)
@@ -170,7 +170,7 @@ def logprobs_of(
     return logprobs
 
 
-def _share_first(
+def _may_share_first_words(
     rows: ShardLogits, filters: RowFilters, reads: bool, gathered: list[Tensor] | None
 ) -> bool:
     """Return whether one pass may find the first words of both filters and logprobs.
@@ -182,7 +182,7 @@ def _share_first(
     return rows.logits is rows.raw and rows.rough is None
 
 
-def _lie_among(cut: Cut, plan: BatchPlan) -> bool:
+def _first_words_suffice(cut: Cut, plan: BatchPlan) -> bool:
     """Return whether logprobs need only the first words of the cut, of exactly its rows."""
     logprob_rows, filters, first = plan.logprobs, plan.filters, cut.first
     assert logprob_rows is not None and filters is not None
@@ -191,7 +191,7 @@ def _lie_among(cut: Cut, plan: BatchPlan) -> bool:
     return logprob_rows.row_list == filters.row_list and logprob_rows.top <= first.shape[1]
 
 
-def _shown(rows: ShardLogits, logprob_rows: LogprobRows) -> ShardLogits:
+def _rows_in_mode(rows: ShardLogits, logprob_rows: LogprobRows) -> ShardLogits:
     """Return the rows that ask for logprobs, with raw or processed logits as their modes say."""
     shown = rows.select(logprob_rows.places).shown(logprob_rows.processed)
     return shown if shown.rough is None else replace(shown, rough=None)

@@ -56,21 +56,21 @@ class Awaited(ABC):
         end = now + timeout.total_seconds()
         self._deadline = min(self._deadline, now + self._limit_s)
         try:
-            while not self.is_here():
+            while not self.is_over():
                 left_s = min(end, self._deadline) - time.monotonic()
-                self._go_on(max(left_s, 0.0))
-                if left_s <= 0 and not self.is_here():
+                self._wait_for_event(max(left_s, 0.0))
+                if left_s <= 0 and not self.is_over():
                     late = f"nothing came within {self._limit_s} s"
                     raise RuntimeError("Operation timed out" if end < self._deadline else late)
         except OSError as error:
             raise RuntimeError(f"a connection to a peer broke: {error}") from error
 
     @abstractmethod
-    def is_here(self) -> bool:
+    def is_over(self) -> bool:
         """Return whether the wait is over."""
 
     @abstractmethod
-    def _go_on(self, limit_s: float) -> None:
+    def _wait_for_event(self, limit_s: float) -> None:
         """Wait for the next event of a connection, and handle it."""
 
 
@@ -108,7 +108,7 @@ class Meeting(Awaited):
         A meeting that is not over hangs up on its peers, too.
         """
         calls = [connection for _, _, connection in self._calls.values()]
-        peers = [] if self.is_here() else self.connections.values()
+        peers = [] if self.is_over() else self.connections.values()
         for end in (self._listener, *self._callers.values(), *calls, *peers):
             end.close()
 
@@ -129,10 +129,10 @@ class Meeting(Awaited):
                 raise RuntimeError(f"rank {peer} at {address}: {os.strerror(error)}")
             self._events.register(connection, select.POLLOUT)
 
-    def is_here(self) -> bool:
+    def is_over(self) -> bool:
         return len(self.connections) == self._num_peers
 
-    def _go_on(self, limit_s: float) -> None:
+    def _wait_for_event(self, limit_s: float) -> None:
         for number, _ in self._events.poll(1000 * limit_s):
             if number == self._listener.fileno():
                 caller, _ = self._listener.accept()
@@ -192,7 +192,7 @@ class Channel:
         Raises:
             RuntimeError: a connection broke, or a call was left before its messages came.
         """
-        if self._last is not None and not self._last.is_here():
+        if self._last is not None and not self._last.is_over():
             raise RuntimeError("the messages before this one were left")
         # It is noted before any of it is sent, because an interrupt may come in between.
         self._last = arrival = Arrival(self.connections, own, self.limit_s)
@@ -240,10 +240,10 @@ class Arrival(Awaited):
             return torch.empty(self._shape, dtype=self._dtype, device="cpu")
         return torch.frombuffer(self._memory, dtype=self._dtype).view(self._shape)
 
-    def is_here(self) -> bool:
+    def is_over(self) -> bool:
         return not self._readers and not self._writers
 
-    def _go_on(self, limit_s: float) -> None:
+    def _wait_for_event(self, limit_s: float) -> None:
         events = select.poll()
         for number in self._readers.keys() | self._writers.keys():
             reads, writes = number in self._readers, number in self._writers

@@ -159,7 +159,7 @@ class ProcessRanks(Ranks):
             except BaseException as error:
                 if self.world_size > 1:
                     self.shared.left = kind_and_text(error)
-                    self.roll.say(self.shared.left, refused=False)
+                    self.roll.write_reason(self.shared.left, refused=False)
                 raise
             finally:
                 self.roll.way_out = RESET
@@ -248,7 +248,7 @@ class ProcessRanks(Ranks):
         try:
             meeting = Meeting(self.rank, self.world_size, channel.limit_s)
         except OSError as error:  # too many open files, for one
-            self.roll.say(kind_and_text(error), refused=False)
+            self.roll.write_reason(kind_and_text(error), refused=False)
             raise self.roll.lost() from error
         with closing(meeting):
             places = torch.empty(self.world_size, PLACE_BYTES, dtype=torch.uint8, device="cpu")

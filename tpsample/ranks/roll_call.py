@@ -152,7 +152,7 @@ class RollCall:
         """
         deadline = time.monotonic() + timeout_s
         while not done():
-            self.said()
+            self.reasons()
             if time.monotonic() > deadline:
                 raise self.lost()
             time.sleep(0.002)
@@ -163,7 +163,7 @@ class RollCall:
 
     def leave(self, text: str) -> None:
         """Tell ranks that wait for this one, now or later, why it does not come."""
-        self.say(text, refused=False)
+        self.write_reason(text, refused=False)
         self._store.set(self._key("closed"), "")
 
     @contextmanager
@@ -181,12 +181,12 @@ class RollCall:
                 raise
             raise self.lost() from error
 
-    def say(self, text: str, *, refused: bool) -> None:
+    def write_reason(self, text: str, *, refused: bool) -> None:
         """Write down why this rank leaves a step; `refused` says that its arguments are wrong."""
         said = json.dumps({"text": text[:_MAX_TEXT], "refused": refused})
         self._store.set(self._key("said", self._rank), said)
 
-    def said(self) -> dict[int, str]:
+    def reasons(self) -> dict[int, str]:
         """Return why ranks left a step, by rank.
 
         Raises:
@@ -218,7 +218,7 @@ class RollCall:
             step: the first step that this rank's own device lost; None if it lost none itself.
 
         Raises:
-            RankMismatch: nobody is lost, but a rank refused the step (see `said`), or ranks wait
+            RankMismatch: nobody is lost, but a rank refused the step (see `reasons`), or ranks wait
                 for each other in different samplers.
         """
         self._lost_at = time.monotonic()
@@ -249,11 +249,11 @@ class RollCall:
         how: dict[str, Any] = {"since": since, "way_out": self.way_out, "call": self._call}
         if on_host:
             alone = 1 < len(silent) == self._world_size - 1
-            return peer_lost(silent, (), first, self.said(), alone=alone, **how)
+            return peer_lost(silent, (), first, self.reasons(), alone=alone, **how)
         # A rank that is unheard but answers here was too late, or gave up before it sent.
         late = sorted({*unheard, *(rank for answer in answers for rank in answer["unheard"])})
         missing = [rank for rank in late if rank in silent]
-        return peer_lost(missing, late or reporting, first, self.said(), **how)
+        return peer_lost(missing, late or reporting, first, self.reasons(), **how)
 
     def begin_anew(
         self, timeout_s: float, record: dict[str, Any] | None = None

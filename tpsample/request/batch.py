@@ -466,8 +466,8 @@ class SamplingBatch(StepBatch):
             self._check_masks(masked_rows)
         return self
 
-    def _misread(self) -> Iterator[tuple[str, str]]:
-        yield from super()._misread()
+    def _out_of_range(self) -> Iterator[tuple[str, str]]:
+        yield from super()._out_of_range()
         rows = zip(self._table.entries, self.temperature.tolist(), strict=True)
         for row, (entry, temperature) in enumerate(rows):
             params = entry.params
@@ -538,13 +538,15 @@ class SamplingBatch(StepBatch):
 
     @ordinary_tensors
     def _changed(self) -> None:
-        needy = self._table.flagged(NEEDS_APPEND) if readable(self.device) else []
-        self._moving.needy = self._moving.known = None
-        if needy:
-            entries = self._table.entries
-            known = [len(entries[row].prompt) + len(entries[row].output) for row in needy]
-            self._moving.needy, self._moving.known = tensors_of(needy, known, device=None)
-        self._lacks_output = bool(needy) and not any(entry.output for entry in self._table.entries)
+        entries = self._table.entries
+        needing = self._table.flagged(NEEDS_APPEND) if readable(self.device) else []
+        self._moving.needing_append = self._moving.known = None
+        if needing:
+            known = [len(entries[row].prompt) + len(entries[row].output) for row in needing]
+            self._moving.needing_append, self._moving.known = tensors_of(
+                needing, known, device=None
+            )
+        self._lacks_output = bool(needing) and not any(entry.output for entry in entries)
         self._plans, self._handle = {}, handle_of(self, self._handle)
         if not self._selects:
             _ = self.plan  # now, because a step that is captured can send nothing to the device

@@ -174,7 +174,7 @@ class LogprobRows:
     of_filters: Tensor | slice = field(default_factory=lambda: slice(None))
     unfiltered: bool = False
 
-    def among(self, stored: list[int], filters: RowFilters | None) -> LogprobRows:
+    def with_indices(self, stored: list[int], filters: RowFilters | None) -> LogprobRows:
         """Return these rows with their indices among the stored rows and the filtered rows.
 
         They are computed with the plan, so that no step sends an index to the device.

@@ -37,7 +37,7 @@ class HasNoise(Protocol):
     def temperature(self) -> Tensor:
         """fp32 [B]."""
 
-    def _misread(self) -> Iterator[tuple[str, str]]:
+    def _out_of_range(self) -> Iterator[tuple[str, str]]:
         """Yield a name and a warning for each number that is out of its range."""
 
 
@@ -45,20 +45,20 @@ class SteppedRows(NamedTuple):
     """A step as its batch sees it.
 
     Attributes:
-        by: the `id` of the sampler's pipeline. Samplers that share a batch are a target and its
-            drafter, which draw at the same positions on purpose.
-        given: hidden states or logits [B, …].
+        sampler: the `id` of the sampler's pipeline. Two samplers that share a batch are a target and
+            its drafter, which draw at the same positions on purpose.
+        inputs: hidden states or logits [B, …].
         positions: int64 [B].
-        of: the slots of a selection, as bytes; empty for a whole batch.
+        slots: the slots of a selection, as bytes; empty for a whole batch.
         batch: the source of seeds and temperatures, which are read only where they are needed.
         masks: the masks that bind the rows, by name.
         written: a number that changes when seeds or temperatures are written in place.
     """
 
-    by: int
-    given: Tensor
+    sampler: int
+    inputs: Tensor
     positions: Tensor
-    of: bytes
+    slots: bytes
     batch: HasNoise
     masks: dict[str, Mask]
     written: int
@@ -114,17 +114,17 @@ class MovingOn:
 
     Attributes:
         num_samples: draws per row of the last step.
-        needy: int64, the rows of the batch whose logits depend on their tokens so far; None on a
-            GPU, or if there are none. Appends to selections are not followed.
+        needing_append: int64, the rows of the batch whose logits depend on their tokens so far;
+            None on a GPU, or if there are none. Appends to selections are not followed.
         known: int64, how many tokens each of these rows had when its request came. A step at an
             earlier position is a chunk that does not end them, whose token is dropped.
     """
 
-    needy: Tensor | None
+    needing_append: Tensor | None
     known: Tensor | None
 
     def __init__(self) -> None:
-        self.num_samples, self.needy, self.known = 1, None, None
+        self.num_samples, self.needing_append, self.known = 1, None, None
         self._drawn: Drawn | None = None
         self._is_captured = False
         self._warned: set[str] = set()
@@ -163,8 +163,8 @@ class MovingOn:
     def forget(self) -> None:
         """Begin anew, because rows joined, left, moved or changed."""
         self._first = self._last = self._seeds = b""
-        self._by = self._first_by = self._times = 0
-        self._state: Tensor | None = None  # a column of what the first step was given
+        self._sampler = self._first_sampler = self._times = 0
+        self._first_inputs: Tensor | None = None  # a column of them
         self._positions: Tensor | None = None  # of the last step
         self._appended: Tensor | None = None  # int64 [B], how many tokens since
 
@@ -172,7 +172,7 @@ class MovingOn:
         """Return whether a step was noted since the rows changed."""
         return version == self._version
 
-    def has_moved(self, now: bytes, by: int, version: int, written: int) -> bool:
+    def has_moved(self, now: bytes, sampler: int, version: int, written: int) -> bool:
         """Note a step without masks, and return True, if its positions show that it moved on.
 
         They do if they differ from those of the last and of the first step, as nearly always.
@@ -180,14 +180,18 @@ class MovingOn:
 
         Args:
             now: the slots of a selection and the positions, as bytes.
-            by, written: as in `SteppedRows`.
+            sampler, written: as in `SteppedRows`.
             version: of the table.
         """
-        if now in (self._last, self._first) or version != self._version or self.needy is not None:
+        if (
+            now in (self._last, self._first)
+            or version != self._version
+            or self.needing_append is not None
+        ):
             return False
         if written != self._written and self._looks:
             return False
-        self._last, self._by, self._times = now, by, 0
+        self._last, self._sampler, self._times = now, sampler, 0
         return True
 
     def step(self, rows: SteppedRows, now: bytes, version: int) -> list[str]:
@@ -202,7 +206,7 @@ class MovingOn:
         return [text for name, text in self._mistakes(rows, now) if self._is_new(name)]
 
     def append(self, token_ids: Tensor, vocab_size: int, *, of_slots: bool) -> None:
-        """Note that tokens [B] or [B, n] on a CPU are appended to a batch with needy rows.
+        """Note that tokens [B] or [B, n] on a CPU are appended to a batch with needing_append rows.
 
         Args:
             of_slots: whether they are appended to a selection.
@@ -224,29 +228,30 @@ class MovingOn:
             self._looks -= bool(self._first)
             if (pair := _same_noise(rows)) is not None:
                 yield "seeds", _SAME_NOISE.format(*pair)
-            yield from rows.batch._misread()
+            yield from rows.batch._out_of_range()
         self._written = rows.written
         if not self._first:
-            self._first, self._state = now, rows.given[..., :1].detach().clone()
-            self._first_by, self._seeds = rows.by, bytes_of(rows.batch.seed)
-        elif now == self._last and rows.by == self._by:
+            self._first, self._first_inputs = now, rows.inputs[..., :1].detach().clone()
+            self._first_sampler, self._seeds = rows.sampler, bytes_of(rows.batch.seed)
+        elif now == self._last and rows.sampler == self._sampler:
             self._times += 1
             if self._times > 1 and self._draws_again(rows):
                 yield "positions", _POSITIONS
-        elif now == self._first and self._last != now and rows.by == self._first_by:
-            same = self._state is not None and torch.equal(self._state, rows.given[..., :1])
+        elif now == self._first and self._last != now and rows.sampler == self._first_sampler:
+            first = self._first_inputs
+            same = first is not None and torch.equal(first, rows.inputs[..., :1])
             if not same and self._draws_again(rows):
                 yield "positions", _POSITIONS
         if now != self._last:
             self._times = 0
-        self._last, self._by = now, rows.by
+        self._last, self._sampler = now, rows.sampler
 
         for name, mask in rows.masks.items():
             if mask.is_left_over(now):
                 yield name, _LEFT_OVER.format(name)
-        if rows.of:  # other rows than those of the last step
+        if rows.slots:  # other rows than those of the last step
             self._positions = None
-        elif self.needy is not None:
+        elif self.needing_append is not None:
             yield from self._missing_or_twice(rows)
 
     def _draws_again(self, rows: SteppedRows) -> bool:
@@ -265,10 +270,10 @@ class MovingOn:
             moved = rows.positions - self._positions
             if appended is None:
                 assert self.known is not None
-                ended = self._positions[self.needy] >= self.known
+                ended = self._positions[self.needing_append] >= self.known
                 if bool((moved > 0).all()) and bool(ended.any()):
                     yield "appends", _NOT_APPENDED
-            elif bool((appended > moved)[self.needy].any()):
+            elif bool((appended > moved)[self.needing_append].any()):
                 yield "appends", _APPENDED_TWICE
         self._positions, self._appended = rows.positions.clone(), None
 

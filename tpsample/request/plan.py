@@ -132,7 +132,7 @@ class BatchPlan:
         rows += [*(filters.row_list if filters else ()), *(logprobs.row_list if logprobs else ())]
         stored = list(dict.fromkeys(rows))
         if logprobs is not None:
-            vars(self).update(logprobs=logprobs.among(stored, filters))
+            vars(self).update(logprobs=logprobs.with_indices(stored, filters))
         index, index_of_row = self._index_stored(stored) if stored else (None, None)
         vars(self).update(stored_list=stored, stored_index=index, stored_place=index_of_row)
         place = None if filters is None else index_of_row

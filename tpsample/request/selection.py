@@ -68,8 +68,8 @@ class Selection(HasViews, StepBatch):
     _names_slots = True
     _version: int | None  # of the table that it was taken of
     _known: list[int] | None = None  # the slots that rows read, where the host knows them
-    _has_stepped = _taken_again = False
-    _is_found = False  # whether `_slot_rows` has been filled for these slots
+    _has_stepped = _was_reselected = False
+    _is_resolved = False  # whether `_slot_rows` has been filled for these slots
 
     @ordinary_tensors
     def __init__(self, batch: StepBatch, table: RequestTable, num_rows: int) -> None:
@@ -136,10 +136,10 @@ class Selection(HasViews, StepBatch):
         self._versions.clear()
         self._named.copy_(slots)
         vars(self).update(  # at once, because each assignment checks its name
-            _known=None if known is None else self._table.read_by(known),
-            _taken_again=self._has_stepped,
+            _known=None if known is None else self._table.slots_read_by(known),
+            _was_reselected=self._has_stepped,
             _has_stepped=False,
-            _is_found=False,
+            _is_resolved=False,
             _version=self._table.version,
         )
         return self
@@ -152,13 +152,13 @@ class Selection(HasViews, StepBatch):
             self._refuse_written()
             read(self._named, self._table, rows)
             versions.update(temperature=rows.temperature._version, seed=rows.seed._version)
-        vars(self)["_is_found"] = True
+        vars(self)["_is_resolved"] = True
 
     @property
-    def _found(self) -> SlotRows:
+    def _resolved(self) -> SlotRows:
         """The rows of the selection, computed on first use. A step on a GPU has computed them
         before, by a kernel."""
-        if self._is_found:
+        if self._is_resolved:
             return self._slot_rows
         none, (index, (undrawn, bad), *_) = self._table.slots, self._slot_rows
         index.copy_(self._named).clamp_(PADDING, none).remainder_(none + 1)
@@ -168,16 +168,16 @@ class Selection(HasViews, StepBatch):
         torch.ne(winner, self._numbers, out=undrawn)
         torch.ne(self._named, PADDING, out=bad).logical_and_(undrawn)
         index.masked_fill_(undrawn, none)
-        vars(self)["_is_found"] = True  # last, because an exception may come anywhere
+        vars(self)["_is_resolved"] = True  # last, because an exception may come anywhere
         return self._slot_rows
 
     @property
     def _index(self) -> Tensor:
-        return self._found.slots
+        return self._resolved.slots
 
     @property
     def _undrawn_rows(self) -> Undrawn:
-        return self._found.undrawn
+        return self._resolved.undrawn
 
     def _repeated(self, times: int) -> Selection:
         """Return a selection that repeats each row `times` times, in memory that is kept."""
@@ -187,12 +187,12 @@ class Selection(HasViews, StepBatch):
             if not capturing(self.device):  # what a graph makes is there in its replays alone
                 self._repeats[times] = repeated
         vars(repeated).update(
-            _is_found=True,
+            _is_resolved=True,
             _known=None if known is None else [slot for slot in known for _ in range(times)],
         )
         targets, sources = (
             (rows.slots, *rows.undrawn, rows.temperature, rows.seed)
-            for rows in (repeated._slot_rows, self._found)
+            for rows in (repeated._slot_rows, self._resolved)
         )
         for target, source in zip(targets, sources, strict=True):
             target.view(self.rows, times).copy_(source.unsqueeze(1))
@@ -225,7 +225,7 @@ class Selection(HasViews, StepBatch):
     def _copy_of(self, name: str, table: Tensor) -> Tensor:
         """Return a column of the table for each row, unless a caller wrote to the last copy."""
         self._refuse_written(name)
-        out: Tensor = getattr(self._found, name)
+        out: Tensor = getattr(self._resolved, name)
         torch.index_select(table, 0, self._index, out=out)
         self._versions[name] = out._version
         return out
@@ -262,7 +262,7 @@ class Selection(HasViews, StepBatch):
         return self
 
     def _read(self, times: int = 1) -> BatchView:
-        vars(self).update(_has_stepped=True, _taken_again=False)
+        vars(self).update(_has_stepped=True, _was_reselected=False)
         rows = self if times == 1 else self._repeated(times)
         plan = rows._plan_that_stores() if rows._stores_logits else rows._plain_plan
         _, undrawn, temperature, seed = rows._slot_rows
@@ -322,7 +322,7 @@ class Selection(HasViews, StepBatch):
 
     def _note_append(self, token_ids: Tensor) -> None:
         self._for_rows(len(token_ids))
-        if self._taken_again and self._table.controls is not None:
+        if self._was_reselected and self._table.controls is not None:
             raise ValueError(
                 "token_ids: select(out=) took other slots since the step that these are of; append "
                 "each step's tokens before the next select"

@@ -39,13 +39,13 @@ class Inputs(NamedTuple):
     """The input rows of a call: hidden states, or logits in place of their product.
 
     Attributes:
-        given: [..., D], or with `are_logits` [..., V_local].
+        tensor: [..., D], or with `are_logits` [..., V_local].
         are_logits: whether the caller computed the logits.
         head_applied: whether the caller says that such logits have the head's scale, soft-cap and
             bias.
     """
 
-    given: Tensor
+    tensor: Tensor
     are_logits: bool = False
     head_applied: bool = False
 
@@ -55,16 +55,16 @@ class Inputs(NamedTuple):
         return "local_logits" if self.are_logits else "hidden_states"
 
     @property
-    def told(self) -> str:
+    def dtype_suffix(self) -> str:
         """The end of a call's name, by which ranks compare the dtype of logits.
 
         It is empty for hidden states, because they have the dtype of the weight.
         """
-        return f" from {self.given.dtype} logits" if self.are_logits else ""
+        return f" from {self.tensor.dtype} logits" if self.are_logits else ""
 
     def rows(self) -> tuple[Tensor, Tensor | None]:
         """Return hidden states [B, D] and logits [B, V_local]; D is 0, or there are no logits."""
-        rows = self.given
+        rows = self.tensor
         if rows.requires_grad:  # no step has a gradient
             rows = rows.detach()
         if rows.ndim > 2:
@@ -119,7 +119,7 @@ def rows_of_memory(count: int, controlled: bool) -> int:
     return 2 * (count + -count % 4) if controlled else count
 
 
-def halves(memory: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def raw_and_processed(memory: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the raw logits of the stored rows, and the processed ones, no rows without controls.
 
     Args:
@@ -139,7 +139,7 @@ class Step:
         noise: the noise of the rows; with 0 samples the step only stores logits.
         controls: the controls of the rows over the shard; None if there are none.
         logits: fp32 [`rows_of_memory`, V_local], memory for the logits of the stored rows, in which
-            `halves` finds the raw and the processed ones. None if the plan stores none.
+            `raw_and_processed` finds the raw and the processed ones. None if the plan stores none.
         found: memory for words and bounds of the stored rows; None if the backend finds none.
         tile_words: words of the kernel's tiles; None if the backend writes none.
         out: what the step will return; None if it only stores logits.

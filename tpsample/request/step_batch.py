@@ -219,7 +219,7 @@ class StepBatch(KeepsTensors, Sealed, ABC):
         with self._table.thread.changing():  # one at a time, in the batch and its selections
             self._note_append(token_ids)
             controls, moving = self._table.controls, self._moving
-            if moving.needy is not None:
+            if moving.needing_append is not None:
                 moving.append(token_ids, self.vocab_size, of_slots=self._names_slots)
             if controls is not None and controls.looks_at_output:
                 columns = token_ids.unsqueeze(1) if token_ids.ndim == 1 else token_ids
@@ -236,13 +236,13 @@ class StepBatch(KeepsTensors, Sealed, ABC):
         self._moving.note_tokens(token_ids, self._table.moves, of_slots=self._names_slots)
 
     def _note_step(
-        self, by: object, given: Tensor, positions: Tensor, now: bytes, num_samples: int
+        self, sampler: object, inputs: Tensor, positions: Tensor, now: bytes, num_samples: int
     ) -> None:
         """Warn once of each thing that should have changed since the last step; see `.moving_on`.
 
         Args:
-            by: the sampler's pipeline.
-            given: hidden states or logits [B, …].
+            sampler: the sampler's pipeline.
+            inputs: hidden states or logits [B, …].
             positions: int64 [B].
             now: the positions as bytes; empty where the host does not read them.
             num_samples: draws per row.
@@ -250,19 +250,19 @@ class StepBatch(KeepsTensors, Sealed, ABC):
         self._moving.num_samples = num_samples
         if not now:
             return
-        of, masks = b"", self._assigned
+        slots, masks = b"", self._assigned
         index = self._index
         if index is not None:
-            of, masks = bytes_of(index), self._binding()
-        now, table = of + now, self._table
-        written = 0 if of else table.temperature._version + table.numbers._version
-        if not masks and self._moving.has_moved(now, id(by), table.version, written):
+            slots, masks = bytes_of(index), self._binding()
+        now, table = slots + now, self._table
+        written = 0 if slots else table.temperature._version + table.numbers._version
+        if not masks and self._moving.has_moved(now, id(sampler), table.version, written):
             return
-        rows = SteppedRows(id(by), given, positions, of, self, masks, written)
+        rows = SteppedRows(id(sampler), inputs, positions, slots, self, masks, written)
         for text in self._moving.step(rows, now, self._table.version):
             warn(text)
 
-    def _misread(self) -> Iterator[tuple[str, str]]:
+    def _out_of_range(self) -> Iterator[tuple[str, str]]:
         """Yield a name and a warning for each number that was written and is out of its range."""
         for row, temperature in enumerate(self.temperature.tolist()):
             if not temperature >= 0:

@@ -238,7 +238,7 @@ class RequestTable(HasViews):
         known = self.entries + [self._none] * (self.slots + 1 - len(self.entries))
         return list(map(known.__getitem__, slots))
 
-    def read_by(self, named: Sequence[int]) -> list[int]:
+    def slots_read_by(self, named: Sequence[int]) -> list[int]:
         """Return the slot that each row reads if the rows name these; S for an undrawn row."""
         taken, slots = set(self.empty), []
         for slot in named:

@@ -191,15 +191,15 @@ def check_drafts(drafts: Sequence[Draft], batch: StepBatch, positions: Tensor) -
     here = torch.ones_like(ours, dtype=torch.bool) if undrawn is None else ~undrawn.rows
     for draft in drafts:
         theirs, at = draft.temperature, draft.positions
-        if theirs is not None and (its := here & (theirs.view(torch.int32) != bits)).any():
-            row = int(its.nonzero()[0])
+        if theirs is not None and (differs := here & (theirs.view(torch.int32) != bits)).any():
+            row = int(differs.nonzero()[0])
             raise ValueError(
                 f"batch: row {row} has temperature {float(ours[row]):.9g}, and its draft "
                 f"{draft.index} was drawn at {float(theirs[row]):.9g}; verify at the temperature "
                 "of the drafts"
             )
-        if (its := here & (at != positions + draft.index)).any():
-            row = int(its.nonzero()[0])
+        if (differs := here & (at != positions + draft.index)).any():
+            row = int(differs.nonzero()[0])
             raise ValueError(
                 f"positions: row {row} has {int(positions[row])}, and its draft {draft.index} was "
                 f"drawn for position {int(at[row])}; give the position of the first draft here, "
@@ -212,7 +212,7 @@ def check_request(sampler: LMHeadSampler, method: str, batch: object) -> None:
     check_choice("method", method, get_args(Method))
     if not isinstance(batch, StepBatch):
         raise TypeError(f"batch: expected a SamplingBatch, got {type(batch).__name__}")
-    sampler.checks.batch(batch)
+    sampler.checks.hold_batch(batch)
 
 
 def check_draft_logits(

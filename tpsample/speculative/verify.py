@@ -158,7 +158,7 @@ def _verify(
             check_tensor("lengths", lengths, INDICES, (num_rows,), device)
             column = torch.arange(num_drafts, device=device)
             token_ids = token_ids.where(column < lengths.unsqueeze(1), word.NO_TOKEN)
-        sampler.checks.inputs(inputs, (num_rows, num_drafts + 1))
+        sampler.checks.check_inputs(inputs, (num_rows, num_drafts + 1))
         if draft_logits is not None:
             if method == "coupled":
                 raise ValueError(
@@ -170,8 +170,8 @@ def _verify(
         at = positions_tensor(positions, num_rows, device)
         if drawn:
             check_drafts(drawn, batch._for_rows(num_rows), at)
-        call = sampler.checks.rows(
-            f"verify {method} {law}{inputs.told}",
+        call = sampler.checks.call_on_rows(
+            f"verify {method} {law}{inputs.dtype_suffix}",
             batch,
             num_rows,
             at,
@@ -179,7 +179,7 @@ def _verify(
             num_samples=num_drafts,
             token_ids=token_ids,
             # Those after the first id outside the vocabulary may be anything.
-            hidden_states=None if inputs.are_logits else inputs.given[:, 0],
+            hidden_states=None if inputs.are_logits else inputs.tensor[:, 0],
         )
         _check_last_position(call, num_drafts)
         return call
@@ -193,7 +193,7 @@ def _verify(
         undrawn = None if agreed._undrawn_rows is None else agreed._undrawn_rows.rows
         room = room_of(sampler.backend)
         drafts, at_rows = room.drafted_rows(drafts, undrawn, at, sampler.vocab_size)
-        agreed._note_step(sampler.pipeline, inputs.given, at, call.now, 1)
+        agreed._note_step(sampler.pipeline, inputs.tensor, at, call.position_bytes, 1)
         expanded = agreed._with_drafts(drafts[:, :-1], is_read=True)
         if call.rows == 0:
             none = torch.zeros_like(at)
@@ -207,13 +207,13 @@ def _verify(
                 rows = drafts, expanded, at, at_rows
                 verified = verify_by_ratio(sampler, inputs, *rows, block=block, draft=law)
         agreed._note_tokens(verified.token_ids)
-        return sampler.pipeline.counted(verified)
+        return sampler.pipeline.count_step(verified)
 
 
 def _check_last_position(call: Call, num_drafts: int) -> None:
     """Raise a ValueError if a draft stands at a position that no step has, where the host reads."""
     assert call.batch is not None and call.positions is not None
-    if not call.now:
+    if not call.position_bytes:
         return
     undrawn, at = call.batch._undrawn_rows, call.positions
     largest = int((at if undrawn is None else at.masked_fill(undrawn.rows, 0)).max())

@@ -32,7 +32,7 @@ from tpsample.core.row_noise import RowNoise, safe_temperature
 from tpsample.filters.sample import sample_filtered
 from tpsample.ranks.process import ranks_of
 from tpsample.reference import kept_rows
-from tpsample.request.step import halves
+from tpsample.request.step import raw_and_processed
 
 
 def sample_in_fixed_rounds(*arguments: Any) -> Tensor:
@@ -258,7 +258,7 @@ def test_a_plain_row_stores_its_logits_before_and_after_controls(filters):
     _, native = backends(case, VocabShard(0, 500))
     step = native.prepare(case.hidden_states, batch._view_of(2), torch.arange(2), 1)
     native.best_words(step, torch.zeros(2, dtype=torch.int64))
-    raw, processed = halves(step.logits, 2)
+    raw, processed = raw_and_processed(step.logits, 2)
     assert (raw[0] > -torch.inf).sum() >= 5
     assert torch.equal(raw[0], processed[0])
     assert not torch.equal(raw[1], processed[1])

@@ -36,7 +36,7 @@ from tpsample.backends.screening.int8_copy import BLOCK, GROUP, Int8Copy
 from tpsample.core.word import KEY_MINUS_INF, TOKEN_BITS, TOKEN_MASK
 from tpsample.request.controls.apply import StepControls
 from tpsample.request.plan import BatchPlan
-from tpsample.request.step import Found, Push, Step, halves
+from tpsample.request.step import Found, Push, Step, raw_and_processed
 from tpsample.settings import Settings
 
 COPY_ROWS = 2
@@ -95,7 +95,7 @@ class NativeBackend(Backend):
             return
         kinds = plan.kinds
         assert step.logits is not None
-        kept = halves(step.logits, len(plan.stored_list))
+        kept = raw_and_processed(step.logits, len(plan.stored_list))
         raw, processed = map(array_of, kept)
         plain = array_of(kinds.plain)
         self._draw(step, source, plain, plain if given else None, head, best)
@@ -173,8 +173,8 @@ class NativeBackend(Backend):
             rows = index, sources, draws_of(step.noise), head, NONE, False
             self._run(draw_given, source, num_rows, *rows, outputs=(words_of_threads,))
         words = words_of_threads[0] if threads == 1 else words_of_threads.max(axis=0)
-        its = index if step.batch.plan.stored_index is not None else slice(None)
-        best[:, its] = np.maximum(best[:, its], words[:, :, 0].T)
+        batch_rows = index if step.batch.plan.stored_index is not None else slice(None)
+        best[:, batch_rows] = np.maximum(best[:, batch_rows], words[:, :, 0].T)
 
     def _draw_roughly(
         self, step: Step, source: Weight, index: np.ndarray, head: native.NativeHead, memory: Memory

@@ -9,7 +9,7 @@ from tpsample.backends.backend import Backend
 from tpsample.core import word
 from tpsample.core.row_noise import RowNoise
 from tpsample.core.score import logits_tile, score_tile
-from tpsample.request.step import Push, Step, halves
+from tpsample.request.step import Push, Step, raw_and_processed
 
 TILE_ELEMENTS = 2**18
 """Logits per tile: 2 MB of float64, about what stays in a core's cache."""
@@ -38,7 +38,7 @@ class TorchBackend(Backend):
             self.raise_best(drawn_best, processed[drawn], start, noise)
             if plan.stored_index is not None:
                 assert step.logits is not None
-                memory = halves(step.logits, len(plan.stored_index))
+                memory = raw_and_processed(step.logits, len(plan.stored_index))
                 for half, logits in zip(memory, (raw, processed), strict=True):
                     if len(half):
                         half[:, start:stop] = logits[plan.stored_index]

@@ -34,7 +34,7 @@ from tpsample.output import Logprobs
 from tpsample.request.filters import LogprobRows, Thresholds
 from tpsample.request.plan import BatchView
 from tpsample.request.row_filter import BEST_SCORES
-from tpsample.request.step import Found, TileWords, halves
+from tpsample.request.step import Found, TileWords, raw_and_processed
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -166,7 +166,7 @@ class ShardLogits:
         count, rough = len(batch.plan.stored_list), None
         raw = processed = stored
         if stored.shape[0] > count:  # with controls
-            raw, processed = halves(stored, count)
+            raw, processed = raw_and_processed(stored, count)
         if not batch.plan.stores_in_order:
             assert batch.plan.stored_index is not None
             noise = noise.select(batch.plan.stored_index)

@@ -23,7 +23,7 @@ from torch import Tensor
 from tpsample.backends.numba_.kernels import cuts, ends, laws, passes
 from tpsample.backends.numba_.kernels.arrays import array_of
 from tpsample.backends.numba_.kernels.best_scores import first_kept, known_best
-from tpsample.backends.numba_.kernels.compiling import is_ready, told
+from tpsample.backends.numba_.kernels.compiling import announced, is_ready
 from tpsample.backends.numba_.kernels.decode import decode
 from tpsample.backends.numba_.kernels.draw import draw, draw_given
 from tpsample.backends.numba_.kernels.first_logits import store_first
@@ -156,7 +156,7 @@ def compile_missing(weight: Tensor, *, screened: bool = False, last_first: bool 
     """
     missing = missing_of(weight, screened=screened)
     if missing:
-        told.append("all")  # by the line below
+        announced.append("all")  # by the line below
         seconds = SECONDS_EACH * len(missing)
         level = logging.WARNING if seconds > LONG_S else logging.INFO
         log.log(level, "compiling the kernels of this CPU, once per machine: about %d s", seconds)

@@ -112,14 +112,14 @@ def is_ready(kernel: Any, types: tuple) -> bool:
     return types in kernel.overloads or kernel._cache.has(types)
 
 
-told: list[str] = []
+announced: list[str] = []
 """Has one entry once this process has told its user that it compiles kernels: which ones."""
 
 
 def tell_once(kernel: str) -> None:
     """Say, once in a process, that kernels are compiled, and that the next process has them."""
-    if not told:
-        told.append(kernel)
+    if not announced:
+        announced.append(kernel)
         log.warning(
             "compiling %s, and other kernels of this CPU as steps need them, some seconds each, "
             "once per machine; warm_up() does so ahead",

@@ -64,7 +64,7 @@ def told_logprobs(words, asked, cut, sums, log_total, vocab_size, token_ids, val
             has_values &= sampled[i, j] >= 0
         for j in range(count):
             num_kept += first[i, j] >= cut[i]
-        heat, rank = F64(temperature[i]), count
+        temperature64, rank = F64(temperature[i]), count
         for place in range(token_ids.shape[1] - 1, -1, -1):
             of_top = place - num_drawn
             if of_top < 0 or of_top >= num_top:
@@ -79,8 +79,8 @@ def told_logprobs(words, asked, cut, sums, log_total, vocab_size, token_ids, val
                 its_rank = of_row[num_own] if key_of(word) == last else smaller(rank, num_kept)
             kept, logit = word >= cut[i], value_of(word)
             wanted &= has_values
-            value = 0.0 if logit == top[i] else (F64(logit) - F64(top[i])) / heat
-            value = F64(logit) / heat if as_logits[i] else value - log_total[i]
+            value = 0.0 if logit == top[i] else (F64(logit) - F64(top[i])) / temperature64
+            value = F64(logit) / temperature64 if as_logits[i] else value - log_total[i]
             value = value if kept else -np.inf
             values[i, place] = value if wanted else np.nan
             token_id = I64(TOKEN_MASK) - (word & I64(TOKEN_MASK))
