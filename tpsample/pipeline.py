@@ -180,10 +180,11 @@ class Pipeline:
         if not plain:
             with range_of("filters"):
                 rows, ranks = self.stored_logits(step), self.ranks
-                filtered, cut, *known = draw_filtered(rows, step, ranks, exchange.payloads())
-                exchange.finish(words, *written, filtered)
+                filtered = draw_filtered(rows, step, ranks, exchange.payloads())
+                exchange.finish(words, *written, filtered.words)
                 if batch.plan.logprobs is not None:
-                    out.logprobs = logprobs_of(rows, batch, ranks, out.token_ids, cut, *known)
+                    out.logprobs = logprobs_of(rows, batch, ranks, out.token_ids, filtered)
+                cut = filtered.cut
         self.desync.last = step.noise.positions, out.seeds, out.token_ids
         return None if batch.plan.kept_cap is None else cut
 

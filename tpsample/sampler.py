@@ -360,16 +360,19 @@ class LMHeadSampler(Sealed):
                     for batch in batches_of(kinds, num_rows, self.vocab_size, device, **how):
                         self._step_over_zeros(batch, draws)
                     if "logprobs" in kinds and self.weight.shape[1]:
-                        zeros = self.weight.new_zeros(num_rows, self.weight.shape[1])
-                        next_ids = torch.zeros(num_rows, dtype=torch.int64, device=device)
-                        for top in (1, min(FEW_LOGPROBS + 1, self.vocab_size)):
-                            self.prompt_logprobs(zeros, next_ids, top=top)
+                        self._prompt_over_zeros(num_rows)
             of_shard = self.shard, self.vocab_size
             if "top_p" in kinds and compiled:
                 list_over_zeros(*of_shard, self.ranks.world_size, device)
             if num_drafts and compiled:
                 verify_over_zeros(*of_shard, num_drafts, device)
         self.agreement.compare_next_states()
+
+    def _prompt_over_zeros(self, num_rows: int) -> None:
+        zeros = self.weight.new_zeros(num_rows, self.weight.shape[1])
+        next_ids = torch.zeros(num_rows, dtype=torch.int64, device=self.weight.device)
+        for top in (1, min(FEW_LOGPROBS + 1, self.vocab_size)):
+            self.prompt_logprobs(zeros, next_ids, top=top)
 
     def _step_over_zeros(self, batch: StepBatch | BatchView, num_samples: int | None) -> None:
         if self.weight.shape[1]:

@@ -584,8 +584,8 @@ tpsample/filters/finish.py
     + return rows.rough is None
     > test_raw_logprobs_beside_a_top_k_are_of_logits_without_a_bias
     logprobs have the first words of filtered rows
-    - own_first, first = first[batch.plan.filtered_places], first[logprob_rows.places]
-    + own_first = first = first[batch.plan.filtered_places]
+    - own_first, first = first[plan.filtered_places], first[logprob_rows.places]
+    + own_first = first = first[plan.filtered_places]
     > filters/test_fixed_rounds.py
     logprobs and filters each find their first words
     - return rows.logits is rows.raw and rows.rough is None

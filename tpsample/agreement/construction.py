@@ -120,19 +120,10 @@ def _agreed_settings(
     ranks.prepare(compile_kernels)
     records = gather_or_raise(ranks, record, error)
     require_equal([r["same"] for r in records])
-    held = [HeldRows(**r["held"]) for r in records]
     if any(record["versions"] != records[0]["versions"] for record in records):
         log.warning("versions differ between ranks: %s", [r["versions"] for r in records])
-    named = [None if r["shard"] is None else VocabShard(*r["shard"]) for r in records]
     try:
-        check_sliced(given["vocab_size"], named, held)
-        rows = [weight.rows for weight in held]
-        vocab_size, shards = resolve_shards(given["vocab_size"], named, rows)
-        if given["on_failed"] >= vocab_size:
-            raise RankMismatch(
-                f"on_failed: expected -1 or an id below vocab_size={vocab_size}, got "
-                f"{given['on_failed']}"
-            )
+        vocab_size, shards = _agreed_shards(given["vocab_size"], given["on_failed"], records)
     except RankMismatch as wrong:
         if ranks.world_size == 1:  # there is nobody to disagree with
             raise ValueError(str(wrong)) from None
@@ -163,6 +154,27 @@ def _agreed_settings(
         seeds=SeedSource(records[0]["seed_root"]),
         **given | agreed,
     )
+
+
+def _agreed_shards(
+    vocab_size: int | None, on_failed: int, records: list[dict[str, Any]]
+) -> tuple[int, list[VocabShard]]:
+    """Return the vocabulary size and every rank's shard, from every rank's record.
+
+    Raises:
+        RankMismatch: they do not fit together, or `on_failed` is no id of that vocabulary.
+    """
+    held = [HeldRows(**record["held"]) for record in records]
+    named = [
+        None if record["shard"] is None else VocabShard(*record["shard"]) for record in records
+    ]
+    check_sliced(vocab_size, named, held)
+    resolved_size, shards = resolve_shards(vocab_size, named, [weight.rows for weight in held])
+    if on_failed >= resolved_size:
+        raise RankMismatch(
+            f"on_failed: expected -1 or an id below vocab_size={resolved_size}, got {on_failed}"
+        )
+    return resolved_size, shards
 
 
 def versions() -> dict[str, str]:

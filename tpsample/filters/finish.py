@@ -78,14 +78,15 @@ class Filtered(NamedTuple):
     Attributes:
         words: the score words of the rows; None if no row has filters.
         cut: where the kept sets of the rows end, if that was searched.
-        of_logprobs: the `own_words` of all ranks, if they came with the words of the step.
+        of_logprobs: the `own_words` of all ranks, if they came with the words of the step. Each
+            rank then sent its own best tokens in place of the drawn ones.
         first: first words of the rows that ask for logprobs, if these were found.
     """
 
-    words: FilteredWords | None
-    cut: Cut | None
-    of_logprobs: Tensor | None
-    first: Tensor | None
+    words: FilteredWords | None = None
+    cut: Cut | None = None
+    of_logprobs: Tensor | None = None
+    first: Tensor | None = None
 
 
 def draw_filtered(
@@ -97,29 +98,27 @@ def draw_filtered(
         rows: the logits of the rows that `step.batch.plan` stores.
         gathered: the `candidates_of` all ranks, if they came with the words.
     """
-    batch, words, cut, of_logprobs, first = step.batch, None, None, None, None
-    filters, logprob_rows = batch.plan.filters, batch.plan.logprobs
+    plan, reads = step.batch.plan, step.batch.may_read
+    filters, logprob_rows, of_logprobs = plan.filters, plan.logprobs, None
     if gathered is not None and logprob_rows is not None and logprob_rows.unfiltered:
         *gathered, of_logprobs = gathered
-    if filters is not None:
-        filtered = rows.select(batch.plan.filtered_places)
-        arguments = filtered, filters, ranks
-        reads, sets = batch.may_read, batch.plan.kept_cap is not None
-        if batch.plan.by_cuts:
-            own = None if gathered is None else gathered[0]
-            number = 1 if logprob_rows is None else max(1, logprob_rows.top)
-            drawn, cut = sample_by_cuts(
-                *arguments, sets=sets, number=number, may_read=reads, gathered=own
-            )
-        else:
-            own_first = None
-            if logprob_rows is not None and _may_share_first_words(rows, filters, reads, gathered):
-                first = rows.first_words(max(filters.demand.first, logprob_rows.top))
-                own_first, first = first[batch.plan.filtered_places], first[logprob_rows.places]
-            drawn = sample_filtered(*arguments, may_read=reads, gathered=gathered, first=own_first)
-        assert batch.plan.filtered_place is not None
-        words = FilteredWords(drawn, batch.plan.filtered_place)
-    return Filtered(words, cut, of_logprobs, first)
+    if filters is None:
+        return Filtered(of_logprobs=of_logprobs)
+    arguments, cut, first = (rows.select(plan.filtered_places), filters, ranks), None, None
+    if plan.by_cuts:
+        own, sets = None if gathered is None else gathered[0], plan.kept_cap is not None
+        number = 1 if logprob_rows is None else max(1, logprob_rows.top)
+        drawn, cut = sample_by_cuts(
+            *arguments, sets=sets, number=number, may_read=reads, gathered=own
+        )
+    else:
+        own_first = None
+        if logprob_rows is not None and _may_share_first_words(rows, filters, reads, gathered):
+            first = rows.first_words(max(filters.demand.first, logprob_rows.top))
+            own_first, first = first[plan.filtered_places], first[logprob_rows.places]
+        drawn = sample_filtered(*arguments, may_read=reads, gathered=gathered, first=own_first)
+    assert plan.filtered_place is not None
+    return Filtered(FilteredWords(drawn, plan.filtered_place), cut, of_logprobs, first)
 
 
 def logprobs_of(
@@ -127,21 +126,16 @@ def logprobs_of(
     batch: BatchView,
     ranks: Ranks,
     token_ids: Tensor,
-    cut: Cut | None = None,
-    gathered: Tensor | None = None,
-    first: Tensor | None = None,
+    filtered: Filtered,
 ) -> Logprobs:
     """Return the logprobs of the rows that ask for them. Collective.
 
     Args:
         rows: the logits of the rows that `batch.plan` stores.
         token_ids: int64 [B] or [B, num_samples], the tokens drawn; -1 in a row without.
-        cut: where the kept sets of the batch's filtered rows end, if that is known.
-        gathered: the `own_words` of all ranks, if they came with the words of the step. Each rank
-            then sent its own best tokens in place of the drawn ones.
-        first: as in `tpsample.filters.logprobs.own_words`.
+        filtered: what is known of the filtered rows.
     """
-    logprob_rows = batch.plan.logprobs
+    logprob_rows, cut, gathered = batch.plan.logprobs, filtered.cut, filtered.of_logprobs
     assert logprob_rows is not None
     all_rows = lists_all(logprob_rows.row_list, batch.rows)
     drawn = token_ids if all_rows else token_ids[logprob_rows.row_index]
@@ -161,7 +155,7 @@ def logprobs_of(
             gathered = words_of_first(among, logprob_rows)
         ends = None if cut is None or logprob_rows.filters is None else cut.words_of_logprobs
         arguments = shown, logprob_rows, sampled, ranks
-        known: dict[str, Any] = {"ends": ends, "gathered": gathered, "first": first}
+        known: dict[str, Any] = {"ends": ends, "gathered": gathered, "first": filtered.first}
         logprobs = find_logprobs(*arguments, may_read=batch.may_read, **known)
     if not all_rows:
         none = Logprobs.none(batch.rows, logprobs.token_ids.shape[1], token_ids.device)

@@ -140,8 +140,21 @@ def batches_of(
         mixes = (("logprobs", *others) for others in ((), filtered, controlled))
         for mix in dict.fromkeys(mixes):
             yield _batch_of(mix, num_rows, many_logprobs=True, **how)
-    if not compiled:
-        return
+    if compiled:
+        yield from _batches_by_kernel(kinds, num_rows, num_drafts, **how)
+
+
+def _batches_by_kernel(
+    kinds: Sequence[Kind],
+    num_rows: int,
+    num_drafts: int,
+    *,
+    vocab_size: int,
+    device: torch.device,
+) -> Iterator[StepBatch | BatchView]:
+    """Yield batches for kernels that are compiled for absent arguments; see `batches_of`."""
+    how: dict[str, Any] = {"vocab_size": vocab_size, "device": device}
+    by_first = [kind for kind in _BY_FIRST_WORDS if kind in kinds]
     stored = [kind for kind in kinds if kind in (*_OF_ONE_ROW[1:], "kept sets")][:1]
     for kind in ("plain", *stored):
         cap = 2 if kind == "kept sets" else None

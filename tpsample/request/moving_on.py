@@ -45,8 +45,8 @@ class SteppedRows(NamedTuple):
     """A step as its batch sees it.
 
     Attributes:
-        sampler: the `id` of the sampler's pipeline. Two samplers that share a batch are a target and
-            its drafter, which draw at the same positions on purpose.
+        sampler: the `id` of the sampler's pipeline. A target and its drafter share a batch, and
+            draw at the same positions on purpose.
         inputs: hidden states or logits [B, …].
         positions: int64 [B].
         slots: the slots of a selection, as bytes; empty for a whole batch.

@@ -39,7 +39,7 @@ from tpsample.backends import room_of
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.backends.torch_.verification import Laws, Verification
 from tpsample.core.caller_warning import warn
-from tpsample.filters.finish import logprobs_of, shard_logits
+from tpsample.filters.finish import Filtered, logprobs_of, shard_logits
 from tpsample.filters.kept_sets import Cut, find_cut, kept_sets_of
 from tpsample.output import SampleOutput, VerifyOutput
 from tpsample.ranks.ranks import Ranks
@@ -120,7 +120,7 @@ def verify_by_ratio(
     )
     if batch.plan.logprobs is not None:
         tokens = verified.token_ids.flatten()
-        verified.logprobs = logprobs_of(stored, batch, ranks, tokens, cut)
+        verified.logprobs = logprobs_of(stored, batch, ranks, tokens, Filtered(cut=cut))
     if cut is not None and batch.plan.kept_cap is not None:
         # A row that failed emits nothing where it stops.
         emitted = (verified.token_ids >= 0).flatten()
