@@ -7,8 +7,8 @@ step.
 
 A graph may compute seeds, temperatures and masks before the step, so they are arguments. The rest
 of the batch is found by its number, and a batch has another number once its rows change. No graph
-can change that rest, because dynamo cannot enter the lock that every change takes. So the operator
-is a pure function as far as a graph sees it, and declares neither writes nor side effects.
+can change that rest, because dynamo cannot enter the lock that every change takes. So for a graph
+the operator is a pure function, and it declares neither writes nor side effects.
 
 A step that needs the host, and every other call, breaks the graph and runs outside of it, so its
 tokens are right, too. With fullgraph=True the compiler refuses it instead, and gives our reason.
@@ -37,7 +37,7 @@ outside = left_alone(
 """A step outside of the graph that is being compiled."""
 
 PLAIN = 0
-"""In place of a batch's number: a step reads nothing but seeds and temperatures."""
+"""It stands for the number of a batch if a step reads only seeds and temperatures."""
 
 
 @torch.library.custom_op("tpsample::sample", mutates_args=())

@@ -7,7 +7,8 @@
                                                    has the module, else `refresh` has to be given it
                                                    (one warning if the old one is a Parameter)
 
-Steps read aliases, which share memory with the caller's tensors. Each call looks whether they do.
+Steps read aliases, which share memory with the caller's tensors. Each call checks that they still
+do.
 
 A DTensor as the weight brings shard and group with it, as it is distributed:
 
@@ -44,14 +45,15 @@ class CallerTensors:
     """The caller's tensors by argument, and the aliases of them that steps read.
 
     Args:
-        given: the caller's tensors by argument, which may be DTensors; None leaves an argument out,
-            and a module stands for its weight and its bias.
-        settings: have the aliases.
-        moved: is called after an alias lies elsewhere in memory, with the weight if it is that one.
+        given: the caller's tensors by argument, which may be DTensors. None stands for no tensor,
+            and a module for its weight and its bias.
+        settings: the settings of the sampler, which hold the aliases.
+        moved: called after an alias has moved in memory; its argument is the weight, or None for
+            the bias.
 
     Attributes:
-        warns: whether the next step warns if nobody else has a Parameter that is read. The first
-            warning ends it; a copy of a sampler has Parameters of its own.
+        warns: whether the next step warns if only the sampler refers to a Parameter. It is False
+            after the first warning, and in a copied sampler, which owns its Parameters.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class CallerTensors:
         self.warns = self._module is None
 
     def given(self) -> dict[str, Any]:
-        """Return what the caller gave last, by argument."""
+        """Return the caller's latest tensors or module, by argument."""
         if self._module is not None:
             return {"lm_head_weight": self._module, "bias": None}
         return {"bias": None} | {name: given for name, (given, _) in self._given.items()}
@@ -90,7 +92,7 @@ class CallerTensors:
         """
         if self._module is not None:
             self._look_up(self._module)
-        # First of all, because a name for a tensor would be another reference.
+        # This comes first, because a variable that holds a tensor would count as a reference.
         for name, held in self._given.items() if self.warns else ():
             if sys.getrefcount(held[0]) == _ONE_OWNER and isinstance(held[0], nn.Parameter):
                 self._warn_of_orphan(name)
@@ -182,8 +184,8 @@ def local_arguments(
 ) -> tuple[object, dict[str, Any], Exception | None]:
     """Return group and arguments of a sampler with plain tensors for modules and DTensors.
 
-    An error of whatever kind comes beside the group, where that is known, so that the ranks of the
-    group are told.
+    The third result is an error of any kind, or None. It is returned, not raised, so that the ranks
+    of the group can be told.
 
     Args:
         group: as `LMHeadSampler` takes it.

@@ -34,7 +34,7 @@ from tpsample.settings import ChosenBackend, Settings
 log = logging.getLogger(__name__)
 
 _OWN = ("weight", "bias", "shard", "head", "backend", "screening")
-"""Arguments that are not compared as they were given: all others must be equal on every rank."""
+"""Arguments that are not compared by value. All others must be equal on every rank."""
 
 
 @contextlib.contextmanager
@@ -51,9 +51,9 @@ def agree(
     The ranks go on to build a sampler in the body of the `with` statement, and make no other call.
 
     Args:
-        group, logit_scale, logit_softcap: as `LMHeadSampler` takes them. If the first is no group,
-            the default group is told.
-        error: what is known to be wrong.
+        group, logit_scale, logit_softcap: as in `LMHeadSampler`. The error of a wrong group goes to
+            the ranks of the default group.
+        error: an error that the caller has found before.
         given: the other arguments that `checked_arguments` takes.
 
     Raises:
@@ -87,7 +87,7 @@ def refuse_to_build(given: dict[str, Any], error: TypeError) -> NoReturn:
     """Raise an error on every rank of a group that builds a sampler.
 
     Args:
-        given: arguments of the call that builds it. The group is known from them, or the default.
+        given: arguments of the call that builds it; without a group it is the default group.
     """
     known = {"weight": given.get("lm_head_weight"), "group": group_among(given)}
     others = dict.fromkeys(("bias", "shard", "vocab_size", "logit_scale", "logit_softcap"))
@@ -178,7 +178,7 @@ def _agreed_shards(
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what computes. If they differ, near ties might be broken otherwise."""
+    """Return the versions of the libraries that compute. Others may break near ties differently."""
     by_package = {"torch": str(torch.__version__)}
     for name in ("triton", "numba"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -213,7 +213,7 @@ def _backend(given: dict[str, Any]) -> ChosenBackend:
 
 
 def _warn_of_backend(given: dict[str, Any], backend: str) -> None:
-    """Warn of a slow backend, or of a compiler in doubt, where a filter's error is still told."""
+    """Warn of a slow backend or a doubtful compiler, while ranks still hear of a filter's error."""
     device = given["weight"].device
     if given["backend"] == "auto" and device.type == "cpu" and backend != "numba":
         way_out = "unset TRITON_INTERPRET" if backend == "triton" else numba_missing()
@@ -230,14 +230,14 @@ def _warn_of_backend(given: dict[str, Any], backend: str) -> None:
 
 
 def default_backend(device: torch.device) -> ChosenBackend:
-    """Return what backend="auto" stands for on a device."""
+    """Return the backend that backend="auto" means on a device."""
     if device.type == "cuda" or interpreted():
         return "triton"
     return cpu_backend() if device.type == "cpu" else "torch"
 
 
 def cpu_backend() -> ChosenBackend:
-    """Return the faster backend of a CPU that is at hand; it interprets no kernels."""
+    """Return the fastest available backend of a CPU, which is never the interpreter."""
     return "numba" if numba_missing() is None else "torch"
 
 

@@ -24,8 +24,8 @@ class HeldRows:
 
     Attributes:
         rows, columns: V_local and D.
-        digest: of some rows; None if they are alike, as those of a weight that is not loaded yet.
-        padded: whether the last row is zero, and others are not.
+        digest: a digest of some rows; None if all are alike, as before the weight is loaded.
+        padded: whether the last row is zero, and other rows are not.
     """
 
     rows: int
@@ -46,11 +46,11 @@ class HeldRows:
 def check_sliced(
     vocab_size: int | None, shards: list[VocabShard | None], held: list[HeldRows]
 ) -> None:
-    """Check that each of several ranks was given rows of its own, and says which they are.
+    """Check that each of several ranks holds different rows, and that it is known which.
 
     Raises:
-        RankMismatch: every rank holds the whole vocabulary, or two ranks the same rows; or nobody
-            says where the vocabulary ends, and the rows do not show it. A lone rank is warned.
+        RankMismatch: every rank holds the whole vocabulary, or two ranks the same rows; or no
+            argument and no row shows where the vocabulary ends. A lone rank gets a warning.
     """
     if len(held) == 1:
         if held[0].padded and vocab_size is None and shards[0] is None:

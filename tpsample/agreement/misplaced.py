@@ -20,11 +20,11 @@ _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
 def collective(refuse: Callable[[dict[str, Any], TypeError], object]) -> Callable[[_Call], _Call]:
-    """Let a call be refused on every rank, as for a wrong argument, where Python refuses it on one.
+    """Refuse a call on every rank if Python refuses its arguments on one.
 
     Args:
-        refuse: raises the error on every rank. It is given the arguments by name, those of unknown
-            names too, and by their place.
+        refuse: raises the error on every rank. It gets the arguments by name and by position, also
+            those of unknown names, and the error.
     """
 
     def decorated(call: _Call) -> _Call:
@@ -84,11 +84,11 @@ def require_sampler_on_all_ranks(sampler: Any) -> None:
 
 
 def misplaced(call: Callable[..., object], named: Mapping[str, object], message: str) -> TypeError:
-    """Return the error for arguments that have no place in a call, with the way out.
+    """Return the error for arguments that a call does not take, with the way out.
 
     Args:
-        named: those that were given by name.
-        message: what is wrong, if no name is.
+        named: the arguments that were given by name.
+        message: Python's message, which is used if every name is right.
     """
     shown, takes = call.__qualname__.removesuffix(".__init__"), inspect.signature(call).parameters
     for name in named:

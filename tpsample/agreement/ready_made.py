@@ -1,4 +1,4 @@
-"""Logits that come ready-made must be logits, and the head's own steps be no surprise."""
+"""Checks of the caller's logits: they are no probabilities, and include the head's own steps."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from tpsample.request.step import Inputs
 from tpsample.settings import Settings
 
 LOOKS = 3
-"""Tensors of each argument that are looked at as possible probabilities."""
+"""How many tensors of each argument are checked for probabilities."""
 ROUNDED = 1e-2
 """How far from 1 a sum of probabilities in bf16 may be."""
 FEW_COLUMNS = 16
-"""Fewer numbers than these say nothing by their sum: 0 and 1 are two logits as well as two
-probabilities."""
+"""Rows with fewer numbers are not checked: 0 and 1 may be two logits or two probabilities."""
 
 
 class ReadyMadeLogits:
@@ -50,8 +49,8 @@ class ReadyMadeLogits:
     def refuse_probabilities(self, name: str, logits: Tensor) -> None:
         """Raise a ValueError if one of the first tensors of an argument has probabilities.
 
-        Only a CPU is asked, because there nobody waits. Rows of logits are hardly ever in [0, 1]
-        with the sum 1, or on a part of the vocabulary with a smaller sum.
+        This reads tensors of a CPU alone, where it need not wait. Rows of logits hardly ever lie in
+        [0, 1] and sum to 1, or to less on a part of the vocabulary.
 
         Args:
             logits: [..., V_local].

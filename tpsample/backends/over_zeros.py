@@ -29,7 +29,7 @@ LAWS = (torch.float32, torch.bfloat16, torch.float16)
 def list_over_zeros(
     shard: VocabShard, vocab_size: int, num_ranks: int, device: torch.device
 ) -> None:
-    """Launch the kernels of rows whose kept tokens fit a list: those of equal logits do not."""
+    """Launch the kernels of rows whose kept tokens fit into a list, as equal logits never do."""
     request = SamplingParams(seed=0, top_p=0.9, logprobs=1, logprobs_mode="processed_logprobs")
     batch = SamplingBatch.from_params([request], vocab_size=vocab_size, device=device)
     filters, logprob_rows = batch.plan.filters, batch.plan.logprobs
@@ -55,10 +55,10 @@ def list_over_zeros(
 def verify_over_zeros(
     shard: VocabShard, vocab_size: int, num_drafts: int, device: torch.device
 ) -> None:
-    """Launch each kernel that a verification, or a draw of a drafter, may need behind the LM head.
+    """Launch every kernel of verifications and of drafters' draws except the LM head.
 
     Args:
-        num_drafts: of later verifications at most.
+        num_drafts: the most drafts per row of later verifications.
     """
     room, zero = room_of("triton"), torch.zeros(1, dtype=torch.int64, device=device)
     for width in _widths(num_drafts + 1):
@@ -72,9 +72,10 @@ def verify_over_zeros(
 
 
 def _widths(most: int) -> Iterator[int]:
-    """Yield numbers of positions, up to `most`, that stand for all of these.
+    """Yield numbers of positions whose kernels serve every number up to `most`.
 
-    Those up to 32 share kernels, and so do those between a larger power of two and the next.
+    All numbers up to 32 share kernels. So do all numbers between a larger power of two and the
+    next one.
     """
     width = 32
     while width < most:

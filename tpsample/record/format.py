@@ -318,11 +318,13 @@ def read(path: str | Path) -> Record:
 
 @dataclass(frozen=True)
 class Record:
-    """Tokens, and what each row was drawn from. One from a file has been checked, but for its head.
+    """The tokens of a step, and all that they were drawn from.
+
+    A record that was read from a file has been checked, except for its head.
 
     Attributes:
-        tensors: by the names of the file, on one device.
-        params: requests; one from a file has its seed, and asks for no logprobs.
+        tensors: the tensors by the names in the file, on one device.
+        params: the requests. From a file they have seeds, and ask for no logprobs.
         tokens_so_far: arguments of `SamplingBatch.from_params`, a list per row.
         head: scale and soft-cap, as `LMHeadSampler` takes them.
     """

@@ -18,9 +18,9 @@ from tpsample.core.checks import kind_and_text, text_of
 from tpsample.record.format import LoadHead, Record, read
 
 LOGITS = 2**24
-"""As many at a time are computed, or D rows of them, which are no more than the head has values."""
+"""How many logits are computed at a time; or D rows, which are no more numbers than the head has."""
 SAMPLED_LOGITS = 2**20
-"""As many at a time are sampled, which takes about 200 bytes for each."""
+"""How many logits are sampled at a time, which takes about 200 bytes for each."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ def verify_record(path: str | Path, *, load_head: LoadHead | None = None) -> lis
     except ImportError:
         raise
     except Exception as error:  # whatever a file brings about, it is the file that is wrong
-        said = text_of if isinstance(error, (TypeError, ValueError)) else kind_and_text
-        raise ValueError(f"record: {said(error)}") from error
+        describe = text_of if isinstance(error, (TypeError, ValueError)) else kind_and_text
+        raise ValueError(f"record: {describe(error)}") from error
 
 
 def logits_of(

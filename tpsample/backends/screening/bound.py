@@ -37,9 +37,9 @@ LARGEST = 2.0**100
 DEFINITION_ERROR = 2 * UNIT
 """γ of a product that is exact but for one rounding."""
 ROUNDING = 8 * UNIT
-"""Of the approximate product; a kernel rounds the limbs' sum and three products."""
+"""Relative error of the approximate product: a kernel rounds the limbs' sum and three products."""
 DOWN = 2.0**-20
-"""Relative; more than the roundings of the threshold of y and of what it is compared with."""
+"""By this part the threshold of y is lowered, which is more than all roundings of a comparison."""
 
 
 def round_up(values: Tensor) -> Tensor:

@@ -53,12 +53,12 @@ from tpsample.core.digest import column_factors, sum_rows
 NUMBERS = 4 * (1 + 1 + 1)
 """Bytes of a row beside its integers: the scale, and the norms of residual and row."""
 LOOKED_AT = 8
-"""Rows that a step compares with their sums."""
+"""How many rows a step compares with their sums."""
 BLOCK = 64
-"""Ids that a CPU multiplies before the next ones: most ids of a block of its kernels."""
+"""Most ids of a block of a CPU's kernels, which multiply one block after the other."""
 GROUP, OFFSET = 4, 128
-"""A CPU reads the numbers of so many columns at a time, and so much larger. That makes them
-unsigned: one instruction multiplies unsigned numbers by signed ones."""
+"""A CPU reads GROUP columns at a time, and OFFSET is added to their numbers. That makes them
+unsigned, for an instruction that multiplies unsigned numbers by signed ones."""
 CHUNK_ELEMENTS, GPU_CHUNK_ELEMENTS = 2**18, 2**24
 """Weights converted at a time: 2 MB of float64 stay in a CPU's cache. A GPU launches some 25 small
 kernels per chunk, so it takes 128 MB."""
@@ -70,13 +70,14 @@ class Int8Copy:
     A row with a number that is not finite has infinite norms, so nothing is proved of it.
 
     Args:
-        width: columns of `quantised`, zero behind D; default D.
-        lane: that of the first id in its block, for numbers in blocks, as a CPU reads them. There
-            the rows are the lanes of all blocks, and lanes outside of the shard are zeros.
+        width: columns of `quantised`; those after D are zero. Default: D.
+        lane: the lane of the first id in its block, for a CPU, which reads blocks. The rows are
+            then the lanes of all blocks, and lanes outside of the shard are zeros. Default: no
+            blocks.
 
     Attributes:
-        quantised: int8 [V_local, width], or uint8 [blocks, width / GROUP, BLOCK, GROUP], of
-            numbers that are larger by OFFSET; `width` is then a multiple of GROUP.
+        quantised: int8 [V_local, width]; in blocks uint8 [blocks, width / GROUP, BLOCK, GROUP], to
+            which OFFSET was added, and `width` is rounded up to a multiple of GROUP.
         scale: fp32 [rows].
         residual_norm, norm: fp32 [rows], rounded up.
     """
@@ -111,14 +112,15 @@ class Int8Copy:
             self._fill(weight, start, start + step)
 
     def rebind_weight(self, weight: Tensor) -> None:
-        """Be of this weight, of the same shape and dtype, from the next `refresh` on.
+        """Copy this weight, of the same shape and dtype, at the next `refresh`.
 
-        Torch counts changes by tensor, and an address may be that of an earlier weight.
+        Until then the copy is not current: torch counts changes per tensor, and the address of the
+        new tensor may be that of an earlier one.
         """
         self._weight, self._source = weight, None
 
     def is_current(self) -> bool:
-        """Return whether nothing is known of a change of the weight. Waits for no device."""
+        """Return False if the weight is known to have changed. It does not wait for a device."""
         if self._memory() != self._source:
             return False
         if self._key is None:

@@ -66,6 +66,6 @@ def add_weighted_rows(
         )
 
 
-def _rows(*each: Tensor) -> tuple[Tensor, ...]:
+def _rows(*matrices: Tensor) -> tuple[Tensor, ...]:
     """Return tensors whose rows lie in one piece."""
-    return tuple(its if its.stride(1) == 1 else its.contiguous() for its in each)
+    return tuple(rows if rows.stride(1) == 1 else rows.contiguous() for rows in matrices)

@@ -168,8 +168,8 @@ def max_or_nan(values, axis: tl.constexpr):
 
 @triton.jit
 def word_of_tile(best, token_id, first_id):
-    """A word of each column by which the tile is found again. A NaN's has the tile's first id,
-    because nobody looked for its own."""
+    """A word of each column, whose id leads back to the tile. A NaN's word has the tile's first id,
+    because the search for the best number does not find the id of a NaN."""
     return pack(best, tl.where(best != best, first_id, token_id))
 
 

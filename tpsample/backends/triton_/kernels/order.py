@@ -221,7 +221,7 @@ def best_of_groups(values, ids, mask, GROUP: tl.constexpr):
 
 
 class Best(NamedTuple):
-    """The best of each place of some blocks: numbers and ids, NO_ID where there was none."""
+    """The best number of each lane over some blocks, with its id; NO_ID if there was none."""
 
     numbers: tl.tensor  # fp32 [BLOCK]
     ids: tl.tensor  # int32 [BLOCK]
@@ -236,7 +236,7 @@ def no_best(BLOCK: tl.constexpr):
 
 @triton.jit
 def better(best, values, ids, mask):
-    """A `Best` with one more block, whose ids are greater; the first NaN of a place stays."""
+    """A `Best` after one more block, whose ids are greater. The first NaN of a lane stays."""
     beats = (values > best.numbers) | (values != values) | (best.ids == NO_ID)
     beats = beats & mask & (best.numbers == best.numbers)
     return Best(tl.where(beats, values, best.numbers), tl.where(beats, ids, best.ids))
@@ -244,7 +244,7 @@ def better(best, values, ids, mask):
 
 @triton.jit
 def word_of_best(best):
-    """The word of the best of all places; 0 if there is none."""
+    """The word of the best number of all lanes; 0 if there is none."""
     value = max_or_nan(best.numbers, 0)
     holds = (best.numbers == value) | (best.numbers != best.numbers)
     token = tl.min(tl.where(holds, best.ids, NO_ID), axis=0)
