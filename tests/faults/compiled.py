@@ -54,6 +54,10 @@ tpsample/compiled.py
     + GraphRows(object_of(of_batch, "batch"), temperature, seed, given)._read()
     > test_ranks_compare_tokens_so_far_inside_a_graph
 tpsample/core/handles.py
+    a look for samplers meets one that another thread builds
+    - objects = [reference() for reference in _objects.valuerefs()]
+    + objects = _objects.values()
+    > test_a_sampler_that_another_thread_builds_is_not_in_the_way_of_a_look_at_all[living]
     graph: rows that have changed keep their number
     - _objects.pop(before, None)
     + pass

@@ -175,6 +175,14 @@ tpsample/backends/numba_/kernels/noise.py
     + scale[i], random[i] = F32(1), F32(1)
     > test_words_of_drafts_are_those_of_the_definition[numba-0-torch.float32]
 tpsample/sampler.py
+    seeds are drawn in the middle of another thread's step
+    -         with self.agreement.thread:
+    -             self.checks.ready()
+    -             check_batch(
+    +         if True:
+    +             self.checks.ready()
+    +             check_batch(
+    > test_a_call_in_the_middle_of_another_is_told
     a warm-up compiles no verification by ratio
     - if num_drafts and compiled:
     + if False:
@@ -185,6 +193,10 @@ tpsample/output.py
     + return index < num_accepted.unsqueeze(1)
     > test_a_perfect_drafter_needs_a_step_per_k_plus_1_tokens
 tpsample/speculative/drafting.py
+    an index of NumPy is handed to a launch
+    - logits, number = draft_logits.detach(), call.num_samples
+    + logits, number = draft_logits.detach(), index
+    > test_an_index_of_another_library_is_its_number[numpy]
     no rows are drafted as some are
     - if call.rows == 0:
     + if False:

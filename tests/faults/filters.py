@@ -385,6 +385,10 @@ tpsample/backends/triton_/kernels/order.py
     - return first, tl.minimum(first + blocks_each, tl.cdiv(lead + width, BLOCK))
     + return first, tl.minimum(first + blocks_each, (lead + width) // BLOCK)
 tpsample/backends/triton_/kernels/best_scores.py
+    an index of words overflows 32 bits
+    - sample, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    + sample, row = tl.program_id(0), tl.program_id(1)
+    > test_the_words_of_many_samples_and_tiles_are_found
     kernel: best scores are taken of a group that nobody chose
     - mask = (group_word > 0) & (columns >= 0)
     + mask = (columns >= 0)

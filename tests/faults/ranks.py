@@ -444,6 +444,11 @@ tpsample/agreement/misplaced.py
     + if here is None:
     > test_a_rank_alone_raises_a_type_error[an error of the call itself]
 tpsample/agreement/step.py
+    an interrupted wait for the turn keeps other threads out for ever
+    -             self.thread.__exit__()
+    -             raise
+    +             raise
+    > test_a_call_that_was_interrupted_while_another_sampler_sent_is_not_in_the_way
     a rank inside torch.compile beside one outside is told as a request that is missing
     - return source | _named
     + return _named
@@ -545,7 +550,16 @@ tpsample/ranks/lost.py
     - silent = [rank for rank in missing if rank not in said]
     + silent = [rank for rank in missing if rank in said]
     > test_a_rank_that_stays_away_is_named_with_where_to_look
+tpsample/exchange/inboxes.py
+    a file of shared memory has holes
+    - os.posix_fallocate(descriptor, 0, 8 * math.prod(shape))
+    + os.ftruncate(descriptor, 8 * math.prod(shape))
+    > test_a_file_of_shared_memory_has_its_memory_or_is_refused
 tpsample/core/caller_warning.py
+    a warning meets a sampler that another thread builds
+    - calls = [reference() for reference in CALLS.valuerefs()]
+    + calls = CALLS.values()
+    > test_a_sampler_that_another_thread_builds_is_not_in_the_way_of_a_look_at_all[warn]
     a warning is one of this package's own lines
     - level = frame.f_back, level + 1
     + level = frame.f_back, level

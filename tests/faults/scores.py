@@ -176,6 +176,10 @@ tpsample/backends/torch_/decode.py
     + out.seeds = seeds
     > test_outputs_do_not_change_when_the_batch_does
 tpsample/reference.py
+    all samples have the scores of the first
+    - row_noise.positions.unsqueeze(1), sample)
+    + row_noise.positions.unsqueeze(1), 0)
+    > test_the_scores_of_a_sample_do_not_wait_for_those_before_it
     the definition draws at a position below 0
     - read_positions(positions, batch)
     + pass

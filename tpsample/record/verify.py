@@ -18,7 +18,7 @@ from tpsample.core.checks import kind_and_text, text_of
 from tpsample.record.format import LoadHead, Record, read
 
 LOGITS = 2**24
-"""How many logits are computed at a time; or D rows, which are no more numbers than the head has."""
+"""How many logits are computed at a time; or D rows, which are no more values than the head."""
 SAMPLED_LOGITS = 2**20
 """How many logits are sampled at a time, which takes about 200 bytes for each."""
 
