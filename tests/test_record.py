@@ -338,7 +338,7 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path):
             write_record(*step[:2], "m", case.params, 0, case.oracle(), **own)
     sampler = LMHeadSampler(case.weight, backend="torch")
     batch = SamplingBatch.from_params(case.params, vocab_size=300)
-    with pytest.raises(ValueError, match="^lm_head_weight: expected 300 rows"):
+    with pytest.raises(ValueError, match=r"^lm_head_weight: expected 300 rows"):
         write_record(*step[:2], case.weight[:150], batch, 0, case.oracle())
     for undrawn, samples in ((-1, None), (-1, 2), (9, None), (0, 2)):
         rows = batch.select(torch.tensor([0, undrawn]))

@@ -209,8 +209,8 @@ tpsample/request/moving_on.py
     + return False
     > test_tokens_of_a_selection_that_are_appended_twice_are_told_of_once
     dropped tokens of chunks are told of
-    - ended = self._positions[self.needy] >= self.known
-    + ended = self._positions[self.needy] >= 0
+    - ended = self._positions[self.needing_append] >= self.known
+    + ended = self._positions[self.needing_append] >= 0
     > test_dropped_tokens_of_chunks_are_not_told_of[False]
     positions that repeat are not told of
     - if self._times > 1 and self._draws_again(rows):
