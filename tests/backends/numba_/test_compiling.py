@@ -12,7 +12,7 @@ from tpsample.backends.numba_.kernels import compiled_ahead, compiling, kernel_c
 
 def test_the_first_kernel_that_a_process_compiles_is_told_once(monkeypatch, caplog):
     kernel, types = compiled_ahead.entries(torch.empty(1, 1))[-1]
-    monkeypatch.setattr(compiling, "told", [])
+    monkeypatch.setattr(compiling, "announced", [])
     monkeypatch.setattr(compiling, "is_ready", lambda *_: False)
     kernel.compile(types)
     kernel.compile(types)

@@ -97,7 +97,7 @@ def use(folder: Path, patch: pytest.MonkeyPatch) -> None:
     """Let the cache be that folder, in a process that has said that it compiles, and no more."""
     patch.setattr(kernel_cache, "folder", lambda: folder)
     patch.setattr(kernel_cache, "_failed", False)
-    patch.setattr(compiling, "told", ["all"])
+    patch.setattr(compiling, "announced", ["all"])
 
 
 @pytest.fixture
