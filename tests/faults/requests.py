@@ -518,10 +518,6 @@ tpsample/record/format.py
     a record takes the place of a link
     - Path(os.path.realpath(_path_of_a_file(name, "written", path)))
     + _path_of_a_file(name, "written", path)
-    a record of the rows of one rank is written
-    - if lm_head_weight.ndim and
-    + if False and
-    > test_what_could_not_be_read_again_is_not_written
     a record is written whose head nobody can read
     - record.head_of(None)
     + pass
