@@ -74,7 +74,7 @@ tpsample/backends/torch_/verification.py
     a row of padding recovers a token
     - good &= self.sampled.gather(1, last) >= 0
     + pass
-    > test_every_method_emits_nothing_for_padding[block-numba]
+    > test_every_method_emits_nothing_for_padding[block-torch]
 tpsample/core/residual.py
     a residual has its sign lost
     - draft_weight)).clamp_(min=0)
