@@ -38,14 +38,18 @@ def kernel_times(device: torch.device, dry_run: bool) -> Iterator[dict[str, Any]
             found: dict[str, Any] = {"host_us": host_us(step, count, device)}
             found["kernels"] = kernels(step, count, device)
             if not kind.kept_cap and kind.how != "prompt":  # which a graph cannot have
-                timed = run.time({"": calls.ours(kind).step}, own=[""])
-                found["replay_us"] = round(timed[""].median_us, 1)
+                timed = run.time({name: calls.ours(kind).step}, own=[name])
+                run.require_graphs()
+                found["replay_us"] = round(timed[name].median_us, 1)
             yield {f"{vocab_size}x{hidden_size}, {rows} rows, {name}": found}
         calls.sampler.close()
 
 
 def host_us(step: Callable[[], object], count: int, device: torch.device) -> float:
-    """Return how long the host is busy with a call, µs: the least of three rounds of calls."""
+    """Return the host's time of a call, µs, the least of three rounds of calls.
+
+    Calls that read the device, to see which rows are decided, wait for it.
+    """
     rounds = []
     for _ in range(3):
         start = time.perf_counter()

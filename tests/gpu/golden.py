@@ -51,6 +51,7 @@ def _rank(line: Connection, part: str, backend: str, exchange: str, device: str)
     shard = uneven_shards(V, dist.get_world_size())[dist.get_rank()]
     with torch.device(device):
         line.send(golden.record(golden.maker(shard, exchange=exchange), [part]))
+    dist.barrier()  # the others may still read this rank's memory
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -287,8 +287,8 @@ class StepAgreement:
     def must_compare_states(self, call: Call) -> bool:
         """Return whether the ranks must gather digests of the hidden states of this call.
 
-        This is for steps that are still `unseen`, where no message of the call carries a digest to
-        the other ranks. It returns True once.
+        This is for `steps_to_compare`, where no message of the call carries a digest to the other
+        ranks. It returns True once.
         """
         if self._swap is not None or call.hidden_states is None:
             return False

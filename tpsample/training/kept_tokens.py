@@ -139,7 +139,7 @@ class KeptTokens:
             )
         taken = torch.arange(len(kept.sizes), device=kept.sizes.device)
         if rows is not None:
-            taken = taken[_numbers_of(rows, taken)]
+            taken = taken[_index_of(rows, taken)]
         overflow = kept.overflow[taken]
         if bool(overflow.any()):
             which = taken[overflow]
@@ -161,8 +161,8 @@ class KeptTokens:
         return cls(offsets, listed, kept.whole[taken])
 
 
-def _numbers_of(rows: object, every: Tensor) -> Tensor:
-    """Return rows that the caller named, as an index of `every` one, if they are there."""
+def _index_of(rows: object, every: Tensor) -> Tensor:
+    """Return the caller's rows, a mask or numbers, if `every` row, by number, has them."""
     if isinstance(rows, Tensor) and rows.dtype == torch.bool:
         check_tensor("rows", rows, (torch.bool,), (len(every),), every.device)
         return rows
