@@ -516,8 +516,8 @@ tpsample/backends/numba_/kernels/first_logits.py
     > test_a_number_that_the_largest_reach
 tpsample/backends/numba_/passes.py
     native: beside listed rows the others have no first words
-    - listed = NOT_LISTED if self.first is None else self.first
-    + listed = NOT_LISTED if self.first is None else torch.ones_like(self.first)
+    - listed = NOT_LISTED if self.found is None else self.found.first
+    + listed = NOT_LISTED if self.found is None else torch.ones_like(self.found.first)
     > sampler/test_golden.py::test_one_rank_draws_the_committed_tokens
     native: a token stands before itself
     - self._marks(best, thresholds, count) + 1

@@ -23,12 +23,13 @@ from tpsample import (
 from tpsample.backends.numba_ import launch as native_backend
 from tpsample.backends.numba_.launch import NativeBackend
 from tpsample.backends.numba_.passes import NativeShardLogits
-from tpsample.backends.torch_.passes import Rough, ShardLogits
+from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core import word
 from tpsample.core.row_noise import RowNoise
 from tpsample.filters.thresholds import thresholds_of
 from tpsample.ranks.ranks import Ranks
 from tpsample.request.row_filter import BEST_SCORES
+from tpsample.request.step import Found
 
 V, D = 1500, 40
 KINDS = [
@@ -109,9 +110,9 @@ class Ends:
         filters = batch.plan.filters
         self.plain = ShardLogits.of(logits, batch, noise)
         nothing = torch.zeros(1, rows, num_samples, 0, dtype=torch.int64)
-        rough = Rough(nothing, error_bound, torch.arange(rows), lambda *_: None)
         first = torch.zeros(1, rows, 1, dtype=torch.int64)
-        self.rough = replace(NativeShardLogits.of(ends, batch, noise), first=first, rough=rough)
+        found = Found(first, nothing, error_bound, torch.arange(rows), lambda *_: None)
+        self.rough = NativeShardLogits.of(ends, batch, noise, found=found)
         self.best = self.plain.best_scores(BEST_SCORES)
         plain = replace(self.plain, top=word.value_of(self.best[:, 0]))
         self.thresholds = thresholds_of(plain, filters, Ranks())
@@ -123,7 +124,7 @@ def test_best_words_of_upper_ends_are_those_that_were_found():
     found = ends.rough.rough
     assert found is not None
     words = word.pack(torch.randn(1, 6, 2, 2 * BEST_SCORES), torch.arange(2 * BEST_SCORES))
-    rough = replace(ends.rough, rough=replace(found, best=words))
+    rough = replace(ends.rough, found=found._replace(best=words))
     best = rough.best_scores(BEST_SCORES)[:, 1:].unflatten(1, (2, 2, -1))
     scores, orders = best.unbind(dim=1)
     assert torch.equal(orders.flatten(1), rough.words_of(word.token_of(scores).flatten(1)))

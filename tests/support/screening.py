@@ -265,7 +265,7 @@ def stored_logits(local: Backend, step: Step) -> Tensor:
     plan = step.batch.plan
     assert step.logits is not None
     raw, processed = raw_and_processed(step.logits, len(plan.stored_list))
-    if step.found is not None and plan.rough:
+    if step.found is not None and step.found.store is not None:
         error_bound = step.found.error_bound.double().unsqueeze(1)
         last = processed if len(processed) else raw
         ends = last.double()

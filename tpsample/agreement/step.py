@@ -53,6 +53,8 @@ class Call(NamedTuple):
         token_ids: int64, the tokens in the arguments of the call, or None.
         hidden_states: [B, D] that the first calls compare, or None.
         position_bytes: the positions as bytes, where the host reads them.
+        draft_logits: [B, K, V_local], the law of the drafts of a verification; None if they were
+            certain, and for other calls.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Call(NamedTuple):
     token_ids: Tensor | None = None
     hidden_states: Tensor | None = None
     position_bytes: bytes = b""
+    draft_logits: Tensor | None = None
 
     def drawn_states(self) -> Tensor | None:
         """Return the hidden states of the drawn rows; those of other rows may differ."""

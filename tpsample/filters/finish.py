@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -39,7 +38,7 @@ def shard_logits(step: Step, shard: VocabShard, backend: str) -> ShardLogits:
     """Return the logits that a step stored on this rank, with the passes of its backend."""
     assert step.logits is not None
     found = step.found
-    if found is not None:
+    if found is not None and found.store is not None:
         found = found._replace(store=partial(found.store, step))
     return room_of(backend).passes.of(
         step.logits,
@@ -187,8 +186,7 @@ def _first_words_suffice(cut: Cut, plan: BatchPlan) -> bool:
 
 def _rows_in_mode(rows: ShardLogits, logprob_rows: LogprobRows) -> ShardLogits:
     """Return the rows that ask for logprobs, with raw or processed logits as their modes say."""
-    shown = rows.select(logprob_rows.places).shown(logprob_rows.processed)
-    return shown if shown.rough is None else replace(shown, rough=None)
+    return rows.select(logprob_rows.places).shown(logprob_rows.processed).as_exact()
 
 
 @lru_cache(16)

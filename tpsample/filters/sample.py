@@ -197,7 +197,7 @@ def _by_rejection(
     if filters.demand.weighed:
         sums = ranks.sum_integers(rows.before(best, thresholds, count))
     else:  # whether a token is kept follows from its logit alone
-        judged, sums = replace(rows, rough=None), best.new_zeros(best.shape)
+        judged, sums = rows.as_exact(), best.new_zeros(best.shape)
     words, decided, top = judged.first_kept(best, sums, thresholds, count)
     if filters.demand.searched:
         decided &= ~filters.column(SEARCHED) | top.isnan()

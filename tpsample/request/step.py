@@ -79,16 +79,24 @@ class Found(NamedTuple):
         first: int64 [threads, R, n], first order words in any order; 0 in a row without any.
         best: int64 [threads, R, num_samples, m], best score words in any order; 0 likewise.
         error_bound: fp32 [R]. A stored number is at least the logit, and exceeds it by at most
-            this.
-        store: replaces upper bounds by exact logits. Its arguments are the step, the rows int64 [n]
-            of the batch, their indices in memory, and fp32 [R, V_local] before and after the
-            controls. The last one has no rows without controls.
+            this. Where it is above 0 the exact logits of the `best` tokens are stored.
+        rows: int64 [R], the stored rows of the batch.
+        store: replaces upper bounds by exact logits; None if all logits are exact. Its arguments
+            are the rows int64 [n] of the batch, their indices in memory, and fp32 [R, V_local]
+            before and after the controls. The last one has no rows without controls. In the memory
+            of a step it also takes the step, in front.
     """
 
     first: Tensor
     best: Tensor
     error_bound: Tensor
-    store: Callable[..., None]
+    rows: Tensor
+    store: Callable[..., None] | None
+
+    def select(self, index: slice | Tensor) -> Found:
+        """Return the words and bounds of some rows."""
+        of_rows = self.error_bound[index], self.rows[index], self.store
+        return Found(self.first[:, index], self.best[:, index], *of_rows)
 
 
 class TileWords(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -134,58 +135,9 @@ def _verify(
     lengths: Tensor | None,
 ) -> VerifyOutput:
     """Agree on a verification with the other ranks, and carry it out."""
-
-    def check() -> Call:
-        nonlocal draft_logits
-        check_request(sampler, method, batch)
-        device, law, token_ids = sampler.weight.device, "certain", draft_token_ids
-        drawn: Sequence[Draft] = ()
-        if (
-            isinstance(token_ids, Sequence)
-            and token_ids
-            and all(isinstance(draft, Draft) for draft in token_ids)
-        ):
-            if draft_logits is not None:
-                raise ValueError(
-                    "draft_logits: the drafts of sample_draft bring their own; leave it out"
-                )
-            drawn = token_ids
-            token_ids, draft_logits = Draft.together(drawn, method)
-        check_tensor("draft_token_ids", token_ids, (torch.int64,), "BK", device)
-        assert isinstance(token_ids, Tensor)
-        num_rows, num_drafts = token_ids.shape
-        if lengths is not None:
-            check_tensor("lengths", lengths, INDICES, (num_rows,), device)
-            column = torch.arange(num_drafts, device=device)
-            token_ids = token_ids.where(column < lengths.unsqueeze(1), word.NO_TOKEN)
-        sampler.checks.check_inputs(inputs, (num_rows, num_drafts + 1))
-        if draft_logits is not None:
-            if method == "coupled":
-                raise ValueError(
-                    'draft_logits: method="coupled" looks at no draft probabilities; leave it out, '
-                    'or choose "rejection" or "block"'
-                )
-            check_draft_logits("draft_logits", draft_logits, (num_rows, num_drafts), sampler)
-            law = f"by {draft_logits.dtype} logits"
-        at = positions_tensor(positions, num_rows, device)
-        if drawn:
-            check_drafts(drawn, batch._for_rows(num_rows), at)
-        call = sampler.checks.call_on_rows(
-            f"verify {method} {law}{inputs.dtype_suffix}",
-            batch,
-            num_rows,
-            at,
-            masked_rows=num_rows * (num_drafts + 1),
-            num_samples=num_drafts,
-            token_ids=token_ids,
-            # Those after the first id outside the vocabulary may be anything.
-            hidden_states=None if inputs.are_logits else inputs.tensor[:, 0],
-        )
-        _check_last_position(call, num_drafts)
-        return call
-
+    arguments = sampler, inputs, draft_token_ids, batch, positions, method, draft_logits, lengths
     with sampler.agreement:
-        call = sampler.agreement.check_on_all_ranks(check, words_follow=True)
+        call = sampler.agreement.check_on_all_ranks(_checked, *arguments, words_follow=True)
         agreed, at, drafts = call.batch, call.positions, call.token_ids
         assert isinstance(agreed, StepBatch) and at is not None and drafts is not None
 
@@ -202,12 +154,76 @@ def _verify(
             if method == "coupled":
                 verified = _verify_coupled(sampler, inputs, drafts, expanded, at_rows)
             else:
-                law = None if draft_logits is None else draft_logits.detach()
-                block = method == "block"
                 rows = drafts, expanded, at, at_rows
-                verified = verify_by_ratio(sampler, inputs, *rows, block=block, draft=law)
+                how: dict[str, Any] = {"block": method == "block", "draft": call.draft_logits}
+                verified = verify_by_ratio(sampler, inputs, *rows, **how)
         agreed._note_tokens(verified.token_ids)
         return sampler.pipeline.count_step(verified)
+
+
+def _checked(
+    sampler: LMHeadSampler,
+    inputs: Inputs,
+    draft_token_ids: Tensor | Sequence[Draft],
+    batch: StepBatch,
+    positions: Tensor | int,
+    method: Method,
+    draft_logits: Tensor | None,
+    lengths: Tensor | None,
+) -> Call:
+    """Return the call of a verification.
+
+    Raises:
+        TypeError, ValueError: a wrong argument.
+    """
+    check_request(sampler, method, batch)
+    device, token_ids, drawn = sampler.weight.device, draft_token_ids, _drawn(draft_token_ids)
+    if drawn:
+        if draft_logits is not None:
+            raise ValueError(
+                "draft_logits: the drafts of sample_draft bring their own; leave it out"
+            )
+        token_ids, draft_logits = Draft.together(drawn, method)
+    check_tensor("draft_token_ids", token_ids, (torch.int64,), "BK", device)
+    assert isinstance(token_ids, Tensor)
+    num_rows, num_drafts = token_ids.shape
+    if lengths is not None:
+        check_tensor("lengths", lengths, INDICES, (num_rows,), device)
+        column = torch.arange(num_drafts, device=device)
+        token_ids = token_ids.where(column < lengths.unsqueeze(1), word.NO_TOKEN)
+    sampler.checks.check_inputs(inputs, (num_rows, num_drafts + 1))
+    law = "certain"
+    if draft_logits is not None:
+        if method == "coupled":
+            raise ValueError(
+                'draft_logits: method="coupled" looks at no draft probabilities; leave it out, '
+                'or choose "rejection" or "block"'
+            )
+        check_draft_logits("draft_logits", draft_logits, (num_rows, num_drafts), sampler)
+        law, draft_logits = f"by {draft_logits.dtype} logits", draft_logits.detach()
+    at = positions_tensor(positions, num_rows, device)
+    if drawn:
+        check_drafts(drawn, batch._for_rows(num_rows), at)
+    call = sampler.checks.call_on_rows(
+        f"verify {method} {law}{inputs.dtype_suffix}",
+        batch,
+        num_rows,
+        at,
+        masked_rows=num_rows * (num_drafts + 1),
+        num_samples=num_drafts,
+        token_ids=token_ids,
+        # Those after the first id outside the vocabulary may be anything.
+        hidden_states=None if inputs.are_logits else inputs.tensor[:, 0],
+    )
+    _check_last_position(call, num_drafts)
+    return call._replace(draft_logits=draft_logits)
+
+
+def _drawn(draft_token_ids: object) -> Sequence[Draft]:
+    """Return the drafts of `sample_draft`, or none if these are token ids."""
+    if not isinstance(draft_token_ids, Sequence):
+        return ()
+    return draft_token_ids if all(isinstance(each, Draft) for each in draft_token_ids) else ()
 
 
 def _check_last_position(call: Call, num_drafts: int) -> None:

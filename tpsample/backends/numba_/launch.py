@@ -69,7 +69,9 @@ class NativeBackend(Backend):
         of_rough = *shape, num_samples, plan.num_best
         best = self._scratch.take("best words", torch.int64, *of_rough).zero_()
         error_bound = self._scratch.take("error_bound", torch.float32, shape[1]).zero_()
-        return Found(first, best, error_bound, self._store_logits)
+        assert plan.stored_index is not None
+        store = self._store_logits if plan.rough else None
+        return Found(first, best, error_bound, plan.stored_index, store)
 
     def compile_ahead(self) -> None:
         load_all(self._weight, screened=self.copy is not None)

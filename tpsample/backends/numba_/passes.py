@@ -65,7 +65,7 @@ class NativeShardLogits(ShardLogits):
 
     def _own_words(self, count: int, token_ids: np.ndarray) -> Tensor:
         """Return what `own_words` does of rows whose first words are not known."""
-        listed = NOT_LISTED if self.first is None else self.first
+        listed = NOT_LISTED if self.found is None else self.found.first
         out = np.zeros((len(token_ids), count + token_ids.shape[1]), np.int64)
         self.run(passes.own_words, listed, token_ids, out)
         return from_numpy(out)
@@ -74,7 +74,7 @@ class NativeShardLogits(ShardLogits):
         rows, best = self._stored.rows, self.noise.num_samples * count
         out = np.zeros((self.logits.shape[0], 1 + 2 * best), np.int64)
         if self.rough is not None:  # what its rows store has other scores
-            *known, bound = arrays_of((self.first, self.rough.best, self.rough.error_bound))
+            *known, bound = arrays_of(self.rough[:3])
             if known_best(*known, bound, *self._stored[:2], count, out) == len(out):
                 return from_numpy(out)
             rows = rows[bound[rows] == 0]

@@ -6,7 +6,7 @@ kernels, which read the logits once. `tpsample.backends.numba_.passes` has them 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -49,29 +49,6 @@ def tile_elements(device: torch.device) -> int:
     On a CPU the float64 temporaries then stay in a core's cache; on a GPU few launches do much.
     """
     return 2**18 if device.type == "cpu" else 2**23
-
-
-@dataclass(frozen=True)
-class Rough:
-    """Rows for which the local step has stored upper bounds in place of some logits.
-
-    Attributes:
-        best: int64 [threads, F, num_samples, n], the best score words, in any order; 0 in rows
-            without bounds. The exact logits of these tokens are stored.
-        error_bound: fp32 [F]. A stored number is at least the logit, and exceeds it by at most
-            this.
-        index: int64 [F], the rows of the batch.
-        store: `tpsample.request.step.Found.store`, bound to the step.
-    """
-
-    best: Tensor
-    error_bound: Tensor
-    index: Tensor
-    store: Callable[..., None]
-
-    def select(self, index: slice | Tensor) -> Rough:
-        """Return some of the rows."""
-        return Rough(self.best[:, index], self.error_bound[index], self.index[index], self.store)
 
 
 class Verdict(NamedTuple):
@@ -122,9 +99,7 @@ class ShardLogits:
             are relative to it.
         done: bool [F], rows whose token is known. The passes of a draw skip them, so their results
             are 0. None skips no row.
-        first: int64 [threads, F, n], first order words that the local step has listed, in any
-            order; 0 in other rows.
-        rough: the rows with upper bounds in place of logits; None if all logits are exact.
+        found: words and bounds that the local step has found; None if it looks for none.
         tile_words: the words of the tiles in which a kernel made the logits, or None.
     """
 
@@ -136,8 +111,7 @@ class ShardLogits:
     noise: RowNoise
     top: Tensor | None = None
     done: Tensor | None = None
-    first: Tensor | None = None
-    rough: Rough | None = None
+    found: Found | None = None
     tile_words: TileWords | None = None
 
     backend: ClassVar[str] = "torch"
@@ -160,19 +134,15 @@ class ShardLogits:
         Args:
             stored: the memory of `tpsample.request.step.Step.logits`.
             noise: of all rows of the batch.
-            found: words and bounds that the step found, with a `store` that is bound to the step.
+            found: what the step found, with a `store` that is bound to the step.
             tile_words: the words of the kernel's tiles.
         """
-        count, rough = len(batch.plan.stored_list), None
-        raw = processed = stored
+        count, raw, processed = len(batch.plan.stored_list), stored, stored
         if stored.shape[0] > count:  # with controls
             raw, processed = raw_and_processed(stored, count)
         if not batch.plan.stores_in_order:
             assert batch.plan.stored_index is not None
             noise = noise.select(batch.plan.stored_index)
-        if found is not None and batch.plan.rough:
-            assert batch.plan.stored_index is not None
-            rough = Rough(found.best, found.error_bound, batch.plan.stored_index, found.store)
         return cls(
             logits=processed,
             raw=raw,
@@ -180,8 +150,7 @@ class ShardLogits:
             vocab_size=batch.plan.vocab_size,
             temperature=cls.temperature_of(noise),
             noise=noise,
-            first=None if found is None else found.first,
-            rough=rough,
+            found=found,
             tile_words=tile_words,
         )
 
@@ -196,7 +165,7 @@ class ShardLogits:
             return self
         mode = processed.unsqueeze(1)
         shown = torch.where(mode, self.logits, self.raw)
-        return replace(self, logits=shown, first=None, tile_words=None)
+        return replace(self, logits=shown, found=None, tile_words=None)
 
     def select(self, index: slice | Tensor) -> Self:
         """Return some of the rows; a slice copies nothing, and one of all rows returns `self`."""
@@ -211,19 +180,29 @@ class ShardLogits:
             noise=self.noise.select(index),
             top=None if self.top is None else self.top[index],
             done=None if self.done is None else self.done[index],
-            first=None if self.first is None else self.first[:, index],
-            rough=None if self.rough is None else self.rough.select(index),
+            found=None if self.found is None else self.found.select(index),
             tile_words=None if self.tile_words is None else self.tile_words.select(index),
         )
 
-    def exact(self) -> Self:
-        """Replace upper bounds by exact logits, and return the rows."""
+    @property
+    def rough(self) -> Found | None:
+        """The bounds of rows that store upper bounds of logits; None if all logits are exact."""
+        return None if self.found is None or self.found.store is None else self.found
+
+    def as_exact(self) -> Self:
+        """Return the rows, which the caller knows to store exact logits."""
         if self.rough is None:
             return self
-        index = self.rough.error_bound.nonzero().squeeze(1)
-        processed = self.logits[:0] if self.raw is self.logits else self.logits
-        self.rough.store(self.rough.index[index], index, self.raw, processed)
-        return replace(self, rough=None)
+        return replace(self, found=self.rough._replace(store=None))
+
+    def exact(self) -> Self:
+        """Replace upper bounds by exact logits, and return the rows."""
+        if self.rough is not None:
+            index = self.rough.error_bound.nonzero().squeeze(1)
+            processed = self.logits[:0] if self.raw is self.logits else self.logits
+            assert self.rough.store is not None
+            self.rough.store(self.rough.rows[index], index, self.raw, processed)
+        return self.as_exact()
 
     def without(self, done: Tensor) -> Self:
         """Return the rows with more of them done, bool [F]. Nothing is copied."""
@@ -574,7 +553,7 @@ class ShardLogits:
             first_id=0,
             temperature=words.temperature,
             top=words.top,
-            rough=None,
+            found=None,
         )
         moments = rows.weigh(torch.full_like(cut, word.LOWEST_DRAWABLE))
         reached = kept.unsqueeze(2) & (first.unsqueeze(2) >= words.marks.unsqueeze(1))

@@ -143,7 +143,7 @@ class Verification:
         if self.draft is None:
             return own
         logits = self.draft_logits
-        law = replace(self.rows, logits=logits, raw=logits, done=None, first=None, rough=None)
+        law = replace(self.rows, logits=logits, raw=logits, done=None, found=None)
         return torch.cat([own, law.first_words(1).view(self.draft.shape[:2])], dim=1)
 
     def laws(self, gathered: Tensor) -> Laws:

@@ -57,7 +57,7 @@ def bound_row(ends, error_bound, top, temperature, marks, memory, sums):
 
     Args:
         ends: fp32 [V_local], upper ends of logits.
-        error_bound: fp32; see `tpsample.backends.torch_.passes.Rough`.
+        error_bound: fp32; see `tpsample.request.step.Found`.
         top: fp32, the largest logit of all ranks.
         marks: fp32 [C], logits; inf is not asked. The upper bounds alone have logits that equal a
             mark.
