@@ -23,6 +23,7 @@ from tpsample import (
 from tpsample.backends.numba_ import launch as native_backend
 from tpsample.backends.numba_.launch import NativeBackend
 from tpsample.backends.numba_.passes import NativeShardLogits
+from tpsample.backends.numba_.row_kinds import kinds_of
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core import word
 from tpsample.core.row_noise import RowNoise
@@ -81,7 +82,7 @@ def test_draws_of_rough_rows(name, monkeypatch):
             status.append(out.status)
         assert_same_rows(*drawn, params)
         assert torch.equal(*status)
-        rows += len(batch.plan.rough)
+        rows += len(kinds_of(batch.plan).rough)
     assert rows > 20
     if name == "normal":
         assert sum(stores) < rows / 4
@@ -188,7 +189,7 @@ def test_rows_that_their_bounds_leave_open(fields, monkeypatch):
         sampler = LMHeadSampler(case.weight, backend=backend)
         drawn.append(sampler(case.hidden_states, batch, 3).token_ids)
     assert_same_rows(*drawn, params)
-    assert len(batch.plan.rough) == 40 and sum(stores) > 5, stores
+    assert len(kinds_of(batch.plan).rough) == 40 and sum(stores) > 5, stores
 
 
 @pytest.mark.parametrize(("fields", "count"), [({"top_p": 0.1}, 32), ({"top_k": 300}, 16)])
@@ -202,7 +203,7 @@ def test_more_candidates_decide_flat_rows(fields, count, monkeypatch):
         sampler = LMHeadSampler(case.weight, backend=backend)
         drawn.append(sampler(case.hidden_states, batch, 3).token_ids)
     assert_same_rows(*drawn, params)
-    assert batch.plan.num_best == count and sum(stores) <= 5, stores
+    assert kinds_of(batch.plan).num_best == count and sum(stores) <= 5, stores
 
 
 @pytest.mark.parametrize("fields", [{"min_p": 0.05}, {"top_k": 300, "ties": "keep"}], ids=str)
@@ -212,7 +213,7 @@ def test_a_row_that_is_open_stores_what_its_rule_keeps(fields):
     case = problem("normal", count, 2, D)
     params = [SamplingParams(**fields, seed=i) for i in (1, 2)]
     batch = SamplingBatch.from_params(params, vocab_size=count)
-    assert len(batch.plan.rough) == 2
+    assert len(kinds_of(batch.plan).rough) == 2
     local = NativeBackend(settings_of(case.weight, VocabShard(0, count)))
     step = local.prepare(
         case.hidden_states, batch._view_of(2), torch.zeros(2, dtype=torch.int64), 1

@@ -19,6 +19,7 @@ from tpsample.backends.numba_.kernels.draw import draw
 from tpsample.backends.numba_.kernels.first_logits import store_first
 from tpsample.backends.numba_.kernels.store import list_kept, store
 from tpsample.backends.numba_.launch import NativeBackend
+from tpsample.backends.numba_.row_kinds import kinds_of
 from tpsample.backends.torch_.launch import TorchBackend
 from tpsample.core import word
 from tpsample.core.order import order_words
@@ -269,7 +270,9 @@ def stored_logits(local: Backend, step: Step) -> Tensor:
         error_bound = step.found.error_bound.double().unsqueeze(1)
         last = processed if len(processed) else raw
         ends = last.double()
-        step.found.store(step, plan.kinds.rough, plan.kinds.rough_places, raw, processed)
+        kinds = kinds_of(plan)
+        rough_rows = map(torch.from_numpy, kinds.rough_rows)
+        step.found.store(step, *rough_rows, raw, processed)
         exact = last.double()
         # -inf are masked tokens, and those that a min_p is known to leave out.
         held = (
@@ -277,7 +280,7 @@ def stored_logits(local: Backend, step: Step) -> Tensor:
             | exact.isneginf()
             | ((ends >= exact) & (ends - error_bound <= exact))
         )
-        places = [*plan.rough]
+        places = [*kinds.rough]
         assert held[places].all(), "an upper end is not what it says"
         if last.shape[1]:
             first = order_words(last, local._shard.start).amax(dim=1)

@@ -6,7 +6,6 @@ of a plan can belong to other rows. A `BatchView` is made for one call.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -19,7 +18,6 @@ from tpsample.core.tensors import capturing, ordinary_tensors, tensors_of
 from tpsample.request.controls.apply import ControlRows
 from tpsample.request.filters import LogprobRows, RowFilters, lists_all
 from tpsample.request.params import SamplingParams
-from tpsample.request.row_filter import Demand
 
 
 class Undrawn(NamedTuple):
@@ -59,31 +57,6 @@ class SlotRows(NamedTuple):
     undrawn: Undrawn
     temperature: Tensor
     seed: Tensor
-
-
-class RowKinds(NamedTuple):
-    """Indices of rows in the batch, and of the stored ones among the stored rows; int64 each.
-
-    Attributes:
-        plain: rows that store no logits.
-        bounded: filtered rows that need few of their logits.
-        rough: filtered rows that upper bounds of their logits nearly always decide.
-        whole: rows that need all of their logits.
-        drawn: whole rows whose words no filter replaces.
-        most, least: of the bounded rows, int64 and float64; see `Demand`.
-    """
-
-    plain: Tensor
-    bounded: Tensor
-    bounded_places: Tensor
-    rough: Tensor
-    rough_places: Tensor
-    whole: Tensor
-    whole_places: Tensor
-    drawn: Tensor
-    drawn_places: Tensor
-    most: Tensor
-    least: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,58 +162,6 @@ class BatchPlan:
         return plan
 
     @cached_property
-    def bounded(self) -> dict[int, Demand]:
-        """The demands of rows that need few logits, by index among the stored rows.
-
-        Kept sets, and logprobs of them, need only the logits that the row's token needs.
-        """
-        logprobs, demands, rough = self.logprobs, {}, self.rough
-        modes = zip(logprobs.row_list, logprobs.processed_list, strict=True) if logprobs else ()
-        processed = dict(modes)
-        for index, row, demand in self._filtered:
-            if logprobs is not None and row in processed:
-                of_all = logprobs.chosen.shape[1] > 0 or not processed[row]
-                demand = Demand() if of_all else demand.listing(logprobs.top)
-            if demand.few and index not in rough:
-                demands[index] = demand
-        return demands
-
-    @cached_property
-    def rough(self) -> dict[int, Demand]:
-        """The demands of rows that bounds of their sums nearly always decide, by index among the
-        stored rows.
-
-        There are none in fixed rounds, because a row that the bounds leave open takes one round
-        more. Nor are rows with logprobs, whose logits are read again. A kept set of all ids is
-        only counted.
-        """
-        if self.fixed_rounds:
-            return {}
-        if self.kept_cap is not None:
-            drawn = {row for row, request in enumerate(self.requests) if not request.greedy}
-            decided = [
-                (index, row, demand)
-                for index, row, demand in self._filtered
-                if row in drawn and demand == Demand()
-            ]
-        else:
-            decided = [
-                (index, row, demand) for index, row, demand in self._filtered if demand.rough
-            ]
-        asking = set() if self.logprobs is None else set(self.logprobs.row_list)
-        return {index: demand for index, row, demand in decided if row not in asking}
-
-    @property
-    def num_best(self) -> int:
-        """How many best scores per sample a rank finds of each rough row.
-
-        With a `kept_cap` the rough rows keep all tokens, and the best score is drawn.
-        """
-        if self.kept_cap is not None or self.filters is None:
-            return min(1, len(self.rough))
-        return max((self.filters.kinds[index].num_best for index in self.rough), default=0)
-
-    @cached_property
     def by_cuts(self) -> bool:
         """Whether the tokens of filtered rows follow from where their kept sets end.
 
@@ -257,40 +178,15 @@ class BatchPlan:
         return processed or (all_ask and self.filters.by_first_words == {True})
 
     @property
-    def _filtered(self) -> Iterator[tuple[int, int, Demand]]:
-        """Yield the index, the row and the demand of each filtered row, which is the index among
-        the stored rows, too. Yield nothing if all logits are stored."""
-        if self.filters is not None and not self.stores_all:
-            rows = zip(self.filters.row_list, self.filters.kinds, strict=True)
-            for index, (row, kind) in enumerate(rows):
-                yield index, row, kind.demand
-
-    @property
-    def _replaced(self) -> set[int]:
+    def replaced(self) -> set[int]:
         """The rows whose words a filter replaces; none if all rows are stored, and so drawn."""
         return set() if self.filters is None or self.stores_all else set(self.filters.row_list)
 
     @cached_property
     @ordinary_tensors
-    def kinds(self) -> RowKinds:
-        """The rows by how many of their logits a rank needs."""
-        stored, replaced = self.stored_list, self._replaced
-        plain = sorted(set(range(self.num_rows)).difference(stored))
-        whole = sorted(set(range(len(stored))).difference(self.bounded, self.rough))
-        drawn = [index for index in whole if stored[index] not in replaced]
-        lists = [plain]
-        for indices in ([*self.bounded], [*self.rough], whole, drawn):
-            lists += [[stored[index] for index in indices], indices]
-        lists.append([demand.most for demand in self.bounded.values()])
-        least = [demand.least for demand in self.bounded.values()]
-        reals = tensors_of(least, device="cpu", dtype=torch.float64)
-        return RowKinds(*tensors_of(*lists, device="cpu"), *reals)
-
-    @cached_property
-    @ordinary_tensors
     def drawn(self) -> Tensor | None:
         """int64, the rows whose words the local step has to find, in order; None for all."""
-        rows = sorted(set(range(self.num_rows)).difference(self._replaced))
+        rows = sorted(set(range(self.num_rows)).difference(self.replaced))
         return None if len(rows) == self.num_rows else tensors_of(rows, device=self.device)[0]
 
     @cached_property

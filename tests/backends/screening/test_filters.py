@@ -26,6 +26,7 @@ from tests.support.screening import (
 from tests.support.tiers import long
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, verify
 from tpsample.backends.numba_.kernels.store import WAITING
+from tpsample.backends.numba_.row_kinds import kinds_of
 from tpsample.backends.torch_.passes import ShardLogits
 from tpsample.core import word
 from tpsample.core.row_noise import RowNoise, safe_temperature
@@ -169,7 +170,7 @@ def test_which_rows_need_few_logits(changes, bounded):
     of_sets = {"kept_cap": 8} if told else {}
     batch = of([SamplingParams(seed=row, **changes) for row in range(3)], 20000, **of_sets)
     logits, (counted,) = compare(case, batch)
-    assert bool(batch.plan.bounded) is bounded
+    assert bool(kinds_of(batch.plan).bounded) is bounded
     others = counted.whole - (0 if bounded else 20000)
     assert ((others >= 0) & (others <= 2 * 64)).all()
     if bounded:
@@ -395,7 +396,8 @@ def test_drafts_are_screened_too():
     samplers = [LMHeadSampler(case.weight, backend=name) for name in ("numba", "torch")]
     found, expected = (verify(each, hidden, drafts, batch, 5) for each in samplers)
     assert torch.equal(found.token_ids, expected.token_ids)
-    assert batch._read(3).plan.bounded and not batch.plan.storing_every_row.bounded
+    assert kinds_of(batch._read(3).plan).bounded
+    assert not kinds_of(batch.plan.storing_every_row).bounded
 
 
 # -- many rows ---------------------------------------------------------------------------------

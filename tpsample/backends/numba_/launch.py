@@ -1,9 +1,9 @@
 """The local step of a CPU in native kernels: the words of `TorchBackend`.
 
-A step has up to five kinds of rows. The weights are read once for each kind:
+A step has up to five kinds of rows (`.row_kinds`). The weights are read once for each kind:
 
     plain      no filters, no logprobs         `draw`
-    bounded    few logits decide (`Demand`)    `list_kept`, `store_first`
+    bounded    few logits decide               `list_kept`, `store_first`
     rough      bounds of logits decide         `draw`, which stores upper bounds of the logits
     whole      all logits are needed           `store`
     given      the caller computed the logits  `draw_given`, `store_given`
@@ -32,6 +32,7 @@ from tpsample.backends.numba_.kernels.int8 import Copy
 from tpsample.backends.numba_.kernels.noise import draws_of
 from tpsample.backends.numba_.kernels.store import PAIR, list_kept, store, store_given
 from tpsample.backends.numba_.kernels.threads import in_ranges, threads_for
+from tpsample.backends.numba_.row_kinds import kinds_of
 from tpsample.backends.screening.int8_copy import BLOCK, GROUP, Int8Copy
 from tpsample.core.word import KEY_MINUS_INF, TOKEN_BITS, TOKEN_MASK
 from tpsample.request.controls.apply import StepControls
@@ -59,18 +60,18 @@ class NativeBackend(Backend):
         self._address = 0
 
     def memory_of_found(self, plan: BatchPlan, num_samples: int) -> Found | None:
-        if not plan.bounded and not plan.rough:
+        kinds = kinds_of(plan)
+        if not kinds.bounded and not kinds.rough:
             return None
-        most = (demand.most for demand in plan.bounded.values())
-        listed = (k for k in most if k <= HEAPED)
-        count = max([1, *listed, *(demand.first for demand in plan.rough.values())])
+        listed = (k for k in kinds.most.tolist() if k <= HEAPED)
+        count = max([1, *listed, *(demand.first for demand in kinds.rough.values())])
         shape = torch.get_num_threads(), len(plan.stored_list)
         first = self._scratch.take("first words", torch.int64, *shape, count).zero_()
-        of_rough = *shape, num_samples, plan.num_best
+        of_rough = *shape, num_samples, kinds.num_best
         best = self._scratch.take("best words", torch.int64, *of_rough).zero_()
         error_bound = self._scratch.take("error_bound", torch.float32, shape[1]).zero_()
         assert plan.stored_index is not None
-        store = self._store_logits if plan.rough else None
+        store = self._store_logits if kinds.rough else None
         return Found(first, best, error_bound, plan.stored_index, store)
 
     def compile_ahead(self) -> None:
@@ -95,29 +96,26 @@ class NativeBackend(Backend):
             plain = np.arange(num_rows)
             self._draw(step, source, plain, plain if given else None, head, best)
             return
-        kinds = plan.kinds
+        kinds = kinds_of(plan)
         assert step.logits is not None
         kept = raw_and_processed(step.logits, len(plan.stored_list))
         raw, processed = map(array_of, kept)
-        plain = array_of(kinds.plain)
-        self._draw(step, source, plain, plain if given else None, head, best)
-        for which, listed, stored_places in (
-            (self._list, kinds.bounded, kinds.bounded_places),
-            (self._draw_roughly, kinds.rough, kinds.rough_places),
-            (self._store, kinds.whole, kinds.whole_places),
+        self._draw(step, source, kinds.plain, kinds.plain if given else None, head, best)
+        for which, (index, places) in (
+            (self._list, kinds.bounded_rows),
+            (self._draw_roughly, kinds.rough_rows),
+            (self._store, kinds.whole_rows),
         ):
-            if not listed.shape[0]:
+            if not len(index):
                 continue
-            index = array_of(listed)
-            memory = Memory(array_of(stored_places), raw, processed)
+            memory = Memory(places, raw, processed)
             if given:
                 self._run(store_given, source, len(index), index, index, head, memory)
             else:
                 which(step, source, index, head, memory)
-        if kinds.drawn.shape[0]:
+        if len(kinds.drawn_rows.rows):
             stored = weight_of(kept[1] if len(processed) else kept[0], first_id, start, stop)
-            drawn = array_of(kinds.drawn), array_of(kinds.drawn_places)
-            self._draw(step, stored, *drawn, native.NativeHead(), best)
+            self._draw(step, stored, *kinds.drawn_rows, native.NativeHead(), best)
 
     def _store_logits(
         self, step: Step, rows: Tensor, stored_rows: Tensor, raw: Tensor, processed: Tensor
@@ -126,7 +124,8 @@ class NativeBackend(Backend):
         plan, index, source = step.batch.plan, array_of(rows), self._source(0, self._num_ids)
         head = self._head_of(step.controls, given=False)
         memory = Memory(array_of(stored_rows), array_of(raw), array_of(processed))
-        demands = [plan.rough[plan.stored_list.index(row)] for row in index.tolist()]
+        rough = kinds_of(plan).rough
+        demands = [rough[plan.stored_list.index(row)] for row in index.tolist()]
         most = np.array([demand.most for demand in demands], np.int64)
         least = np.array([demand.least for demand in demands])
         no_words = np.zeros((self._threads(source, len(index)), len(raw), 1), np.int64)
@@ -188,7 +187,8 @@ class NativeBackend(Backend):
         of_threads = error_bound[None]
         if threads > 1:
             of_threads = np.zeros((threads, len(error_bound)), np.float32)
-        counted, demands = step.batch.plan.kept_cap is not None, step.batch.plan.rough.values()
+        plan = step.batch.plan
+        counted, demands = plan.kept_cap is not None, kinds_of(plan).rough.values()
         listed = np.array([max(1, demand.first) for demand in demands])
         storing = [BOUNDED_ENDS * demand.weighed or ENDS * counted for demand in demands]
         least = np.array([demand.least for demand in demands])
@@ -221,8 +221,8 @@ class NativeBackend(Backend):
         A row may be greedy only because a temperature was written. It then reports logprobs of all
         ids, so all of its logits are stored.
         """
-        kinds, threads = step.batch.plan.kinds, self._threads(source, len(index))
-        most, least = array_of(kinds.most), array_of(kinds.least)
+        kinds, threads = kinds_of(step.batch.plan), self._threads(source, len(index))
+        most, least = kinds.most, kinds.least
         logprob_rows = step.batch.plan.logprobs
         if logprob_rows is not None:
             is_greedy = ~array_of(step.noise.random)[index, 0]
