@@ -103,8 +103,8 @@ def call(
 
 
 def _needs_host(batch: SamplingBatch, num_rows: int) -> bool:
-    """Return whether rows wait for a seed or report more than tokens, or whether the step is
-    refused with a reason that a graph cannot give."""
+    """Return whether rows wait for a seed or report more than tokens. Return True, too, if the step
+    is refused with a reason that a graph cannot give."""
     reports = batch.plan.logprobs is not None or batch.plan.kept_cap is not None
     version, masks = batch._table.version, batch._assigned.values()
     stale = any(mask.version != version or len(mask.tensor) != num_rows for mask in masks)

@@ -199,8 +199,8 @@ def _fair_threads(local_world_size: int) -> int:
     """Return how many threads per rank leave one core to others.
 
     Threads spin while they wait for each other. With as many as there are cores, one other busy
-    process makes a step many times slower: 6 tokens of the bundled model on 2 cores took 1.2 s or,
-    beside other work, 29 s with two threads, and 2.0 s always with one.
+    process makes a step many times slower: 6 tokens of the bundled model on 2 cores took 1.2 s with
+    two threads or, beside other work, 29 s; with one they always took 2.0 s.
     """
     return max(1, (len(os.sched_getaffinity(0)) - 1) // local_world_size)
 

@@ -39,10 +39,9 @@ def sample(
 ) -> SampleOutput:
     """Sample one step: build an `LMHeadSampler`, call it and close it.
 
-    Arguments, result and errors are those of `LMHeadSampler` and its call, except for `params`,
-    which is a list of B requests, and the tokens so far, which are those of
-    `SamplingBatch.from_params`. Rows with ``seed=None`` get a seed that is drawn on one rank and
-    stands in the output's `seeds`.
+    Arguments, result and errors are those of `LMHeadSampler` and its call, but for two: `params` is
+    a list of B requests, and the tokens so far are those of `SamplingBatch.from_params`. Rows with
+    ``seed=None`` get a seed that is drawn on one rank and stands in the output's `seeds`.
     """
     num_rows = (
         hidden_states.shape[0] if isinstance(hidden_states, Tensor) and hidden_states.ndim else 1

@@ -20,8 +20,8 @@ class Logprobs:
     """Log-probabilities of a step: of the tokens drawn, of each row's N most likely, of chosen ids.
 
     N is the largest number that a row of the batch asks for, and C the largest number of chosen
-    ids. A place that a row did not ask for, and every place of a row whose status is not OK, has
-    id -1, value NaN and rank 0. So has a row in a raw mode with a NaN that a mask removes, because
+    ids. A place that a row did not ask for has id -1, value NaN and rank 0. So has every place of a
+    row whose status is not OK. So has a row in a raw mode with a NaN that a mask removes, because
     its raw logits have no distribution.
 
     Attributes:
@@ -112,8 +112,8 @@ class SampleOutput:
 
     Attributes:
         token_ids: int64 [B], or [B, num_samples] if num_samples was given: global ids below
-            vocab_size, or the sampler's `on_failed` (-1) where the status is not OK, and in the
-            padding of a selection of slots, whose status is OK.
+            vocab_size. They are the sampler's `on_failed` (-1) where the status is not OK, and in
+            the padding of a selection of slots, whose status is OK.
         status: int32 [B], values of `tpsample.Status`, the worst over a row's samples.
         seeds: int64 [B], a copy of each seed, drawn or given; those from 2^63 on are negative.
         logprobs: `Logprobs`; None if no row of the batch asks for any.

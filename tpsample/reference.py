@@ -114,8 +114,8 @@ def scores(
         random row    fma(logit, log2 e / T, -L(seed, position, sample, token id))
         greedy row    logit, both of the processed logits
 
-    Two devices may differ in the last bits of L and of a logit, hence in a token only where the two
-    best scores of the row lie within `near_tie`. Arguments are those of `sample`.
+    Two devices may differ in the last bits of L and of a logit. So they differ in a token only
+    where the two best scores of the row lie within `near_tie`. Arguments are those of `sample`.
     """
     sample = check_int("sample", sample, 0, 2**20 - 1)
     row_noise = _row_noise(logits, batch, positions, 1)

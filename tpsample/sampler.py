@@ -84,15 +84,16 @@ class LMHeadSampler(Sealed):
             Numba is installed, the extra `cpu`; threads: `torch.get_num_threads()`), "torch" (the
             definition in plain PyTorch, slow) or "auto"; must match. On a CPU "numba" and "torch"
             both compute the exact dot product, rounded once to fp32.
-        screening: None, or "int8": a step first reads an 8-bit copy of the weights, then the
-            weights of the few tokens that a bound cannot rule out, and draws the same tokens
+        screening: None, or "int8": a step first reads an 8-bit copy of the weights. Then it reads
+            the weights of the few tokens that a bound cannot rule out, and draws the same tokens
             (`backends.screening`). On a GPU steps of up to 64 rows × samples do so, if no row has
-            filters or logprobs. On a CPU rows without them do; a CPU that lacks AVX512_VNNI
-            reads the copy for one or two rows alone. The copy takes D + 12 bytes per row of the
-            shard; on a GPU D is rounded up to 128, and 17 bytes more are working memory. It does
-            not follow weights that change: see `refresh`. It may differ between ranks.
-        on_failed: the token of a row whose status is not OK, such as the id of the end of a text,
-            for engines in which -1 means something else. Must match. Default: -1, no token.
+            filters or logprobs. On a CPU rows without them do; a CPU that lacks AVX512_VNNI reads
+            the copy for one or two rows alone. The copy takes D + 12 bytes per row of the shard; on
+            a GPU D is rounded up to 128, and 17 bytes more are working memory. It does not follow
+            weights that change: see `refresh`. It may differ between ranks.
+        on_failed: the token of a row whose status is not OK. Engines in which -1 means something
+            else may name another id, such as that of the end of a text. Must match. Default: -1, no
+            token.
 
     At the end of a `with` statement the sampler is closed.
 
@@ -294,8 +295,8 @@ class LMHeadSampler(Sealed):
 
         Args:
             hidden_states: [L, D], dtype and device of lm_head_weight.
-            next_token_ids: int64 [L], the token that came after each position, so the prompt
-                from its second token on for hidden states of all positions but the last.
+            next_token_ids: int64 [L], the token that came after each position. For hidden states of
+                all positions but the last it is the prompt from its second token on.
             top: how many of the most likely tokens to report as well.
 
         Returns:
@@ -324,9 +325,9 @@ class LMHeadSampler(Sealed):
         """Compile, load and launch what later steps with requests of these kinds need.
 
         A step that comes first with its mix of controls compiles for seconds, and inside a graph
-        capture that is an error. Nothing is compiled after a warm-up of all kinds, in any mix,
-        over rows or slots, while hidden states are contiguous and begin at multiples of 16 bytes.
-        With all kinds and an empty cache of Triton it takes minutes on a GPU; a warm one seconds.
+        capture that is an error. After a warm-up of all kinds nothing is compiled in any mix, over
+        rows or slots. Hidden states have to be contiguous and begin at multiples of 16 bytes. With
+        all kinds and an empty cache of Triton it takes minutes on a GPU; a warm one seconds.
 
         Collective: every rank calls with the same arguments. Each step is a real one over zeros.
         Its tokens are dropped. `counters` count the step, but not its failed rows. The steps are

@@ -3,9 +3,10 @@
     load_state_dict(assign=True), module.weight = other, tie_weights, fully_shard, module.to(…)
         put another tensor in the place of the one before, which the next call reads
 
-A module is taken if its logits are the product with its weight plus its bias. Other parameters,
-such as those of LoRA, and a linear layer's own forward, as of a quantised one, would have no effect
-here, so a module with them is refused. Forward hooks are warned of, because some only look on.
+A module is taken if its logits are the product with its weight plus its bias. A module with other
+parameters, such as those of LoRA, is refused, because they would have no effect here. So is a
+linear layer with a forward of its own, as of a quantised one. Forward hooks are warned of, because
+some only look on.
 """
 
 from __future__ import annotations

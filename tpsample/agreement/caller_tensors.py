@@ -4,7 +4,7 @@
     weight.data = other, weight.set_(other)        followed by the next step
     module.weight = other, load_state_dict(assign=True)
                                                    another tensor, which is followed if the sampler
-                                                   has the module, else `refresh` has to be given it
+                                                   has the module; else `refresh` has to be given it
                                                    (one warning if the old one is a Parameter)
 
 Steps read aliases, which share memory with the caller's tensors. Each call checks that they still

@@ -9,7 +9,7 @@ single step.
     step    sum over the rows, modulo 2^64, so that no order of summation enters
 
 `mix` is that of `tpsample.core.digest`. A comparison waits for the GPU and gathers every rank's
-digest of its last step, so that the error can name the rank whose digest differs.
+digest of its last step. So the error can name the rank whose digest differs.
 """
 
 from __future__ import annotations

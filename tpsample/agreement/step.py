@@ -134,8 +134,8 @@ class StepAgreement:
         """Begin what the peers take part in.
 
         Raises:
-            RuntimeError: this thread is in the middle of a call, another thread is in one of a rank
-                alone, or this process was forked by that of the ranks.
+            RuntimeError: this thread is in the middle of a call; another thread is in one of a rank
+                alone; or this process was forked by that of the ranks.
             RankMismatch: another thread of one of several ranks is in a call; all raise it.
         """
         if not self.thread.enter(sys._getframe(1)):

@@ -1,7 +1,7 @@
 """A model that is tensor-parallel as a whole, for `tpsample generate --tp`.
 
 transformers splits the heads and widths of every layer, the embedding and the LM head over the
-ranks. Each rank then computes its part of the hidden states, which an all-reduce per layer sums, so
+ranks. Each rank then computes its part of the hidden states, which an all-reduce per layer sums. So
 their last bits depend on the number of ranks. The tokens are exact for the hidden states as they
 are.
 """

@@ -48,7 +48,7 @@ def _exact_sum(terms: list[float]) -> float:
     """Return the sum rounded to odd: a float64 number that rounds to fp32 as the exact sum does.
 
     `math.fsum` rounds to nearest. If its result is inexact and even, the neighbour on the side of
-    the exact sum is odd, and no fp32 midpoint, which is even in float64, lies between the two.
+    the exact sum is odd. An fp32 midpoint is even in float64, so none lies between the two.
     """
     total = math.fsum(terms)
     rest = math.fsum([*terms, -total])

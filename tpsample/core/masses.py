@@ -53,8 +53,8 @@ ABOUT_ERROR = 2.0**-17
 A kernel that needs no exact masses computes 2^((x - max x) · (log2 e / T)). The difference, the
 product and log2 e are rounded, and a quick quotient is off by 2^-22, which makes 2^-21.3 of the
 exponent E. Of up to 2^20 tokens Σ q |E| / Σ q is at most 15.2, where all but the first are equally
-likely, so that this is 2^-17.9 of the total. The power and the masses are each off by 2^-22, and by
-2^-21 because masses are whole numbers. Up to 20 additions in a row add 20 · 2^-24: 8 tokens of a
+likely. So this error is 2^-17.9 of the total. The power and the masses are each off by 2^-22, and
+by 2^-21 because masses are whole numbers. Up to 20 additions in a row add 20 · 2^-24: 8 tokens of a
 thread, 8 blocks, and the threads of a warp. Together they are 2^-17.3.
 """
 

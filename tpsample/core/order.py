@@ -16,7 +16,7 @@ changes only the mass Z that top_p takes a share of (`filter_order`):
     min_p_last   top_k, then top_p, then min_p      Z is the mass of what top_k left
 
 A masked token (-inf) is never kept, and a row with +inf logits has mass on these alone. Sums of
-masses are sums of integers (at most 2^20 · 2^40), so the boundary does not depend on the order of
+masses are sums of integers (at most 2^20 · 2^40). So the boundary does not depend on the order of
 summation, hence not on ranks, shards or tiles.
 
 "sequential" is vLLM's order, "joint" FlashInfer's and by default SGLang's; min_p comes last in
@@ -104,8 +104,9 @@ def bins_of(logits: Tensor, top: Tensor, temperature: Tensor) -> Tensor:
 def tokens_per_mass(device: torch.device) -> Tensor:
     """Return fp32 [2, BINS]: at least and at most so many tokens has a bin per unit of its mass.
 
-    A token of bin i has a mass from 2^40 · e^(-(i + 1) / 16) to 2^40 · e^(-i / 16), but for half a
-    unit and for 2^-10 of it, which is more than all roundings. From `COUNTED_BINS` on both are 0.
+    A token of bin i has a mass from 2^40 · e^(-(i + 1) / 16) to 2^40 · e^(-i / 16). It may be off
+    by half a unit and 2^-10 of the mass, which is more than all roundings. From `COUNTED_BINS` on
+    both are 0.
     """
     y = torch.arange(BINS + 1, dtype=torch.float64, device="cpu") / BINS_PER_Y
     edges = TOP_MASS * torch.exp(-y)

@@ -9,9 +9,9 @@ Every rule keeps a prefix of the order of tokens (`tpsample.core.order`). The pr
 The orders in which a request may apply its rules differ in one thing alone: top_p takes a share of
 the mass of the tokens that the rules before it leave.
 
-Fields, ranges, columns on the device, digests, what a step needs and launches, the kinds of a
-warm-up, and the table of the rules in `tpsample/README.md` follow from the descriptions. The passes
-of the backends know no rule. A new rule with an `end` is written here, in `RULES` too, and
+Fields, ranges, columns on the device and digests follow from the descriptions. So do the needs and
+launches of a step, the kinds of a warm-up, and the table of the rules in `tpsample/README.md`. The
+passes of the backends know no rule. A new rule with an `end` is written here, in `RULES` too, and
 
     tpsample/request/params.py        a field of `SamplingParams`, and its line in the docstring
     tpsample/MASSES.md                a section with its operations, under its name

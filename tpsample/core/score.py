@@ -6,7 +6,7 @@
     score = logit                           greedy row
 
 Each fp32 operation is computed in float64 and rounded once. On a CPU the product is the exact dot
-product, rounded once to fp32, so no logit depends on a library, or on how the vocabulary or batch
+product, rounded once to fp32. So no logit depends on a library, or on how the vocabulary or batch
 was cut. On a GPU the plain twin sums it in float64 and rounds that sum.
 
 Where logit · log2 e / T exceeds fp32 the logit counts as infinite, whatever the other logits are:

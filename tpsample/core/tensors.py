@@ -40,8 +40,8 @@ def tensors_of(
 
 
 ALIGNED = 16
-"""Rows of a tensor of columns come in multiples of it, so that each column of 1, 4 or 8 bytes per
-row begins at a multiple of 16 bytes. Triton compiles a kernel anew for a pointer that does not."""
+"""Rows of a tensor of columns come in multiples of it. So each column of 1, 4 or 8 bytes per row
+begins at a multiple of 16 bytes. Triton compiles a kernel anew for a pointer that does not."""
 
 
 def columns_of(rows: bytes, count: int, *, device: torch.device | str | None) -> Tensor:
@@ -121,7 +121,7 @@ class KeepsTensors:
     """Base of classes whose tensors later calls write to.
 
     Under inference mode `deepcopy` and `pickle` make tensors that no call outside of it may write
-    to, so a copy that is made or loaded there is given others.
+    to. So a copy that is made or loaded there is given others.
     """
 
     def __copy__(self: _Kept) -> _Kept:

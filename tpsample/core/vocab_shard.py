@@ -50,8 +50,8 @@ class VocabShard:
             rows = ceil(vocab_size / multiple) · multiple / world_size
             shard = [rank · rows, (rank + 1) · rows), cut off at vocab_size
 
-        The last ranks have less of the vocabulary, or none, and padding behind it, which the weight
-        and the bias have, too, and is never read. vLLM pads to multiple=64, Megatron to
+        The last ranks have less of the vocabulary, or none, and padding behind it. The weight and
+        the bias have the padding, too, and it is never read. vLLM pads to multiple=64, Megatron to
         ``make_vocab_size_divisible_by · world_size``, which is 128 · world_size by default.
 
         Examples:

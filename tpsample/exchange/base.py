@@ -7,7 +7,7 @@ With two levels words are reduced inside each host, then between the hosts:
                                        smallest host, so that each has a rank of every host
 
 This is exact because max is associative and idempotent: after the first reduction all ranks of a
-host hold the same words, so it does not matter which of them, or how many, take part in the second.
+host hold the same words. So it does not matter which of them, or how many, take part in the second.
 The integers of filtered rows go over the whole group.
 """
 

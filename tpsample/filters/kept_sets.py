@@ -13,7 +13,7 @@ these are. A row with too many words in that step goes on by digits, as every ro
 rounds. The ranks then sum a histogram of the next digit's weights, 256 integers per row. The cut
 has the digit in which the running sum reaches the limit. A logit has 32 bits, so the search ends
 after four rounds. This is a radix select. The histograms of the last digit are gathered, not
-summed, so each rank knows how many of its own tokens with the last logit are kept.
+summed. So each rank knows how many of its own tokens with the last logit are kept.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tpsample.request.row_filter import MAX_WEIGHED_WORDS, behind
 LISTED = 512
 """How many words of a row's bin one rank lists. Several ranks together list up to twice as many,
 because their parts are uneven. In 76 rows of real logits the bin in which a top_p up to 0.99 ends
-had at most 350 words at T = 1, and up to 795 at T = 1.5."""
+was short. It had at most 350 words at T = 1, and up to 795 at T = 1.5."""
 MOST_LISTED = 1 / 16
 """Largest part of the vocabulary that is listed, if the host knows a bound of the words of a bin.
 The fullest bin of standard normal logits has 1 / 40 of them at T = 1."""
@@ -394,15 +394,15 @@ def kept_sets_of(cut: Cut, batch: BatchView, ranks: Ranks, drawn: Tensor) -> Kep
 
     Collective. A kept set is a prefix of the total order, so each rank's part of it is the first
     words of its own order. If first words have decided all rows, nothing more is sent. Otherwise a
-    row costs every rank 8 (W - 1) · n bytes for words, where n is the largest number of words that
-    a rank has of a listed row. Masses and sizes cost 16 (W - 1) bytes, unless they came with the
+    row costs every rank 8 (W - 1) · n bytes for words. Here n is the largest number of words that a
+    rank has of a listed row. Masses and sizes cost 16 (W - 1) bytes, unless they came with the
     token. A row over the cap is reported as an overflow, so it sends no words. Nor does a row that
     kept all ids.
 
     Args:
         cut: where the sets of all rows of the step end.
-        batch: its rows. Where the host may not read how many words there are, n is min(cap, V),
-            and the sets lie in memory for as many ids of every row.
+        batch: its rows. Where the host may not read how many words there are, n is min(cap, V). The
+            sets then lie in memory for as many ids of every row.
         drawn: bool [R], the rows that drew a token. Padding never does, and a row may have none
             whose masks and filters left some (`KeptSets`).
     """

@@ -18,9 +18,9 @@ rejection    takes the first token in descending score that is in the kept set. 
 search       looks for the last kept token (`tpsample.filters.kept_sets`), then takes the best score
              down to it, from a list of the kept tokens if that is short. It decides the undecided
              rows. Rows with a top_p of what a top_k over 256 leaves, or one with ties, begin with
-             it, because that top_p is a share of a mass that only this search finds. So do rows
-             with neither top_k nor top_p: where their sets end follows from the largest logit, and
-             nothing is searched. Its first exchange gathers each rank's largest logit.
+             it. That top_p is a share of a mass that only this search finds. Rows with neither
+             top_k nor top_p begin with it, too: where their sets end follows from the largest
+             logit, and nothing is searched. Its first exchange gathers each rank's largest logit.
 
 If a step also reports kept sets, their ends decide the tokens (`tpsample.filters.by_cuts`).
 
@@ -69,7 +69,7 @@ def sample_filtered(
 ) -> Tensor:
     """Return the winning score words of filtered rows, int64 [F, num_samples], on every rank.
 
-    Collective. `word.decode` makes tokens and status of them, because a row with a NaN has a NaN's
+    Collective. `word.decode` can make tokens and status of the words: a row with a NaN has a NaN's
     word, and a row without an unmasked token has 0.
 
     Args:

@@ -1,6 +1,6 @@
 """The LM head of an engine's model: what it is given is kept, and sampled without a gather.
 
-Where an engine would make logits, its adapter keeps the input of the LM head and hands on
+Where an engine would make logits, its adapter keeps the input of the LM head. It hands on a tensor
 [rows, 0], which nobody can take for logits. The engine's sampler brings that tensor back to
 `consume`, and receives what was kept for it.
 """

@@ -279,9 +279,10 @@ def masks_of(
 ) -> tuple[Tensor | None, ...]:
     """Return the fields of SGLang's `SamplingMaskOutput` for the rows that ask, [N].
 
-    They are ids int32 [N, width], how many there are, the log-probability of the token among them,
-    those of all ids for the rows `support` of the N, and a status: 0 with a set, 1 if it is larger
-    than the cap or of all ids, 2 if the row has no token.
+    They are ids int32 [N, width], how many there are, and the log-probability of the token among
+    them. Log-probabilities of all these ids follow for the rows `support` of the N. The last is a
+    status: 0 with a set, 1 if the set is larger than the cap or of all ids, 2 if the row has no
+    token.
     """
     starts, counts = kept.offsets[rows], kept.offsets.diff()[rows]
     offset = torch.arange(width, device=rows.device)

@@ -128,7 +128,7 @@ def check_verification(runner: Any, verification: str) -> None:
     """Raise for a rule of accepting drafts that has no effect, or none that is right.
 
     Raises:
-        UnsupportedParameter: (a ValueError) there are no drafts of runner V2, or a GPU draws them
+        UnsupportedParameter: (a ValueError) there are no drafts of runner V2; or a GPU draws them
             in a CUDA graph, where the host does not know their number.
     """
     config = runner.vllm_config

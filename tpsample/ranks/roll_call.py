@@ -263,8 +263,8 @@ class RollCall:
         An attempt is over when all ranks have come, or when one gives up. Ranks that still wait go
         on to the next attempt, so that a rank that has left is never counted as present.
         The wait is long enough for a rank that began a step just before another one came here.
-        After a loss it is longer by the time since the loss, because TCP may wait as long as the
-        network was away before it tries again.
+        After a loss it is longer by the time since the loss. TCP may wait as long as the network
+        was away before it tries again.
 
         Raises:
             PeerLost: some ranks, or the store, did not come in time; it names them.

@@ -9,7 +9,7 @@ A record is a safetensors file (the extra `hf` brings the library):
 
 Reading it runs nothing that the file brings: it holds tensors and JSON, and every value of the
 JSON is checked like a caller's. Memory stays within ten times the size of the file and a constant
-(about 300 MB at V = 2^20), because rows are sampled again a few at a time.
+(about 300 MB at V = 2^20). Rows are sampled again a few at a time.
 """
 
 from __future__ import annotations
@@ -195,9 +195,9 @@ def write_record(
             took them, and what was appended since. A batch cannot tell them.
 
     Raises:
-        TypeError, ValueError: what could not be read again, such as a position below 0, or sampled
-            again, such as a batch with a mask, penalties without `output_token_ids`, or the rows
-            of one rank alone.
+        TypeError, ValueError: what could not be read again, such as a position below 0; or sampled
+            again, such as a batch with a mask, penalties without `output_token_ids`, or the rows of
+            one rank alone.
     """
     if not isinstance(output, SampleOutput):
         raise TypeError(f"output: expected the SampleOutput of a step, got {type(output).__name__}")

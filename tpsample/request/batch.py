@@ -123,8 +123,8 @@ class SamplingBatch(StepBatch):
 
         Raises:
             TypeError: params is not a sequence of SamplingParams, or ids are not ints.
-            ValueError: an output id or an id of a request outside [0, V), token lists that do not
-                match the rows, a size out of range, or a device that torch does not have.
+            ValueError: an output id or an id of a request outside [0, V); token lists that do not
+                match the rows; a size out of range; or a device that torch does not have.
         """
         requests = request_list(params)
         check_device(device)
@@ -424,8 +424,8 @@ class SamplingBatch(StepBatch):
             slots: int32 or int64 [B] on the device of the batch, in any order; -1 is padding.
                 See `tpsample.request.selection` for rows that are not drawn.
             host: the same numbers on the host, as engines have them: a list, a NumPy array or a
-                tensor of a CPU. A step then stores and exchanges what these rows need and no more,
-                and unless the batch has `fixed_rounds` the host waits for rows that need a second
+                tensor of a CPU. A step then stores and exchanges what these rows need and no more.
+                Unless the batch has `fixed_rounds` the host waits for rows that need a second
                 round. From other numbers rows are drawn without their filters; a CPU compares them.
             out: an earlier selection of as many rows of this batch, to write into; it then means
                 these slots, without the masks that were assigned to it. Default: a new one.
@@ -444,9 +444,9 @@ class SamplingBatch(StepBatch):
         """A value to compare: a graph captured over a selection has to be captured again when it
         changes.
 
-        It changes when a request brings a kind of parameter that no other has, when the last
-        request of a kind leaves, and when rows move. After a request has only left, the old graph
-        still gives the right tokens.
+        It changes when a request brings a kind of parameter that no other has, and when rows move.
+        It also changes when the last request of a kind leaves. After a request has only left, the
+        old graph still gives the right tokens.
         """
         return self._table.launches
 

@@ -11,9 +11,9 @@ from tpsample.request.row_filter import COLUMNS, RowFilter, keeps_all
 
 ASKS, PROCESSED, AS_LOGITS, TOP, OCCUPANCY, SEED, STATE = range(COLUMNS, COLUMNS + 7)
 """Columns of a slot after the columns of its filters: whether it asks for logprobs, whether their
-mode is a processed one, whether it is one of logits, how many most likely tokens are reported, the
-occupancy, the seed, and the index of its state in the tables of controls. A request does not write
-the last one."""
+mode is a processed one, whether it is one of logits. Then come how many most likely tokens are
+reported, the occupancy, the seed, and the index of the slot's state in the tables of controls. A
+request does not write the last one."""
 
 OCCUPIED, VACANT = 2**62, -1
 """The occupancy of a slot with a request, which is above the number of any row, and of one without
@@ -21,7 +21,7 @@ a request."""
 
 FILTERED, ASKS_LOGPROBS, UNSEEDED, EMPTY, NEEDS_APPEND, UNKNOWN = (1 << bit for bit in range(6))
 """Bits of the flags of a slot: it has filters, asks for logprobs, waits for its seed, has no
-request, has logits that depend on its output, has filters that only the device knows."""
+request; it has logits that depend on its output, has filters that only the device knows."""
 
 WAITING = 0x54505F5741495421
 """The seed of a row that waits for one, an arbitrary number that nobody else writes."""

@@ -19,8 +19,8 @@ from tpsample.request.row_filter import BITS, KEEP_TIES, Demand, Method, RowFilt
 class Thresholds(NamedTuple):
     """Where the filters of F rows end, as a pass over logits needs it.
 
-    A token is kept if its order word is at least `least`, if fewer than `most` tokens stand before
-    it, and if less than `share` of the total does.
+    A token is kept if its order word is at least `least`, and fewer than `most` tokens stand before
+    it. Less than `share` of the total must stand before it, too.
 
     Attributes:
         most: int64 [F]; V keeps all.

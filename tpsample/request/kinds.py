@@ -107,9 +107,10 @@ def batches_of(
     """Yield batches whose steps make every launch that steps of these kinds make, in any mix.
 
     There is a batch of each kind alone, and of all together with and without kept sets and
-    logprobs, because these decide how a token is found. A filtered batch comes in fixed rounds as
-    well, as steps over slots do on a GPU. The best scores may decide all rows of a filter, while
-    other logits need a search. So a filter brings along a kind that is always searched.
+    logprobs. Kept sets and logprobs decide how a token is found. A filtered batch comes in fixed
+    rounds as well, as steps over slots do on a GPU. The best scores may decide all rows of a
+    filter, while other logits need a search. So a filter brings along a kind that is always
+    searched.
 
     Args:
         num_rows: rows of each batch; a mix with more filters has more.

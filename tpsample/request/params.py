@@ -39,10 +39,10 @@ MAX_LOGIT_BIAS = 100.0
 class SamplingParams:
     """How to sample one request. Names, defaults and ranges follow vLLM's `SamplingParams`.
 
-    It is a value: numbers are converted and sequences are copied when it is made, so two requests
+    It is a value: numbers are converted and sequences are copied when it is made. So two requests
     that mean the same are equal however they were written (1 and 1.0, a list and a tuple). Fields
-    are given by name, and none can be changed: make another by `dataclasses.replace`.
-    Temperature and penalties are checked as the fp32 numbers they become.
+    are given by name, and none can be changed: make another by `dataclasses.replace`. Temperature
+    and penalties are checked as the fp32 numbers they become.
 
     Equal logits are drawn equally often up to |logit| / temperature = 1e6; beyond 1e7 fp32 rounds
     the noise away. Where |logit| · log2 e / temperature exceeds fp32 (3.4e38), the logit counts as
@@ -59,7 +59,8 @@ class SamplingParams:
         top_n_sigma: before the other filters, keep tokens whose logit before temperature is at
             most n standard deviations, of all that are not masked, below the largest; 0 is off.
         eta_cutoff: before the other filters, keep tokens at least as likely as the lesser of this
-            and its square root times e^-entropy, of all that are not masked; in [0, 1).
+            and its square root times e^-entropy; in [0, 1). Probability and entropy are of all
+            tokens that are not masked.
         seed: 64 bits that choose the row's random stream together with the position; None draws
             a seed. `torch.manual_seed` has no effect on either. Requests with equal seeds draw the
             same noise at equal positions, so each is given its own.
@@ -76,8 +77,8 @@ class SamplingParams:
         logprobs: how many of the most likely tokens to report; -1 is all.
         logprob_token_ids: ids to report as well.
         logprobs_mode: "raw_logprobs", "raw_logits", "processed_logprobs" or "processed_logits".
-        ties: where top_k or top_p cuts between equal logits, "exact" keeps the lowest ids and
-            "keep" keeps all whose logit equals that of the last token kept.
+        ties: where top_k or top_p cuts between equal logits, "exact" keeps the lowest ids; "keep"
+            keeps all whose logit equals that of the last token kept.
         filter_order: "sequential" applies min_p, then top_k, then top_p to the mass they leave;
             "joint" applies top_p to the mass before top_k; "min_p_last" applies top_k, then top_p
             to what that leaves, then min_p.

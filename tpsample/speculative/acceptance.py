@@ -22,10 +22,10 @@ follow the target's law at every position, whatever the draft (Leviathan et al.,
 Chen et al., arXiv 2302.01318). A block accepts no fewer drafts in expectation (Sun et al., arXiv
 2403.10444).
 
-Accepting, recovering and drafting must be independent of each other and of token noise, so each has
+Accepting, recovering and drafting must be independent of each other and of token noise. So each has
 its own domain word in the counter of the row stream. The `sample` word of the counter is the index
 of the position within its verification. A position that a verification looked at and did not reach
-is verified again by the next one, under a smaller index and so with fresh numbers. It needs them,
+is verified again by the next one. There it has a smaller index and so fresh numbers. It needs them,
 because the stopping place of a block already depended on the old ones.
 """
 

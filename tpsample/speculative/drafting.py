@@ -121,9 +121,9 @@ def sample_draft(
 
         token ~ softmax(draft_logits / T);  a greedy row takes the argmax
 
-    For "coupled" the draw uses the noise that the verification uses at this position, so that
-    target and draft agree as often as their laws allow. The other methods need noise of its own.
-    A list of the drafts is what `verify` takes. A drafter that has hidden states and an
+    For "coupled" the draw uses the noise that the verification uses at this position. So target and
+    draft agree as often as their laws allow. The other methods need a draw with noise of its own. A
+    list of the drafts is what `verify` takes. A drafter that has hidden states and an
     `LMHeadSampler` drafts coupled by calling that with the same batch and positions, filters
     included.
 

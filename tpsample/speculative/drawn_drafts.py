@@ -1,8 +1,8 @@
 """Drafts have to be draws from the law that was passed with them, or nobody's law comes out.
 
-A draw x of the law q has log q(x) = -entropy on average, with the variance of log q. So over many
-drafts the sum of the differences, in standard deviations of it, is far from 0 only if the drafts
-are those of another temperature, of a filtered law, or an argmax.
+A draw x of the law q has log q(x) = -entropy on average, with the variance of log q. The sum of the
+differences over many drafts is counted in its standard deviations. It is far from 0 only if the
+drafts are those of another temperature, of a filtered law, or an argmax.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def verify(
         block       the same by whole prefixes, which accepts more (`.acceptance`)
 
     With each of them a greedy row emits the argmax at every position. Each position has the
-    parameters of its row. All that decides a token is an integer that every rank receives, so the
+    parameters of its row. All that decides a token is an integer that every rank receives. So the
     ids do not depend on ranks, shards, other rows or the padding of K. No logits are gathered;
     beside words of 8 bytes, ranks exchange integers per row and position.
 
@@ -256,7 +256,7 @@ def _verify_coupled(
     whatever drafted them, if the hidden states are those of plain decoding. Noise belongs to (seed,
     position, token id), so a position's token does not depend on the step that draws it. A draft is
     accepted with probability p(x); one drawn with the same noise is accepted more often, with at
-    least (1 - d) / (1 + d), where d is the total variation between target and draft (Daliri, Musco,
+    least (1 - d) / (1 + d). Here d is the total variation between target and draft (Daliri, Musco,
     Suresh, arXiv 2408.07978).
 
     Args:

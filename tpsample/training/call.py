@@ -83,16 +83,16 @@ def kept_logprobs(
 
         logprob = y_v - ln Σ e^(y_u),   y_u = (x_u - max x) / T,   u over the set of the row
 
-    For equal hidden states and weights the values are bit for bit the `processed_logprobs` of the
-    step that drew the tokens, without penalties, biases and masks, on any number of ranks. Time and
-    memory grow with the listed ids, O(T · D). Rows that kept every id cost a product with the whole
-    shard, forwards and backwards, a few rows at a time; GPUs sum that in fp32. The host waits for
-    the device.
+    With equal hidden states and weights, values are bit for bit the `processed_logprobs` of the
+    step that drew the tokens, on any number of ranks. That holds for a step without penalties,
+    biases and masks. Time and memory grow with the listed ids, O(T · D). Rows that kept every id
+    cost a product with the whole shard, forwards and backwards, a few rows at a time; GPUs sum that
+    in fp32. The host waits for the device.
 
     Args:
         hidden_states: [N, D], those that the tokens were drawn from, whole on each rank. Where
             anything gets a gradient, neither they nor the weight may be of inference mode.
-        lm_head_weight: [V_local, D], this rank's rows, of the dtype of hidden_states, or a DTensor
+        lm_head_weight: [V_local, D], this rank's rows, of the dtype of hidden_states; or a DTensor
             with ``Shard(0)`` on one axis of its mesh, from which group and shard follow.
         token_ids: int64 [N], the drawn tokens.
         kept: the N sets.

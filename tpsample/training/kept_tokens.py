@@ -29,7 +29,7 @@ class KeptTokens:
         whole: bool [N], the rows that kept every id and list none.
 
     Raises:
-        ValueError: another shape or dtype, offsets that fall or do not end at the last id, or a row
+        ValueError: another shape or dtype; offsets that fall or do not end at the last id; or a row
             that lists ids and kept all, or does neither.
     """
 

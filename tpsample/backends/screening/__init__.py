@@ -1,7 +1,7 @@
 """The tokens that can still win, proved from a cheap product: the others are never scored exactly.
 
-Noise belongs to token ids, so the winner of a row is one well-defined token, and a bound on the
-error of an approximate product tells which few ids can be it:
+Noise belongs to token ids, so the winner of a row is one well-defined token. A bound on the error
+of an approximate product tells which few ids can be it:
 
     |logit_v − approximate logit_v| <= slack_v      proved, see `bound`
     upper_v  = approximate score_v + slack_v        noise included, see `numba_.kernels.noise`

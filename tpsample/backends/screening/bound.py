@@ -7,9 +7,9 @@
     threshold             the larger of the two, where both hold
     listed                { v : upper_v >= the threshold when v comes, or later }, with their logits
 
-Whoever has the exact logits of the listed ids, and -inf for every other id, finds the kept set of
-the row, and the mass that top_p takes a share of, as from all logits. For let u be an id of the
-part that is not listed. Then x_u <= upper_u < threshold, and u is neither kept nor weighed:
+The exact logits of the listed ids, with -inf for every other id, give the same kept set of the row
+as all logits. The mass that top_p takes a share of is the same, too. For let u be an id of the part
+that is not listed. Then x_u <= upper_u < threshold, and u is neither kept nor weighed:
 
     top_k    k ids have a logit that reaches it. All k come before u, and none is as small as
              u, so that u is not even a tie of the k-th.
@@ -20,8 +20,8 @@ x_v is below the threshold, too. Either that is the one of y, which v itself doe
 the k ids come before v, and they are listed, so that v is not among the first k. Otherwise nothing
 before v is missing: number and mass are what they were.
 
-All of this holds on every part and every rank by itself, because the k-th largest logit, and the
-largest one, of the whole vocabulary are not below those of a part.
+All of this holds on every part and every rank by itself. The k-th largest logit of the whole
+vocabulary, and the largest one, are not below those of a part.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DOWN = 2.0**-20
 def round_up(values: Tensor) -> Tensor:
     """Return non-negative float64 values as fp32 numbers that are at least as large.
 
-    A conversion to nearest loses at most u of a value, or 2^-150 of a subnormal one, and float64
+    A conversion to nearest loses at most u of a value, or 2^-150 of a subnormal one. Float64
     arithmetic on up to 2^20 numbers of one sign loses far less than the 2 u that remain.
     """
     return (values * (1.0 + 4 * UNIT) + TINY).float()

@@ -9,8 +9,8 @@ The hidden states of a row become whole numbers of a unit, ĥ = t z, in two 8-bi
     z = rint(h / t) = 256 hi + lo,   hi = floor((z + 128) / 256) of -127 … 127,   lo of -128 … 127
 
 On a GPU t = max|h| / (127 · 256); on a CPU it is larger, and hi is 0 in most columns
-(`backends.numba_.kernels.int8`). With n = 256 (q · hi) + q · lo, an integer that is exact in any
-order (on a GPU its int32 sums are exact for D <= 131072, on a CPU because of the unit),
+(`backends.numba_.kernels.int8`). n = 256 (q · hi) + q · lo is an integer that is exact in any
+order. On a GPU its int32 sums are exact for D <= 131072, on a CPU because of the unit. With n,
 
     product_vb = s_v t_b n
     |product − definition's product| <= residual_v ‖h_b‖ + (norm_v + residual_v) lost_b
@@ -29,13 +29,13 @@ are summed in fp32 passes its own γ (`backends.triton_.screen_launches.accumula
 
 One scale per row keeps the product of a row one exact integer, in a single int32 accumulator. On
 the head of SmolLM2-135M (V = 49152, D = 576, 185 positions, T = 1) the candidates of a row are 4.6
-on average and 21 at the 99th percentile, which fit one tile of 64 rows. Eight residual norms per
-row, one per block of columns, would leave 3.7 and 16, for 28 bytes more per row. A scale per 64
+on average. They are 21 at the 99th percentile, which fit one tile of 64 rows. Eight residual norms
+per row, one per block of columns, would leave 3.7 and 16, for 28 bytes more per row. A scale per 64
 columns would leave 1.8 and 5, but would need a float accumulator.
 
 Columns are not equalised (W · diag(c) and h · diag(1 / c) in place of W and h), because it saves
 little. On 120 rows of that model, T = 1, the candidates are 4.8 without it, 4.1 with c =
-‖column‖^-1/4 and 5.8 with ‖column‖^-1/2, and 16 rows have 1.9, 1.5 or 2.0 % of the weights read.
+‖column‖^-1/4 and 5.8 with ‖column‖^-1/2. 16 rows then have 1.9, 1.5 or 2.0 % of the weights read.
 
 The copy does not follow a weight that changes: `refresh` it. `is_current` finds out. Changes that
 torch does not count, such as through `.data`, are seen on a CPU by sums of some rows, others in

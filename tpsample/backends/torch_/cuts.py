@@ -455,7 +455,7 @@ class Cuts:
             least, of_greedy: as in `last_cut`, if that is wanted of these words.
 
         Returns:
-            int64 [F], that word, or the least one in a row without words, and bool [F], whether
+            int64 [F], that word, or the least one in a row without words; and bool [F], whether
             some were not listed, so that the word means nothing.
         """
         words = listed[:, :, 1:].transpose(0, 1).flatten(1).sort(dim=1, descending=True).values

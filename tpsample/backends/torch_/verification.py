@@ -4,10 +4,10 @@
     q_v = Q_v / Z_Q    Q_v its mass under the drafter's logits / T; without logits the draft is
                        certain, with all mass at the draft token; q = 0 where there is no draft
 
-Masses are those of `core.masses`, so what ranks sum, and what follows from the sums, does not
-depend on the number of ranks, shards or tiles. The law of the masses is within
-max(2^-22, 0.51 V · 2^-40) of the softmax in total variation: a token less likely than 2^-41 of the
-likeliest has no mass. A greedy row, and one with a +inf logit, is certain of its first token.
+Masses are the integers of `core.masses`. So neither the sums over ranks nor what follows from them
+depends on the number of ranks, shards or tiles. The law of the masses is within max(2^-22, 0.51 V ·
+2^-40) of the softmax in total variation: a token less likely than 2^-41 of the likeliest has no
+mass. A greedy row, and one with a +inf logit, is certain of its first token.
 
 This is plain PyTorch, the definition. The other backends have kernels of the same passes.
 """

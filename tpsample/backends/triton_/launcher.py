@@ -1,10 +1,10 @@
 """Launches kernels. Triton finds the binary of a new launch, and this module that of a known one.
 
-In each launch Triton binds the arguments, writes a text of what its compiler sees of them, compares
-the globals of the kernel, and asks the driver about every pointer. All this takes the host longer
-than the launch itself. Here a dictionary has the binary that Triton's own launch returned, and the
-binary gets addresses, as in Triton's tutorial on kernels that are compiled ahead. It does not ask
-the driver whether these are of a GPU: the arguments of a step are checked before its first launch.
+In each launch Triton binds the arguments, and writes a text of what its compiler sees of them. It
+compares the globals of the kernel, and asks the driver about every pointer. All this takes the host
+longer than the launch itself. Here a dictionary has the binary that Triton's own launch returned.
+The binary gets addresses, as in Triton's tutorial on kernels that are compiled ahead. The driver is
+not asked whether these are of a GPU: the arguments of a step are checked before its first launch.
 """
 
 from __future__ import annotations

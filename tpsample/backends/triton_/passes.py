@@ -152,9 +152,9 @@ class TritonShardLogits(ShardLogits):
         return largest(words, count, start.number)
 
     def _first_of_groups(self) -> tuple[Tensor, int]:
-        """Return the first order word of each group of ids, int64 [F, groups], 0 in rows that are
-        done, and how many ids a group has. The tiles of the local step are groups, if their words
-        are known."""
+        """Return the first order word of each group of ids, and how many ids a group has. The words
+        are int64 [F, groups], 0 in rows that are done. The tiles of the local step are groups, if
+        their words are known."""
         if self.tile_words is not None:
             return self.of_undone(self.tile_words.first), self.tile_words.size
         groups = self.count_of(GROUP)

@@ -34,8 +34,8 @@ class Tile:
     def fitting(self, gpu: "Gpu", stage_bytes: int) -> "Tile":
         """Return the tile with as many stages as a program's shared memory has room for.
 
-        Before sm_90, on sm_120 and on AMD's GPUs Triton keeps one stage less in shared memory,
-        because the operands of the product that runs are in registers.
+        Before sm_90, on sm_120 and on AMD's GPUs Triton keeps one stage less in shared memory.
+        There the operands of the product that runs are in registers.
 
         Args:
             stage_bytes: what one stage loads.
@@ -199,7 +199,7 @@ _SHORT_TILES = {
 # in registers there.
 _EIGHT_WARPS = replace(_SHORT_TILES[64], num_warps=8)
 _EIGHT_WARPS_OF_128 = replace(_TILES[128], num_warps=8)
-# For the few ids that a screen has listed: about as many tiles as SMs, so each has an SM to itself
+# For the few ids that a screen has listed: about as many tiles as SMs. So each has an SM to itself
 # and needs all of its shared memory to keep enough bytes under way.
 _LIST_TILES = {
     16: Tile(block_v=64, block_b=16, block_d=128, num_warps=4, num_stages=8),

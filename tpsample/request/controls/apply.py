@@ -2,11 +2,11 @@
 
 Twins: `triton_.kernels.token_mask` and `triton_.kernels.controls`. The mask of a row is
 
-    allowed_token_ids ∧ grammar bitmask, then without stop ids while the output is shorter than
-    min_tokens, unless stop ids are all that is left, and without the last id of every bad word
+    allowed_token_ids ∧ grammar bitmask; then without stop ids while the output is shorter than
+    min_tokens, unless stop ids are all that is left; and without the last id of every bad word
     whose other ids are the latest output; a forced token stands alone
 
-Whether only stop ids are left is a question about the whole vocabulary, so every rank keeps allowed
+Whether only stop ids are left is a question about the whole vocabulary. So every rank keeps allowed
 ids and grammar as bits of all of it, which take V / 8 bytes per row. Drafts of a row count as
 output, so draft i - 1 is then the latest token.
 """

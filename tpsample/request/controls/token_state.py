@@ -112,8 +112,8 @@ class TokenState:
         return self._scratch.take("mask", torch.int32, num_rows, self.width // 32)
 
     def _addresses(self, slots: Sequence[int], ids: Sequence[Sequence[int]], bit: int) -> Tensor:
-        """Return where the ids of slots that are of this shard lie in [slots · width], int64 [n] on
-        the device, and note in `touched` that something is known of them."""
+        """Return where the ids of slots that are of this shard lie in [slots · width]: int64 [n] on
+        the device. Note in `touched` that something is known of these ids."""
         listed, of_slot, lengths = tensors_of(
             itertools.chain(*ids), slots, map(len, ids), device=None
         )

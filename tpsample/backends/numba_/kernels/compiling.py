@@ -1,7 +1,7 @@
 """How the native kernels are compiled: once per machine, kept for every later process.
 
-Numba's own cache does not see that a function which a kernel calls has changed, and a file of it
-that is not whole makes every step fail. So `kernel_cache.py` takes its place.
+Numba's own cache does not see that a function which a kernel calls has changed. A file of that
+cache that is not whole makes every step fail. So `kernel_cache.py` takes its place.
 """
 
 from __future__ import annotations

@@ -85,8 +85,8 @@ class TakenRows(NamedTuple):
         hidden: fp32 [R or more, D]: R = 1, or a multiple of ROWS with zeros after the rows.
         norms: float64 [R], the rows' norms, rounded up.
         quanta: float64 [R], powers of two; every number of a row is a multiple of its own.
-        bf16: uint16 [R or more, D], the same numbers in bf16, if there are several rows, all of
-            them are such numbers, and D needs no padding; else no rows.
+        bf16: uint16 [R or more, D], the same numbers in bf16; no rows if there is one row, if bf16
+            does not hold all numbers, or if D needs padding.
     """
 
     hidden: np.ndarray

@@ -1,17 +1,17 @@
 """Upper ends of the products of an 8-bit copy of a weight and some hidden states.
 
 Hidden states are whole numbers of a unit, ĥ = t z. Most have 8 bits. A language model has a few
-columns with numbers far above the others, and if one unit made these numbers of 8 bits, nothing
-would be left of the others. So some groups of columns, the WIDE, have 16 bits:
+columns with numbers far above the others. If one unit made these numbers of 8 bits, nothing would
+be left of the others. So some groups of columns, the WIDE, have 16 bits:
 
     t = max |h| / 127 of the other columns      z = rint(h / t) = 256 high + low
 
 and high is 0 outside of them. The wide groups are those with the largest max |h| / ‖h‖ of any row.
-A row by itself has a number as large as 127 t in each of D / (GROUP · WIDE) groups, and rounding
-takes t / sqrt(12) of each of D numbers in the mean. So it loses at most sqrt(GROUP · WIDE / 12) /
-127 = 1.8 % of its norm, and the copy of a weight loses 1 %. Other rows of a step may take its
-groups; the bound counts what is lost. On 241 rows of the bundled model 9 groups of 144 leave 7
-candidates a row, and without them there are 210.
+A row by itself has a number as large as 127 t in each of D / (GROUP · WIDE) groups. Rounding takes
+t / sqrt(12) of each of D numbers in the mean. So it loses at most sqrt(GROUP · WIDE / 12) / 127 =
+1.8 % of its norm, and the copy of a weight loses 1 %. Other rows of a step may take its groups; the
+bound counts what is lost. On 241 rows of the bundled model 9 groups of 144 leave 7 candidates a
+row, and without them there are 210.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ With f = fp32(w) of an id's word w, the definition has
     e >= u log2 e (1 − 2e-6)                 −log2(1 − u) >= u log2 e; 2e-6 covers the polynomial
     −L <= 32 − log2 f − log2 log2 e + 1e-5   and the roundings of e and of L
 
-and for a normal fp32 number f >= 1 its bits, read as an integer, bound the logarithm, because log2
-is concave and so lies above the line through neighbouring powers of two:
+The bits of a normal fp32 number f >= 1, read as an integer, bound its logarithm. log2 is concave,
+so it lies above the line through neighbouring powers of two:
 
     log2 f >= bits(f) 2^-23 − 127            at most 0.087 below; equal at powers of two
 

@@ -24,8 +24,8 @@ def bits_as(typing, number, kind):  # type: ignore[no-untyped-def]
 
 
 def _second_if(comparison: str) -> Any:
-    """Return the code for the second of two numbers if it compares so with the first, or else the
-    first, as Python has `min` and `max`."""
+    """Return the code for the second of two numbers if it compares so with the first. Else the code
+    is for the first, as Python has `min` and `max`."""
 
     def type_of(typing, a, b):  # type: ignore[no-untyped-def]
         kind = typing.unify_types(a, b)

@@ -272,11 +272,10 @@ def fp32_products(weight, block, rows, products):
 
     The longest weight row of the block gives ‖w‖ for all of its ids.
     n is `depth_of`. γ_n = n u / (1 − n u) is the error of an fp32 sum each of whose terms goes
-    through n additions at most, with or without fused multiply-adds (Higham, "Accuracy and
-    Stability of Numerical Algorithms", §3.1 and §4.2), with Cauchy-Schwarz for Σ |h w|; u is that
-    of the definition's own rounding.
-    η covers numbers that are subnormal, or flushed to zero. ‖w‖² itself is a sum in fp32, each of
-    whose squares and partial sums may be flushed.
+    through n additions at most; with or without fused multiply-adds (Higham, "Accuracy and
+    Stability of Numerical Algorithms", §3.1 and §4.2). Cauchy-Schwarz bounds Σ |h w|; u is the
+    error of the definition's own rounding. η covers numbers that are subnormal, or flushed to zero.
+    ‖w‖² itself is a sum in fp32, each of whose squares and partial sums may be flushed.
     """
     products.values[:], products.squares[:] = 0, 0
     if len(products.hidden) == 1:
@@ -355,8 +354,8 @@ def float64_products(weight, block, rows, products):
     """Multiply in float64; `squares` are then how far the sums are off at most, over ‖h‖.
 
     A sum is exact in any order if its terms are multiples of q and their sizes add up to at most
-    2^53 q, because then every partial sum is a float64 number. Products of bf16 numbers often
-    fulfil that, and then their sum often is the midpoint of two fp32 numbers. It follows from
+    2^53 q. Then every partial sum is a float64 number. Products of bf16 numbers often fulfil that,
+    and then their sum often is the midpoint of two fp32 numbers. It follows from
 
         ‖h‖ ‖w‖ <= 2^53 q_h q_w      ‖w‖ <= sqrt(D) max |w|
 

@@ -208,8 +208,8 @@ def first_kept_kernel(
 ):
     """The first of the best scores that can be in the kept set. Grid: (F,).
 
-    A row is left open where that depends on the error of `before_kernel`, and where a top_p meets
-    a total of 0, as `before_kernel` leaves it beside an infinite logit.
+    A row is left open where that depends on the error of `before_kernel`. So is a row whose top_p
+    meets a total of 0, as `before_kernel` leaves it beside an infinite logit.
     """
     row, offs = tl.program_id(0), tl.arange(0, COUNT)
     marks = num_samples * COUNT

@@ -121,8 +121,8 @@ def words_kernel(
     BINS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Order words down to a cut, or in the bin in which the sum over bins reaches a limit, as many
-    as there is room for.
+    """Order words down to a cut, or in the bin in which the sum over bins reaches a limit. As many
+    are listed as there is room for.
 
     Grid: (F, programs).
     """
@@ -171,8 +171,8 @@ def list_end_kernel(
     number,
     BINS: tl.constexpr,
 ):
-    """The word down to which a list has what top_p keeps and the first `number` words of a row, and
-    a bound of how many these are. Grid: (F,)."""
+    """The word down to which a list has what top_p keeps and the first `number` words of a row.
+    Beside it a bound of how many words these are. Grid: (F,)."""
     row, offs = tl.program_id(0), tl.arange(0, BINS)
     end, _, _ = bin_of(bins_ptr, stride_bins, total_ptr, stride_total, share_ptr, BINS)
     mass = tl.load(bins_ptr + row * stride_bins + offs).to(tl.float32)

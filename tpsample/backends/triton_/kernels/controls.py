@@ -103,8 +103,8 @@ def control_tile(logits_tile, scoring, offs_v, offs_b):
 def penalise(logits_tile, history, penalty, penalised):
     """Apply the repetition, frequency and presence penalty, in this order.
 
-    A history is 0 for an id that the request does not hold, else 2 · (times it was drawn), plus 1
-    if it is in the prompt.
+    A history is 0 for an id that the request does not hold. Else it is 2 · (times the id was
+    drawn), plus 1 if it is in the prompt.
     """
     repetition = tl.load(penalty, mask=penalised, other=1.0)[None, :]
     frequency = tl.load(penalty + 1, mask=penalised, other=0.0)[None, :]

@@ -12,7 +12,7 @@ would do, because nothing that counts is ever in the slot:
 1. One source has one slot per parity, chunk, sample and row, and stores it once a step: the last
    arrival alone pushes, and Triton lets one thread store each element.
 2. The slot is 0, or has a word whose reader gave up on it. That word has another epoch than ours:
-   the stores to one slot lie 2, 4, … steps apart, and 2046 steps apart it was stored in between,
+   the stores to one slot lie 2, 4, … steps apart. 2046 steps apart the slot was stored in between,
    or cleared by `reset` after the reader gave up.
 3. Stores of one source to one slot keep their order, because a kernel's stores are performed before
    the next kernel of its stream ends.

@@ -1,7 +1,7 @@
 """The largest of a row's words, by one program.
 
-Twin: `torch.topk`, which looks at the 64 bits of every word two at a time, and needs a launch more
-to put what it finds in order.
+Twin: `torch.topk`. It looks at the 64 bits of every word two at a time, and needs a launch more to
+sort the words that it finds.
 """
 
 import triton

@@ -141,8 +141,8 @@ def draft_powers(logits, law):
 def product(a, b):
     """a · b, int64, of int32 numbers.
 
-    Written in Triton, a factor that is one number gets its 64 bits before a loop, and the product
-    in it is one of 64 bits, of four instructions.
+    Written in Triton, a factor that is one number gets its 64 bits before a loop. The product in
+    the loop is then one of 64 bits, of four instructions.
     """
     if INTERPRET or is_hip():
         return a.to(tl.int64) * b.to(tl.int64)

@@ -1,7 +1,7 @@
 """Shared by the kernels over stored logits: a block of one row, its order words, its filters.
 
-Twins: `tpsample.core.order`, and `backends.torch_.passes` for what needs the noise, and for
-the first words, whose docstring says why the groups of ids in which they lie are enough.
+Twins: `tpsample.core.order`, and `backends.torch_.passes` for noise and first words. The docstring
+of `first_words` says why the groups of ids in which they lie are enough.
 """
 
 from functools import partial
@@ -77,7 +77,7 @@ def blocks_of_program(blocks_each, lead, width, BLOCK: tl.constexpr):
     """The program's first block of its row, and the one behind its last. Grid: (F, programs).
 
     The numbers of the row are computed once for several blocks. Programs that run at the same time
-    are of many rows, because those of one row would wait for each other where they add to its sums.
+    are of many rows. Those of one row would wait for each other where they add to its sums.
     """
     first = tl.program_id(1) * blocks_each
     return first, tl.minimum(first + blocks_each, tl.cdiv(lead + width, BLOCK))
@@ -110,7 +110,7 @@ def add_up(address, numbers):
 @triton.jit
 def load_block(logits_ptr, stride_logits, vocab_start, lead, width, BLOCK: tl.constexpr):
     """`load_nth_block` of the program. Grid: (F, blocks): programs that run at the same time are of
-    many rows, because those of one row would wait for each other where they add to its bins."""
+    many rows. Those of one row would wait for each other where they add to its bins."""
     block = tl.program_id(1)
     return load_nth_block(logits_ptr, stride_logits, vocab_start, lead, width, block, BLOCK)
 
@@ -168,8 +168,8 @@ def order_words(logits, ids, mask):
 class Mark(NamedTuple):
     """An order word as numbers that logits are compared with; scalars, or a tensor of each.
 
-    A token is at the word or before it if its logit is at least `at` and its id at most `token`, or
-    if its logit is at least `after`, which is the next fp32 number.
+    A token is at the word or before it if its logit is at least `at` and its id at most `token`. So
+    is one whose logit is at least `after`, the next fp32 number.
     """
 
     at: tl.tensor  # fp32

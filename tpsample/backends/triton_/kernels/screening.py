@@ -10,8 +10,8 @@ below any lower end, so the winner, and every tie with it, is in a listed group:
 of the whole vocabulary. The list has room for every group, so it cannot overflow.
 
 The bound is on the product alone. Every later step, from the scale of the head to the noise, is
-non-decreasing in the logit, also as it is rounded, so that the ends of the interval go through the
-very same operations as the logit itself. A NaN is taken for a candidate.
+non-decreasing in the logit, also as it is rounded. So the ends of the interval go through the very
+same operations as the logit itself. A NaN is taken for a candidate.
 
 Proof and plain twin: `tpsample.backends.screening`.
 """
