@@ -4,9 +4,9 @@
 
 For each number of ranks both servers are started with the same options; the one that is not asked
 waits idle. Greedy requests come first: both have to write the same texts before a time counts.
-Then rounds of vLLM's own benchmark, the servers in turn, whose requests draw at temperature 1
-without seeds, because vLLM's own sampler ends its server on a CPU when a request with a seed is in
-the middle of its prompt.
+Rounds of vLLM's own benchmark follow, the servers in turn. Their requests draw at temperature 1
+without seeds. With a seed, vLLM's own sampler ends its server on a CPU when the request is in the
+middle of its prompt.
 """
 
 from __future__ import annotations

@@ -8,11 +8,11 @@
 
 Every section (`benchmarks.gpu.sections`) is a process of its own with its own time limit, so that
 whatever goes wrong in one leaves the others alone. Sections that time nothing run side by side. The
-record is written after each section, and everything that this run has written goes into one
-archive, because a borrowed machine may hand back few files. A run that is told to stop (SIGTERM,
-Ctrl-C) kills its sections and keeps the record, with the facts that they had found. One that is
-killed outright keeps what was written, and its sections end with it. A file that cannot be written
-stops nothing. Needs torch, triton, numpy and the standard library; plots also matplotlib.
+record is written after each section. Everything that this run has written goes into one archive,
+because a borrowed machine may hand back few files. A run that is told to stop (SIGTERM, Ctrl-C)
+kills its sections and keeps the record, with the facts that they had found. One that is killed
+outright keeps what was written, and its sections end with it. A file that cannot be written stops
+nothing. Needs torch, triton, numpy and the standard library; plots also matplotlib.
 """
 
 from __future__ import annotations

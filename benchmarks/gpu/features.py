@@ -1,8 +1,8 @@
 """Section `features` of the GPU check: each feature that the other sections leave out, once.
 
-Shards that start at odd ids, a step with every request control, the error of a product that a
-screen assumes, steps over slots, `torch.compile`, and that a plain step neither waits for
-the device nor allocates.
+The features are shards that start at odd ids, a step with every request control, and the error of a
+product that a screen assumes. Steps over slots and `torch.compile` follow. A plain step must
+neither wait for the device nor allocate.
 """
 
 from __future__ import annotations
@@ -217,8 +217,9 @@ def _warmed_up(problem: Problem, kinds: Collection[Kind]) -> str:
 
 
 def _compiled(problem: Problem, dry_run: bool) -> str:
-    """Compile a function that scales the hidden states and samples, whole, for plain batches of two
-    sizes and for one with every control but logprobs, before and after a token was appended."""
+    """Compile a function that scales the hidden states and samples, as one whole graph. It runs for
+    plain batches of two sizes and for one with every control but logprobs, before and after a token
+    was appended."""
     sampler = make_sampler(problem.weight, problem.rows)
 
     def model(hidden: Tensor, batch: SamplingBatch, positions: Tensor) -> Tensor:

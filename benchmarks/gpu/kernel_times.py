@@ -3,7 +3,8 @@
     python -m benchmarks.gpu.check --sections compile,kinds,kernel_times
 
 A kind of call of `benchmarks.questions.kinds` has the kernels of a call as engines make it, each
-with its launches and its µs, the µs of the host, and those of a replay of its graph.
+with its launches and its µs. Beside them are the µs of the host, and those of a replay of the
+call's graph.
 """
 
 from __future__ import annotations

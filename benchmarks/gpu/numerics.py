@@ -1,6 +1,6 @@
 """Sections of the GPU check on numbers: noise, planted tails, the oracle, bitwise invariance.
 
-Each takes the device and whether this is a dry run on a CPU, yields what it finds as JSON values
+Each takes the device and whether this is a dry run on a CPU. It yields its results as JSON values,
 and raises if something is wrong; those that try one thing after another raise once, naming all.
 """
 

@@ -3,9 +3,9 @@
 Compiling one kernel takes one core a second or more, and a section that compiles does not measure.
 So every section is rehearsed: its own code runs without any kernel, and its launches are put on a
 list. Nothing is judged, because a rehearsal computes nonsense. The listed kernels are compiled by
-as many processes as there are cores, into the cache of Triton that all sections share, and loaded,
-which shows one that needs more shared memory than there is. `torch.compile` keeps a cache too,
-which the rehearsal of the baselines fills.
+as many processes as there are cores, into the cache of Triton that all sections share. They are
+loaded, too, which shows a kernel that needs more shared memory than there is. `torch.compile` keeps
+a cache too, which the rehearsal of the baselines fills.
 """
 
 from __future__ import annotations

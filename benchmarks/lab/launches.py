@@ -5,9 +5,9 @@
     for launch in launches:
         launch.compile()            # in any process, into Triton's cache
 
-Of a tensor the compiler sees the dtype and whether its address is a multiple of 16, of an integer
-that is not a constant whether it is 1, a multiple of 16, or 64 bits wide. Everything else that two
-launches differ in makes the same binary, so the list has it once.
+Of a tensor the compiler sees the dtype and whether its address is a multiple of 16. Of an integer
+that is not a constant it sees whether that is 1, a multiple of 16, or 64 bits wide. Everything else
+that two launches differ in makes the same binary, so the list has it once.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class VirtualWorld:
         rank has a thread, and one runs at a time: until it has something to tell the others, hands
         that in and sleeps. When all have, each goes on with what all handed in. Because two never
         run at once, they may launch kernels in the Triton interpreter, which allows one launch at a
-        time, and nothing depends on a scheduler.
+        time. Nothing depends on a scheduler.
 
         Raises:
             Exception: a body raised it, that of the lowest rank; the others stop where they meet.

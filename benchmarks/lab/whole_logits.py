@@ -1,7 +1,7 @@
 """Two ways from the local logits of W ranks to tokens: engines make whole rows and sample those.
 
 Both ways multiply with this rank's part of the weight, padded so that every rank has as many
-columns, and both take any sampler of whole logits.
+columns. Both take any sampler of whole logits.
 """
 
 from __future__ import annotations

@@ -2,17 +2,16 @@
 
     python -m benchmarks.questions.host_overhead [--rows B] [--steps N]
 
-Kernels are compiled for sm_90 and their launches end where the CUDA driver would be called, so a
-number holds whatever a launch costs but for that call, about 2 µs each. Under a CUDA graph none of
-this is paid. CPU time of the thread, the least of several rounds: other processes do not count.
-A step is counted, too: calls of functions of the package, and the files that they are in.
+Kernels are compiled for sm_90 and their launches end where the CUDA driver would be called. So a
+number holds all that a launch costs but for that call, about 2 µs each. Under a CUDA graph none of
+this is paid. CPU time of the thread, the least of several rounds: other processes do not count. A
+step is counted, too: calls of functions of the package, and the files that they are in.
 
 Each kind of request has a step. The rows lie on the CPU, so operators of torch do their work there
-in place of launching it, and their time is part of that of `select` and of every kind but
-plain. `--rows 1` leaves little of it. The `topk` of top_k 50 is most of its time over 64
-rows. As nothing writes the results, rows with top_p count as decided by their best scores, which is
-what most steps find, and the wait for that answer is left out. In fixed rounds all launches are
-made.
+in place of launching it. Their time is part of that of `select` and of every kind but plain.
+`--rows 1` leaves little of it. The `topk` of top_k 50 is most of its time over 64 rows. As nothing
+writes the results, rows with top_p count as decided by their best scores, as in most steps. The
+wait for that answer is left out. In fixed rounds all launches are made.
 """
 
 from __future__ import annotations

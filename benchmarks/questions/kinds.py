@@ -90,7 +90,7 @@ def whole_numbers(values: Tensor) -> Tensor:
 class Calls:
     """The calls and their baselines at a shape and a batch size.
 
-    On a GPU weights and hidden states are whole numbers, so that no row is a near tie, and
+    On a GPU weights and hidden states are whole numbers, so that no row is a near tie.
     `logit_scale` makes logits of N(0, 1) of their products.
     """
 

@@ -7,8 +7,8 @@ the same weights, so each ratio of probabilities is 1 but for what differs in be
     all ids      over the whole vocabulary               the same logits without the filters
 
 once from the hidden states of the rollout, and once from hidden states that the trainer computes
-anew, whole texts at a time, whose sums have another order. Every rank has the whole trunk, and its
-rows of the head. Ranks' scores are compared with those over the whole head.
+anew. The trainer computes whole texts at a time, whose sums have another order. Every rank has the
+whole trunk, and its rows of the head. Ranks' scores are compared with those over the whole head.
 """
 
 from __future__ import annotations

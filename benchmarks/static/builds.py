@@ -167,9 +167,9 @@ def _lm_heads(
 ) -> Iterator[Subject]:
     """Yield every tile plain, and some variants.
 
-    At batch tile 64 the LM head also pushes to peers, and there and with the smallest, the fullest
-    and the largest tile it has every feature. One tile shows that fp16 differs from bf16 in the
-    name of the instruction alone.
+    At batch tile 64 the LM head also pushes to peers. There and with the smallest, the fullest and
+    the largest tile it has every feature. One tile shows that fp16 differs from bf16 in the name of
+    the instruction alone.
     """
     ends = [rule(rows, 2**20, BF16, _ABSENT[arch]) for rows in (1, _FULLEST, MAX_BLOCK_B)]
     fit = [(fitted(t, _ABSENT[arch]) if of.tensor_cores else t, of) for t, of in tiles]

@@ -3,11 +3,11 @@
     python -m benchmarks.static.least_times [--page FOLDER] [--cache FOLDER]
 
 Compiles the passes over stored logits, the LM head and the screen for each architecture of
-`benchmarks.static.chips`, and counts their instructions by the unit that executes them. A pass
-takes at least as long as its busiest unit, and as its logits take from L2. Both sides of a branch
-count, so that a pass which leaves most blocks early takes less, and a loop counts once. Launches,
-latencies, waits of atomics and kernels with one program per row are left out. Every time is
-predicted, and none is measured.
+`benchmarks.static.chips`. Counts their instructions by the unit that executes them. A pass takes at
+least as long as its busiest unit, and as its logits take from L2. Both sides of a branch count, so
+that a pass which leaves most blocks early takes less, and a loop counts once. Launches, latencies,
+waits of atomics and kernels with one program per row are left out. Every time is predicted, and
+none is measured.
 
 Exits with 1 if a requirement fails:
 
@@ -15,8 +15,8 @@ Exits with 1 if a requirement fails:
 - a step with top_p takes at most 1.10 times a plain one, 64 rows on an eighth of the head;
 - a screened step of 16 rows takes at most 0.75 times a plain one.
 
-Each has its list of reasons, which the page prints. An exception without a reason is a fault, and
-so is a reason that nothing needs, or a pass above the instructions that its reason allows.
+Each has its list of reasons, which the page prints. An exception without a reason is a fault. So is
+a reason that nothing needs, or a pass above the instructions that its reason allows.
 """
 
 from __future__ import annotations
@@ -119,9 +119,9 @@ PASS_REASONS: dict[str, tuple[int, str]] = {
     "law_sums": (240, f"{_MASS}, and there are two laws"),
     "residual": (450, f"{_MASS}, of two laws, and {_NOISE}"),
 }
-"""Why a pass needs more time for instructions than L2, and how many instructions per logit it may
-have on any architecture, in a program of one block. Where there are many, a program takes several,
-and they share half of these."""
+"""Why a pass needs more time for instructions than L2. The number is the instructions per logit
+that it may have on any architecture, in a program of one block. Where there are many blocks, a
+program takes several, and they share half of these instructions."""
 _STEP = "before takes the difference, by what each program does once, beside memory that is fast"
 FILTERED_REASONS = dict.fromkeys(("B200", "B300"), _STEP)
 SCREENED_REASONS = {
@@ -288,8 +288,8 @@ class Steps(NamedTuple):
 
 
 def steps(chip: Chip, counts: Counts) -> Steps:
-    """Return the least times of a plain and a top_p step of 64 rows, of a plain and a screened one
-    of 16, on an eighth of the head.
+    """Return the least times of a plain and a top_p step of 64 rows on an eighth of the head.
+    Return those of a plain and a screened step of 16 rows, too.
 
     A filtered step stores its logits, which then lie in L2.
     """

@@ -7,8 +7,8 @@ GPU; `--few` takes one tile per architecture and each other kernel once. `--json
 rows to a file. `--cache FOLDER` keeps what was compiled, and the next run compiles what has changed
 since. Exits with 1 if a requirement fails:
 
-- no spills, but for few registers where a GPU has shown the tile to be faster, or where a head has
-  every feature at once before sm_90 (`MAX_STACK`, `MAX_STACK_BEFORE_90`);
+- no spills, but for few registers where a GPU has shown the tile to be faster; before sm_90 also
+  where a head has every feature at once (`MAX_STACK`, `MAX_STACK_BEFORE_90`);
 - a program's shared memory fits the architecture's limit;
 - 16-bit weights use the architecture's own matrix instruction: HMMA up to sm_89 and on sm_120,
   HGMMA (wgmma) on sm_90, UTCHMMA (tcgen05) on sm_100 and sm_103; the 8-bit product takes IGMMA on
