@@ -3,7 +3,7 @@
     python -m tests.mutants [--list] [--only NAME] [--workers N]
 
 Prints a line per fault, and exits with 1 if one survives. The faults are chosen by hand
-(`tests.faults`), because mutmut and cosmic-ray take no such list and make generic ones by the
+(`tests.faults`), because mutmut and cosmic-ray take no such list. They make generic faults by the
 thousand, which on a suite this slow lasts for days.
 """
 

@@ -1,5 +1,5 @@
-"""A second thread in a sampler is told so, as is a call in the middle of another of its thread, and
-two samplers of one group take turns."""
+"""A second thread in a sampler is told so, as is a call in the middle of another of its thread. Two
+samplers of one group take turns."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ def _told_if_triton(rows: ShardLogits) -> ShardLogits:
 def _near(
     rows: ShardLogits, found: torch.Tensor, sums: torch.Tensor, numbers: torch.Tensor
 ) -> bool:
-    """Return whether the `before` of a kernel is that of the definition but for its error, and
-    nothing where the largest logit is infinite, in rows that have a number."""
+    """Return whether the `before` of a kernel is that of the definition but for its error, in rows
+    that have a number. Where the largest logit is infinite it must be nothing."""
     if not rows.mass_error:
         return equal(found[numbers], sums[numbers])
     there = rows.largest.isfinite() & numbers

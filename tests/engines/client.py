@@ -2,10 +2,10 @@
 
     python -m tests.engines.client URL OUT.json PART…
 
-It runs in vLLM's environment. Parts: kinds, greedy, drafted (alone), processed, sixteen, more
-(stream, n, stop, logprobs of a prompt, a refused field), masks (the ids that each token could be),
-first masks (those of the first token, without seeds), adapter (with one of LoRA and without),
-failing (one row has NaN), lost (a stream during which a worker is killed), fields (of vLLM's
+It runs in vLLM's environment. Parts: kinds; greedy; drafted (alone); processed; sixteen; more
+(stream, n, stop, logprobs of a prompt, a refused field); masks (the ids that each token could be);
+first masks (those of the first token, without seeds); adapter (with one of LoRA and without);
+failing (one row has NaN); lost (a stream during which a worker is killed); fields (of vLLM's
 requests, without asking).
 """
 

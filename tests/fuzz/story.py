@@ -1,8 +1,8 @@
 """Stories of random steps: rows with unlike requests together, in a batch that changes.
 
-A story keeps its own list of each row's request and tokens, applies each change to that list and to
-the batch, and judges each step by `tests.support.oracle`. A seed makes the same story on every
-rank.
+A story keeps its own list of each row's request and tokens, and applies each change to that list
+and to the batch. It judges each step by `tests.support.oracle`. A seed makes the same story on
+every rank.
 
     story = Story(random.Random(seed), head, ranks)
     story.run(20)

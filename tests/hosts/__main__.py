@@ -23,8 +23,8 @@ from benchmarks.lab.hosts import Hosts, RanksOnHosts, obstacle
 from tests.support.limits import measure_slowness, slowness
 
 TIMEOUT_S, PROMISED_S, DELAY_S = 4.0, 2.0, 0.04
-# Bytes and packets of a plain step of 1, 8 and 64 rows on two hosts of two ranks, when a step still
-# took several messages.
+# Bytes and packets of a plain step of 1, 8 and 64 rows on two hosts of two ranks. They were counted
+# when a step still took several messages.
 BYTES_BEFORE = {1: (6874, 59), 8: (15261, 137), 64: (17184, 141)}
 # Beside a plain step: the request of every row, and most one-way latencies of 1 and of 64 rows.
 PROCESSED = {"logprobs": 5, "logprobs_mode": "processed_logprobs"}

@@ -1,7 +1,7 @@
 """The host waits for no device where it hands numbers over, and indexes by none of its own lists.
 
-A device whose stream is busy would be waited for by a copy that blocks, and by the copy that an
-index by a list makes. On the device "meta" nothing runs, so copies can be listed on a CPU.
+A copy that blocks would wait for a device whose stream is busy. So would the copy that an index by
+a list makes. On the device "meta" nothing runs, so copies can be listed on a CPU.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A target and a drafter whose laws at a position depend on the token before it, and tests of
-whether what is emitted follows the target.
+"""A target and a drafter whose laws at a position depend on the token before it. Tests ask whether
+emitted tokens follow the target.
 
-Rows are seeds. A row that stops early goes on in the next call, so that every position of every row
-can be compared, and pairs of neighbours with the joint law.
+Rows are seeds. A row that stops early goes on in the next call. So every position of every row can
+be compared, and pairs of neighbours with the joint law.
 """
 
 from __future__ import annotations

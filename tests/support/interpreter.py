@@ -5,12 +5,12 @@ Eight things cost most of a test of kernels, and have no result:
 - Before it runs a function, the interpreter puts its own operations in the place of
   `triton.language`'s, and restores them when a launch ends. It does so for the kernel, and once
   more at each call of a jitted function in it, some hundred times per program.
-- Beside every integer operation of less than 64 bits it computes whether that overflows, and then
+- Beside every integer operation of less than 64 bits it computes whether that overflows. Then it
   drops the answer, because it only asserts under an option that nothing sets.
 - It makes the table of NumPy's types anew each time it looks one up.
 - It makes the shape of a tensor, and the name of its type, anew for every tensor.
-- It finds the common type and shape of two operands anew at each operation, though most have the
-  same, or are a block and a number, and makes a tensor of a constant anew each time.
+- It finds the common type and shape of two operands anew at each operation. Most have the same, or
+  are a block and a number. It makes a tensor of a constant anew each time.
 - It calls an operation through three functions that hand it on.
 - It looks into every operand for a constant, and at every result for its number of bits.
 - It decides at every operator anew how its operands become of one type and shape

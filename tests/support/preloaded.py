@@ -1,9 +1,9 @@
 """The modules of the server from which `tests.support.ranks` forks its processes.
 
-A rank that did any of it by itself would take seconds: torch's compiler and DTensor are imported by
-the first test that calls something of theirs, the interpreter rewrites a kernel when it is first
-launched, Numba imports SciPy and lists its operations before it first loads a kernel, and a rank
-does all of it in a process of its own.
+A rank that did any of it by itself would take seconds. The first test that calls something of
+torch's compiler or of DTensor imports them. The interpreter rewrites a kernel when it is first
+launched. Numba imports SciPy and lists its operations before it first loads a kernel. A rank would
+do all of it in a process of its own.
 """
 
 import gc

@@ -20,8 +20,8 @@ def long(*cases: Any) -> list[Any]:
 def thinned(*axes: Iterable[Any], one_in: int, also: Container[tuple[Any, ...]] = ()) -> list[Any]:
     """All combinations as cases of `parametrize`; the default run takes one in so many.
 
-    It takes those whose places add up to a multiple, so that it has each value of each axis, and
-    each pair of two axes where a third one has at least `one_in` values; and it takes `also`.
+    It takes those whose places add up to a multiple, so that it has each value of each axis. It has
+    each pair of two axes, too, where a third one has at least `one_in` values; and it takes `also`.
     """
     cases = list[Any]()
     for each in product(*map(enumerate, axes)):
@@ -34,7 +34,7 @@ def thinned(*axes: Iterable[Any], one_in: int, also: Container[tuple[Any, ...]] 
 def heavy_first(items: Sequence[_Item], heavy: Sequence[_Item], workers: int) -> list[_Item]:
     """Return the items in an order in which every worker begins with its part of the heavy ones.
 
-    pytest-xdist gives each worker a run of neighbours, so a heavy test near the end of the list
+    pytest-xdist gives each worker a run of neighbours. So a heavy test near the end of the list
     would begin when the other workers have little left to take over.
     """
     others = iter([item for item in items if item not in heavy])

@@ -1,13 +1,13 @@
 """No native kernel reads or writes beside the memory that it was given.
 
 Stories of the fuzz run in a process of their own, over tensors between pages of memory that no
-process may touch, so that an access beside one kills it:
+process may touch. So an access beside a tensor kills the process:
 
     guard page | fill … | tensor | guard page        or        guard page | tensor | fill … | guard
 
-The fill is NaN in every floating dtype and -1 in integers, so that what is read of it by mistake
-changes a result, even where it does not reach the guard page. The long mode also compiles all
-kernels with Numba's checks of bounds, which see the kernels' own memory.
+The fill is NaN in every floating dtype and -1 in integers. So what is read of it by mistake changes
+a result, even where it does not reach the guard page. The long mode also compiles all kernels with
+Numba's checks of bounds, which see the kernels' own memory.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def test_scores_are_below_their_upper_bounds(head, which):
 def parallel(d: int = 64, seed: int = 0) -> Problem:
     """Hidden states that lie along the residual of a weight row, exactly.
 
-    Every weight is a multiple of 1/4 quantum off its quantised value, so the residual has entries
+    Every weight is a multiple of 1/4 quantum off its quantised value. So the residual has entries
     of ±1/4, which the limbs of the hidden states hold exactly.
     """
     generator = torch.Generator().manual_seed(seed)

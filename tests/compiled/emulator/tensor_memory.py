@@ -1,6 +1,6 @@
 """Tensor memory and the products into it (sm_100), and the mbarriers that tell when they are over.
 
-A product takes effect when a thread waits for the mbarrier at which it arrives, so neither a sum
+A product takes effect when a thread waits for the mbarrier at which it arrives. So neither a sum
 that is read too soon nor an operand that is overwritten too soon goes unnoticed.
 """
 

@@ -24,8 +24,8 @@ STEPS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
 def counted_step(gpu: EmulatedGpu, name: str) -> list[str]:
     """Take a step of bf16 weights [V, D], and return what is wrong with it.
 
-    A token, a weight that was not read once, more prefetched than there is, or, on sm_80 and sm_90,
-    a shared access of a plain step that took more cycles than it must.
+    A token, a weight that was not read once, or more prefetched than there is. On sm_80 and sm_90
+    also a shared access of a plain step that took more cycles than it must.
     """
     rows, params, options = STEPS[name]
     generator = torch.Generator().manual_seed(rows)
