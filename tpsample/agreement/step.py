@@ -49,7 +49,8 @@ class Call(NamedTuple):
         rows: the number of rows of hidden states.
         batch: the batch of these rows; None if the call takes none.
         positions: int64 [B], or None.
-        num_samples: draws per row, or another number that must be equal (`_OWN_NAMES`).
+        num_samples: draws per row. Some calls have another number here that must be equal on all
+            ranks (`_OWN_NAMES`).
         token_ids: int64, the tokens in the arguments of the call, or None.
         hidden_states: [B, D] that the first calls compare, or None.
         position_bytes: the positions as bytes, where the host reads them.

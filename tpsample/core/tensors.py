@@ -94,7 +94,8 @@ def left_alone(function: Callable[..., Any], reason: str) -> Callable[..., Any]:
 def outside_of_graphs(function: _Function) -> _Function:
     """Return the function as one that runs outside of what torch.compile compiles.
 
-    Elsewhere no frame of torch stands before it, so that warnings name the line of the caller.
+    Where nothing is compiled the function is called directly. So no frame of torch lies between it
+    and its caller, and warnings name the line of the caller.
     """
     unseen = left_alone(
         function, f"tpsample: {function.__qualname__} is no part of a graph of torch.compile"

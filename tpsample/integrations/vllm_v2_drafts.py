@@ -62,10 +62,11 @@ class V2Verifier:
     def __call__(
         self, logits: Tensor, input_batch: Any, draft_logits: None, invalid_drafts: Tensor | None
     ) -> Any:
-        """Verify ragged drafts. The logits are the [rows, 0] of the head, a row per position.
+        """Verify the drafts of each row; rows may have different numbers of them.
 
         Args:
-            invalid_drafts: bool [rows], those of drafts that their grammar has not looked at.
+            logits: the [rows, 0] that the head has handed on, a row for each position.
+            invalid_drafts: bool [rows], the rows of drafts that no grammar has checked.
         """
         sampler, flat = self.sampler, self.sampler.steps.head.kept.consume(logits)
         rows, count = sampler.rows(input_batch), input_batch.num_reqs

@@ -176,7 +176,8 @@ class ProcessRanks(Ranks):
         require_equal(gather_or_raise(self, {"call": call}, None), {"call": SAME_CALL})
 
     def prepare(self, work: Callable[[], object]) -> None:
-        """Work, and meet in the store, where a slow rank is not lost. Not on GPUs."""
+        """Do the work, and wait in the store until all ranks have done theirs. A rank that is slow
+        to come is not taken for lost. With one rank, and on GPUs, nothing is done."""
         if self.world_size > 1 and self._backend != dist.Backend.NCCL:
             self.roll.meet(work, group_timeout(self.group).total_seconds())
 
@@ -220,7 +221,7 @@ class ProcessRanks(Ranks):
         self.wait(self.start_all_reduce(tensor, op), tensor)
 
     def start_all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType) -> dist.Work | None:
-        """Begin to reduce in place; `wait` ends it."""
+        """Begin to reduce the tensor over the ranks, in place; `wait` ends it."""
         with self.roll.called_on_error(tensor.device):
             own = self._channel if tensor.device.type == "cpu" else None
             if own is None or own.gloo is self.group._get_backend(tensor.device):

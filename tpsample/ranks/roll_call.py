@@ -351,7 +351,7 @@ class RollCall:
         )
 
     def _keepers(self) -> tuple[int, ...]:
-        """Return who usually holds the store, but never this rank itself."""
+        """Return the rank that usually holds the store; none if it is this rank."""
         return (0,) if self._rank else ()
 
     def _answer(self, step: int | None, unheard: Sequence[int] = ()) -> None:

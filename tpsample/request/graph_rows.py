@@ -41,7 +41,8 @@ class GraphRows(StepBatch):
 
     @property
     def plan(self) -> BatchPlan:
-        """The plan of the batch. On a GPU a step by it never waits, as a captured step does not."""
+        """The plan of the batch, on a GPU for fixed rounds. A step in fixed rounds never waits for
+        the GPU, as a captured step may not."""
         plan = self._batch.plan
         return plan if readable(self.device) else plan.in_fixed_rounds
 

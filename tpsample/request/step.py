@@ -51,7 +51,7 @@ class Inputs(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The argument that brings them."""
+        """The argument of the call that the rows came in."""
         return "local_logits" if self.are_logits else "hidden_states"
 
     @property
@@ -63,7 +63,8 @@ class Inputs(NamedTuple):
         return f" from {self.tensor.dtype} logits" if self.are_logits else ""
 
     def rows(self) -> tuple[Tensor, Tensor | None]:
-        """Return hidden states [B, D] and logits [B, V_local]; D is 0, or there are no logits."""
+        """Return hidden states [B, D] and logits [B, V_local]. Rows of logits come with hidden
+        states [B, 0], and hidden states with None for logits."""
         rows = self.tensor
         if rows.requires_grad:  # no step has a gradient
             rows = rows.detach()

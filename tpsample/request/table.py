@@ -153,7 +153,7 @@ class RequestTable(HasViews):
         self._note()
 
     def _note(self) -> None:
-        """Note what follows from the entries."""
+        """Note flags, plans and lists of rows that follow from the entries."""
         self._flags, self._features = bytes(map(_FLAGS, self.entries)), None
         self.plans: dict[tuple[int, ...], BatchPlan] = {}
         self.unseeded, self.empty = self.flagged(UNSEEDED), self.flagged(EMPTY)

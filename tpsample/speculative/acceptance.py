@@ -129,7 +129,7 @@ def verify_by_ratio(
 
 
 def filtered_cut(rows: ShardLogits, batch: BatchView, laws: Laws, ranks: Ranks) -> Cut:
-    """Return where the kept sets of the filtered rows end. Collective, as `find_cut`."""
+    """Return where the kept sets of the filtered rows end. Collective, because `find_cut` is."""
     filters, reads = batch.plan.filters, batch.may_read
     assert filters is not None
     rows = replace(rows, top=laws.top.flatten())
@@ -141,7 +141,8 @@ def filtered_cut(rows: ShardLogits, batch: BatchView, laws: Laws, ranks: Ranks) 
 
 
 def _within(laws: Laws, ends: Tensor, filters: RowFilters) -> Laws:
-    """Return the laws of the filtered rows over their kept sets, which end at these words, [F]."""
+    """Return the laws with each filtered row cut off at the end of its kept set, an order word
+    [F]."""
     cut, index = laws.cut.flatten(), filters.row_index
     if lists_all(filters.row_list, len(cut)):
         cut = ends.maximum(cut)

@@ -287,7 +287,8 @@ class ShardLogits:
 
     @property
     def num_best(self) -> int:
-        """How many best scores a rank sends for the rejection; the same on every rank."""
+        """How many best scores of a row a rank sends for the rejection (`tpsample.filters.sample`);
+        the same on every rank."""
         return BEST_SCORES if self.rough is None else self.rough.best.shape[-1]
 
     def best_scores(self, count: int) -> Tensor:

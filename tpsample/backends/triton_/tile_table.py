@@ -137,7 +137,7 @@ def load(path: Path) -> list[MeasuredTile]:
     """The entries of a file.
 
     Raises:
-        ValueError: naming the file and the first entry that is not one.
+        ValueError: an entry is no measured tile; the text names the file and the first such entry.
     """
     tiles = []
     for number, entry in enumerate(json.loads(path.read_text())):

@@ -74,7 +74,7 @@ class InnerLowering(NativeLowering):
 
 
 class InnerCompiler(CompilerBase):
-    """Numba's compiler of functions, but for the lowering."""
+    """Numba's own compiler of functions, but with `InnerLowering` in place of its lowering."""
 
     def define_pipelines(self) -> list[Any]:
         passes = DefaultPassBuilder.define_nopython_pipeline(self.state)

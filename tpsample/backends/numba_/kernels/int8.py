@@ -129,7 +129,7 @@ def whole_number(hidden, unit):
 
 @jit(inline=True)
 def high_part(number):
-    """Return what is left of an int64 beside a low part of -128 … 127, in units of 256."""
+    """Return high of number = 256 high + low, int64, where low is -128 … 127."""
     return (number + I64(128)) >> I64(8)
 
 

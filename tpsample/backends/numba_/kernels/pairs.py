@@ -12,11 +12,11 @@ from tpsample.backends.numba_.kernels.vectors import fetch
 
 @jit(in_parts=True, allocates=True)
 def pair_products(start, stop, part, arguments):
-    """Multiply some pairs of rows.
+    """Store the dot products of pairs of rows.
 
     Args:
-        left, right: as `Weight`.
-        rows, columns: int64 [T], of each.
+        left, right: the two tensors, as `Weight`.
+        rows, columns: int64 [T], the rows of `left` and of `right` that make the pairs.
         size: D.
         out: fp32 [T].
     """
@@ -35,14 +35,14 @@ def pair_products(start, stop, part, arguments):
 
 @jit(in_parts=True, allocates=True)
 def add_weighted_rows(start, stop, part, arguments):
-    """Add weighted rows to some rows.
+    """Add weighted rows of a tensor to the rows of `out`.
 
     Args:
         out: float64 [n, D].
-        ends: int64 [n + 1].
-        factors: float64 [T].
-        source: as `Weight`.
-        index: int64 [T].
+        ends: int64 [n + 1]: row i of `out` gets the places from ends[i] to ends[i + 1].
+        factors: float64 [T], the weight of the row at each place.
+        source: the tensor, as `Weight`.
+        index: int64 [T], the row of `source` at each place.
     """
     out, ends, factors, source, index = arguments
     size, last = out.shape[1], ends[stop]

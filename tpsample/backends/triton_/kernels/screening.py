@@ -70,7 +70,7 @@ class ScoreEnds(NamedTuple):
 
 @triton.jit
 def product_interval(product, row_v, offs_b, is_row, bounds):
-    """Return both ends of the exact products of BLOCK_V ids and some rows, from those of limbs."""
+    """Return lower and upper ends of the exact products of BLOCK_V ids and some rows."""
     unit = tl.load(bounds.unit_ptr + offs_b, mask=is_row, other=1.0)
     norm = tl.load(bounds.norm_ptr + offs_b, mask=is_row, other=0.0)
     error = tl.load(bounds.error_ptr + offs_b, mask=is_row, other=0.0)
