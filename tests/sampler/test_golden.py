@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from tests.support import golden
+from tests.support import golden, golden_parts
 from tests.support.cases import even_shards, uneven_shards
 from tests.support.golden import EXACT, differing
 from tests.support.golden_parts import PARTS, V
@@ -40,6 +40,13 @@ def assert_as_committed(found: dict[str, Any], parts: Sequence[str]) -> None:
 def test_one_rank_draws_the_committed_tokens(backend, screening, parts):
     options = {"backend": backend, "screening": screening}
     assert_as_committed(golden.record(golden.maker(VocabShard(0, V), **options), parts), parts)
+
+
+def test_the_tokens_of_a_rule_do_not_depend_on_its_place(monkeypatch):
+    """A new rule may stand before others, and changes no committed token of theirs."""
+    monkeypatch.setattr(golden_parts, "RULES", golden_parts.RULES[::-1])
+    found = golden.record(golden.maker(VocabShard(0, V), backend="torch"), ["rules"])
+    assert_as_committed(found, ["rules"])
 
 
 def _on_rank(shards: list[VocabShard], options: dict[str, Any]) -> dict[str, Any]:

@@ -127,6 +127,10 @@ def differing(found: dict[str, Any], parts: Sequence[str]) -> list[str]:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")  # requests share seeds, and a row has no token, on purpose
     made = record(maker(VocabShard(0, V), backend="torch"))
+    before = json.loads(FILE.read_text())
+    changed = [name for name in before if made.get(name) != before[name]]
+    print(f"{len(made.keys() - before.keys())} new, {len(changed)} changed or gone")
+    print("\n".join(changed[:20]))
     short = {"separators": (",", ":")}
     lines = (f"{json.dumps(name)}: {json.dumps(value, **short)}" for name, value in made.items())
     FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")

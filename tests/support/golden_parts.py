@@ -328,9 +328,9 @@ def verified(make: Make) -> Found:
 
 
 def rules(make: Make) -> Found:
-    for number, fields in enumerate(RULES):
+    for fields in RULES:
         hidden_states, weight = head(4)
-        sampler, positions = make(weight), 10 * number + torch.arange(4)
+        sampler, positions = make(weight), torch.arange(4)
         params = requests([fields] * 4)
         for name, options in {"": {}, ", fixed rounds": {"fixed_rounds": True}}.items():
             batch = batch_of(params, sampler.shard, kept_cap=20, **options)
