@@ -17,7 +17,7 @@ from tests.fuzz.requests import request
 from tests.speculative import test_coupled, test_law, test_shards
 from tests.support import filtered, golden_parts, oracle
 from tests.support.commands import ROOT
-from tests.support.fields import FILTERS, REFUSED, VALUES
+from tests.support.fields import FILTERS, OTHER_FILTERS, REFUSED, VALUES, with_others
 from tpsample import SamplingParams
 from tpsample.core.rules import ENDING, RULES, TOP_K
 
@@ -63,9 +63,14 @@ def test_a_list_of_requests_has_every_field(name):
 
 @pytest.mark.parametrize("name", FILTERS)
 def test_each_filter_decides_some_rows_of_the_grid(name):
-    """A row in which another one keeps less says nothing of it."""
+    """A row in which top_k, top_p or min_p keeps less says nothing of it.
+
+    The other filters are off, because a new one would take rows from those before it.
+    """
     off = {rule.name: rule.off for rule in RULES}
-    params, kinds = filtered.grid(), filtered.kinds_of_logits()
+    others = {other: off[other] for other in OTHER_FILTERS if other != name}
+    params = [replace(each, **others) for each in filtered.grid()]
+    kinds = filtered.kinds_of_logits()
     rows, without = (
         filtered.Rows([kinds["normal"], kinds["zipf"]], its)
         for its in (params, [replace(each, **{name: off[name]}) for each in params])
@@ -77,9 +82,18 @@ def test_each_filter_decides_some_rows_of_the_grid(name):
     )
 
 
+def test_a_new_rule_moves_no_other_one(monkeypatch):
+    new, *others = OTHER_FILTERS
+    found = with_others([{}] * 50, 0)
+    monkeypatch.setattr("tests.support.fields.OTHER_FILTERS", tuple(others))
+    without = [{name: its for name, its in each.items() if name != new} for each in found]
+    assert with_others([{}] * 50, 0) == without, f"rows have other numbers without {new}"
+
+
 def test_every_field_has_values_and_values_that_are_refused():
-    assert FIELDS - set(VALUES) == set(), "tests.support.fields.VALUES"
-    assert FIELDS - set(REFUSED) == set(), "tests.support.fields.REFUSED"
+    for name, values in (("VALUES", VALUES), ("REFUSED", REFUSED)):
+        missing = sorted(FIELDS - set(values))
+        assert not missing, f"tests.support.fields.{name} lacks {', '.join(missing)}"
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
@@ -103,6 +117,12 @@ def test_the_page_of_the_library_has_every_filter():
     assert "\n".join(rows) in page, "tpsample/README.md: the filters are in another order"
 
 
+def test_the_changelog_names_every_filter():
+    words = re.findall(r"\w+", (ROOT / "CHANGELOG.md").read_text())
+    missing = {rule.name for rule in RULES}.difference(words)
+    assert not missing, f"CHANGELOG.md: no line names {', '.join(sorted(missing))}"
+
+
 def test_the_page_of_masses_has_the_operations_of_every_rule():
     headings = re.findall(r"^## \d+\. (.+)$", (ROOT / "tpsample" / "MASSES.md").read_text(), re.M)
     missing = {rule.name for rule in ENDING} - set(headings)
@@ -111,5 +131,6 @@ def test_the_page_of_masses_has_the_operations_of_every_rule():
 
 def test_the_oracle_has_every_field_with_its_default():
     own = {field.name: field.default for field in fields(oracle.Request)}
-    assert FIELDS - set(own) == set(), "tests.support.oracle.Request"
+    missing = sorted(FIELDS - set(own))
+    assert not missing, f"tests.support.oracle.Request lacks {', '.join(missing)}"
     assert own == {field.name: field.default for field in fields(SamplingParams)}

@@ -156,7 +156,8 @@ def test_public_fields_and_arguments_are_documented() -> None:
             if dataclasses.is_dataclass(each)
             else list(inspect.signature(each).parameters)
         )
-        assert [name for name in names if name not in text] == [], each
+        missing = [name for name in names if name not in text]
+        assert not missing, f"the docstring of {each.__qualname__} lacks {', '.join(missing)}"
 
 
 def _objects() -> list[object]:

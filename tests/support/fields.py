@@ -85,11 +85,14 @@ def one_with(names: Iterable[str]) -> list[dict[str, Any]]:
     return [{name: VALUES[name][0], **BESIDE.get(name, {})} for name in names]
 
 
-def with_others(requests: Sequence[dict[str, Any]], pick: random.Random) -> list[dict[str, Any]]:
-    """Return the requests, some of them with rules of `OTHER_FILTERS`, whose values take turns."""
+def with_others(requests: Sequence[dict[str, Any]], turn: int) -> list[dict[str, Any]]:
+    """Return the requests, some of them with rules of `OTHER_FILTERS`, whose values take turns.
+
+    Each rule is drawn by itself, so that a new one leaves the others where they were.
+    """
     found = [dict(request) for request in requests]
     for name in OTHER_FILTERS:
-        values = itertools.cycle(VALUES[name])
+        pick, values = random.Random(f"{turn} {name}"), itertools.cycle(VALUES[name])
         for request in found:
             if pick.random() < 0.3:
                 request[name] = next(values)

@@ -62,7 +62,7 @@ def filter_requests(turn: int = 0) -> list[dict[str, Any]]:
             orders.append("min_p_last")
         for order in orders:
             requests.append({"top_k": top_k, "top_p": top_p, "min_p": min_p, "filter_order": order})
-    requests = with_others(requests, random.Random(turn))
+    requests = with_others(requests, turn)
     others = requests_with(OTHER_FILTERS)
     return [*requests, *others, *({**each, "top_p": 0.9} for each in others)]
 

@@ -20,8 +20,17 @@ passes of the backends know no rule. A new rule with an `end` is written here, i
     tests/support/oracle.py           its definition a second time
     tests/filters/test_kept_set.py    sets that were worked out by hand
     tests/support/golden.json         `python -m tests.support.golden` adds its tokens
+    CHANGELOG.md                      its name
 
-`tests/test_fields.py` and the tests that it names see whatever was left out.
+The order of `RULES` is that of the page, and no token depends on it. These tests see whatever was
+left out:
+
+    tests/test_fields.py  tests/test_interface.py
+    tests/filters/test_kept_set.py  tests/sampler/test_golden.py
+
+A rule that drops a token which is likelier than one that it keeps, as `typical_p` does, cannot
+stand here. The backends look for one order word, and every token down to it is kept. The caller
+sets the logits of dropped tokens to -inf, and passes them to `sample_logits`.
 
 A rule learns of its rows by the facts of `FilteredRows`. Another fact is a method there, and in
 
