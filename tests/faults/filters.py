@@ -492,28 +492,32 @@ tpsample/core/rules.py
     + end=_least_of_sigma, known=True,
     > test_a_known_rule_ends_at_its_distance[top_n_sigma]
     an epsilon goes through a power that neighbours change
-    - (rows.total_mass().double() * epsilon)
-    + (rows.total_mass().double() * epsilon.log2().exp2())
+    - rows.total_mass().double() * epsilon
+    + rows.total_mass().double() * epsilon.log2().exp2()
     > test_a_rule_rounds_as_it_would_alone[epsilon_cutoff]
     the entropy's part of eta has no square root
     - by_entropy = eta.sqrt() * TOP_MASS
     + by_entropy = eta * TOP_MASS
     > test_kept_sets_worked_out_by_hand[eta]
     the limit of eta is that of the entropy alone
-    - limit = (eta * total).round().minimum(by_entropy.round()).to(torch.int64)
-    + limit = by_entropy.round().to(torch.int64)
+    - (eta * total).minimum(by_entropy)
+    + by_entropy
     > test_kept_sets_worked_out_by_hand[eta-itself-is-the-lesser]
     the power of eta has too few terms
     - for n in range(18, 0, -1):
     + for n in range(9, 0, -1):
     > test_the_limit_of_eta_is_exact_to_half_a_unit_of_a_mass
-    the limit of epsilon is rounded down
-    - epsilon).round().to(torch.int64)
-    + epsilon).floor().to(torch.int64)
+    a limit of masses removes the likeliest token
+    - limit.round().clamp(max=TOP_MASS)
+    + limit.round()
+    > test_kept_sets_worked_out_by_hand[epsilon-keeps-the-likeliest]
+    the limit of a mass is rounded down
+    - limit.round().clamp
+    + limit.floor().clamp
     > test_a_rule_ends_at_the_number_at_which_the_oracles_does[epsilon_cutoff-3]
     epsilon is of the likeliest token
-    - (rows.total_mass().double() * epsilon)
-    + (0.0 * rows.total_mass() + TOP_MASS * epsilon)
+    - rows.total_mass().double() * epsilon
+    + 0.0 * rows.total_mass() + TOP_MASS * epsilon
     > test_a_mass_one_unit_below_epsilon_goes[torch]
     top_p takes a share of what min_p leaves though it comes last
     - "min_p_last": (MIN_P,),

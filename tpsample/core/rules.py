@@ -145,10 +145,14 @@ def _least_of_min_p(rows: FilteredRows, log_min_p: Tensor) -> Tensor:
     return rows.least_word(log_min_p, rows.temperature)
 
 
+def _down_to_mass(rows: FilteredRows, limit: Tensor) -> Tensor:
+    """q >= min(rint(limit), 2^40), so that the likeliest token stays."""
+    return rows.least_of_mass(limit.round().clamp(max=TOP_MASS).to(torch.int64))
+
+
 def _least_of_epsilon(rows: FilteredRows, epsilon: Tensor) -> Tensor:
-    """q >= min(rint(ε · Q), 2^40), Q the mass of all unmasked tokens."""
-    limit = (rows.total_mass().double() * epsilon).round().to(torch.int64)
-    return rows.least_of_mass(limit.clamp(max=TOP_MASS))
+    """q >= rint(ε · Q), Q the mass of all unmasked tokens."""
+    return _down_to_mass(rows, rows.total_mass().double() * epsilon)
 
 
 def _least_of_sigma(rows: FilteredRows, n: Tensor) -> Tensor:
@@ -161,8 +165,7 @@ def _least_of_eta(rows: FilteredRows, eta: Tensor) -> Tensor:
     """q >= min(rint(η · Q), rint(√η · 2^40 · 2^(-M / Q))): p >= min(η, √η · e^-H)."""
     total, moment = (sums.double() for sums in rows.total_moment())
     by_entropy = eta.sqrt() * TOP_MASS * _two_to_minus(moment / total)
-    limit = (eta * total).round().minimum(by_entropy.round()).to(torch.int64)
-    return rows.least_of_mass(limit.clamp(max=TOP_MASS))
+    return _down_to_mass(rows, (eta * total).minimum(by_entropy))
 
 
 def _two_to_minus(bits: Tensor) -> Tensor:
