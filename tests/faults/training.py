@@ -105,6 +105,10 @@ tpsample/training/call.py
     - require_plain("hidden_states", hidden_states)
     + pass
     > test_transforms_of_functions_are_refused[vmap]
+    kernels of a trainer start on another GPU than the weight's
+    - check_current(weight.device)
+    + pass
+    > test_a_weight_on_a_gpu_that_is_not_the_current_one_is_refused
     a rank compiles while others wait for its sums
     - room.add_weighted_rows(
     + 0 and room.add_weighted_rows(

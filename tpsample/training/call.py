@@ -19,6 +19,7 @@ from tpsample.agreement.misplaced import collective
 from tpsample.backends import room_of
 from tpsample.backends.torch_.room import Room
 from tpsample.core.checks import (
+    check_current,
     check_tensor,
     describe,
     is_dtensor,
@@ -133,6 +134,7 @@ def kept_logprobs(
                 raise error
             _check_weight(lm_head_weight, given["shard"], ranks.world_size)
             weight = given["weight"]
+            check_current(weight.device)
             require_plain("hidden_states", hidden_states)
             require_memory("lm_head_weight", weight)
             _check_no_tangents(
