@@ -88,6 +88,9 @@ tpsample/backends/triton_/launcher.py
     a profiler hears nothing of known launches
     - if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
     + if False:
+    a kernel starts on another GPU than its tensors are on
+    - check_current("a tensor of this call", value.device)
+    + pass
     arguments that stay are handed over in another order
     - (*addresses, *numbers, *self._kept)
     + (*addresses, *numbers, *reversed(self._kept))

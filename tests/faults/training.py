@@ -106,7 +106,7 @@ tpsample/training/call.py
     + pass
     > test_transforms_of_functions_are_refused[vmap]
     kernels of a trainer start on another GPU than the weight's
-    - check_current(weight.device)
+    - check_current("lm_head_weight", weight.device)
     + pass
     > test_a_weight_on_a_gpu_that_is_not_the_current_one_is_refused
     a rank compiles while others wait for its sums

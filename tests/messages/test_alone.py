@@ -96,6 +96,6 @@ def test_no_rows_is_an_empty_output():
 
 def test_a_step_needs_its_device_to_be_the_current_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    check_current(torch.device("cuda:0"))
+    check_current("lm_head_weight", torch.device("cuda:0"))
     with pytest.raises(ValueError, match=r"is on cuda:1, but the current device .* is cuda:0"):
-        check_current(torch.device("cuda:1"))
+        check_current("lm_head_weight", torch.device("cuda:1"))

@@ -18,6 +18,7 @@ import torch
 import triton
 
 from tests.support.jit_launches import be_absent_h200, cases, stop_at_layouts
+from tests.support.other_gpu import OnAnotherGpu
 from tests.support.settings import settings_of
 from tpsample import SamplingBatch, SamplingParams, VocabShard
 from tpsample.backends.triton_ import launcher
@@ -114,6 +115,18 @@ def hooked() -> None:
     assert told == [True, True, False]
 
 
+def misplaced() -> None:
+    """Tensors on a GPU that is not the current one are refused before their kernel starts."""
+    torch.cuda.current_device = lambda: 0
+    arguments = decoding(num_warps=4) | {"token_ptr": OnAnotherGpu(64, dtype=torch.int64)}
+    try:
+        _known_way(KnownLaunches(decode_kernel), (8,), arguments)
+    except ValueError as error:
+        assert str(error).startswith("a tensor of this call: is on cuda:1, but the current"), error
+    else:
+        raise AssertionError("a kernel starts on another GPU than its tensors are on")
+
+
 def moved_weight() -> None:
     """A backend whose weight lies elsewhere for its second step."""
     weight, shard = torch.zeros(64, 32, dtype=torch.bfloat16), VocabShard(0, 64)
@@ -138,6 +151,7 @@ def main() -> None:
     variants()
     compiled_aside()
     hooked()
+    misplaced()
     for name, count in sorted(same.items()):
         print(name, count)
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from tests.support.other_gpu import OnAnotherGpu
 from tests.support.ranks import run_ranks
 from tpsample import PeerLost, RankMismatch, VocabShard
 from tpsample.output import KeptSets
@@ -337,20 +338,8 @@ def test_tensors_without_numbers_and_devices_that_are_not_here_are_told_of():
         KeptTokens.from_lists([[3]], device="gpu")
 
 
-class _OnAnotherGpu(Tensor):
-    """The shape, dtype and device of a tensor on a GPU that is not here."""
-
-    @staticmethod
-    def __new__(cls, *shape: int) -> _OnAnotherGpu:
-        return Tensor._make_wrapper_subclass(cls, shape, dtype=torch.float32, device="cuda:1")
-
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        raise AssertionError(f"{func} is called")
-
-
 def test_a_weight_on_a_gpu_that_is_not_the_current_one_is_refused(monkeypatch):
     """Kernels start on the current GPU, and would read the memory of another."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     with pytest.raises(ValueError, match=r"^lm_head_weight: is on cuda:1, .* is cuda:0; call"):
-        kept_logprobs(**_arguments() | {"lm_head_weight": _OnAnotherGpu(V, D)})
+        kept_logprobs(**_arguments() | {"lm_head_weight": OnAnotherGpu(V, D)})

@@ -189,7 +189,7 @@ def versions() -> dict[str, str]:
 def _backend(given: dict[str, Any]) -> ChosenBackend:
     """Return the backend that the arguments name, checked."""
     device, backend, screening = given["weight"].device, given["backend"], given["screening"]
-    check_current(device)
+    check_current("lm_head_weight", device)
     chosen = default_backend(device) if backend == "auto" else backend
     if chosen == "triton" and device.type != "cuda" and not interpreted():
         raise ValueError(

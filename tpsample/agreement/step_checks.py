@@ -83,7 +83,7 @@ class StepChecks:
         if self.closed:
             raise RuntimeError("sampler: closed; build a new LMHeadSampler")
         if self._settings.device.type == "cuda":
-            check_current(self._settings.device)
+            check_current("lm_head_weight", self._settings.device)
 
     def check_inputs(
         self, inputs: Inputs, leading: tuple[int, int] | None = None, samples: int = 1

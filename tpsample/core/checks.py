@@ -27,11 +27,11 @@ _PLAIN = Tensor, torch.nn.Parameter
 """The classes whose numbers lie in their own memory."""
 
 
-def check_current(device: torch.device) -> None:
+def check_current(name: str, device: torch.device) -> None:
     """Raise a ValueError unless the device is the process's current one, where kernels start."""
     if device.type == "cuda" and device.index != torch.cuda.current_device():
         raise ValueError(
-            f"lm_head_weight: is on {device}, but the current device of this process is "
+            f"{name}: is on {device}, but the current device of this process is "
             f"cuda:{torch.cuda.current_device()}; call torch.cuda.set_device first"
         )
 

@@ -134,7 +134,7 @@ def kept_logprobs(
                 raise error
             _check_weight(lm_head_weight, given["shard"], ranks.world_size)
             weight = given["weight"]
-            check_current(weight.device)
+            check_current("lm_head_weight", weight.device)
             require_plain("hidden_states", hidden_states)
             require_memory("lm_head_weight", weight)
             _check_no_tangents(

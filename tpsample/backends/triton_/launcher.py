@@ -19,6 +19,7 @@ from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from tpsample.core.checks import check_current
 from tpsample.core.machine import amd
 
 ALIGNED = 16
@@ -111,6 +112,10 @@ class KnownLaunches:
 
         Args:
             arguments: those of the kernel that are not fixed, and `OPTIONS`.
+
+        Raises:
+            ValueError: a tensor of a new launch is on another GPU than the current one, where the
+                kernel would start.
         """
         pointers, numbers = self._pointers(arguments), self._numbers(arguments)
         addresses = [0 if pointer is None else pointer.data_ptr() for pointer in pointers]
@@ -125,6 +130,9 @@ class KnownLaunches:
             binary(stream, *self._in_order((*addresses, *numbers, *self._kept)))
             return
         named = {**self._fixed, **arguments}
+        for value in named.values():
+            if isinstance(value, Tensor):
+                check_current("a tensor of this call", value.device)
         assert named.keys() <= {*self._kernel.arg_names, *OPTIONS}
         compiled = self._kernel[grid](**named, **UNFUSED)
         # Triton returns something else while another thread compiles, and None if a hook said so.
