@@ -116,7 +116,7 @@ def sizes(shapes: str, batches: str, dtype: str) -> dict[str, Any]:
     return found | ({"batches": numbers(batches)} if batches else {})
 
 
-def run_one(benchmark: Benchmark, run: Run, output: Path, onto: Path | None = None) -> None:
+def run_one(benchmark: Benchmark, run: Run, output: Path, onto: Path | None) -> None:
     """Run a benchmark and write its page into a folder below `output`; rank 0 writes.
 
     Args:

@@ -99,7 +99,7 @@ def compile_build(launch: Launch, arch: int) -> Binary:
 
 def compile_all(
     builds: Sequence[tuple[Launch, int]],
-    processes: int = 2,
+    processes: int,
     on_done: Callable[[], None] = lambda: None,
 ) -> list[Binary]:
     """`compile_build` of each, in order, on a few processes."""

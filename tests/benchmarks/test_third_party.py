@@ -59,11 +59,10 @@ def _names() -> set[str]:
     return {path.split("/")[0] for path in FAKES}
 
 
-def _add_fakes(folder, name: str = "") -> None:
+def _add_fakes(folder) -> None:
     for path, text in FAKES.items():
-        if path.startswith(name):
-            (folder / path).parent.mkdir(exist_ok=True)
-            (folder / path).write_text(text)
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(text)
 
 
 def _problem() -> Problem:

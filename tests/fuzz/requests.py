@@ -144,7 +144,7 @@ def _tokens_so_far(pick: random.Random, size: int, *, prompt: bool) -> list[int]
     return found
 
 
-def random_row(pick: random.Random, size: int, theme: Theme = THEMES["mixed"]) -> Row:
+def random_row(pick: random.Random, size: int, theme: Theme) -> Row:
     """Draw a request, and a few tokens that the row has so far."""
     fields = request(pick, size, theme)
     prompt, output = (_tokens_so_far(pick, size, prompt=each) for each in (True, False))

@@ -27,12 +27,12 @@ from tpsample.request.selection import MOST_PLANS
 SLOTS = 9
 
 
-def assert_rows(out, expected, slots: list[int], drawn: list[int], failed: int = -1) -> None:
+def assert_rows(out, expected, slots: list[int], drawn: list[int]) -> None:
     """The drawn rows are those of `expected`, and the others are as they must be."""
     for name in ("token_ids", "status", "seeds"):
         assert getattr(out, name)[drawn].tolist() == getattr(expected, name).tolist(), name
     others = [i for i in range(len(slots)) if i not in drawn]
-    assert (out.token_ids[others] == failed).all()
+    assert (out.token_ids[others] == -1).all()
     padding = [Status.OK if slots[i] == -1 else Status.BAD_SLOT for i in others]
     assert out.status[others].tolist() == padding
     if expected.logprobs is not None:

@@ -29,22 +29,20 @@ NATIVE = numba_missing() is None
 BACKENDS = ("torch", "triton")
 
 
-def case_of(vocab_size: int = 203, rows: int = 6) -> Case:
+def case_of() -> Case:
     """Rows of every kind: greedy, plain, filtered, with controls and logprobs."""
-    case = Case.make(vocab_size, rows, dtype=torch.float32)
+    case = Case.make(203, 6, dtype=torch.float32)
     changes = [
         {},
         {"top_k": 5},
         {"top_p": 0.8, "logprobs": 2},
         {"repetition_penalty": 1.5, "logit_bias": {3: 2.0}},
-        {"allowed_token_ids": list(range(0, vocab_size, 3))},
+        {"allowed_token_ids": list(range(0, 203, 3))},
         {},
     ]
-    params = [
-        dataclasses.replace(params, **changes[row % len(changes)])
-        for row, params in enumerate(case.params)
-    ]
-    tokens = [[row, 3, row] for row in range(rows)]
+    pairs = zip(case.params, changes, strict=True)
+    params = [dataclasses.replace(params, **change) for params, change in pairs]
+    tokens = [[row, 3, row] for row in range(len(params))]
     return dataclasses.replace(case, params=params, tokens=tokens)
 
 

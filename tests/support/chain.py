@@ -146,10 +146,10 @@ def total_variation(tokens: torch.Tensor, law: torch.Tensor) -> float:
     return float((frequency - law).abs().sum() / 2)
 
 
-def noise_floor(law: torch.Tensor, count: int, trials: int = 20) -> float:
+def noise_floor(law: torch.Tensor, count: int) -> float:
     """The largest total variation of direct draws from the law itself."""
     generator = torch.Generator().manual_seed(5)
     return max(
         total_variation(law.multinomial(count, replacement=True, generator=generator), law)
-        for _ in range(trials)
+        for _ in range(20)
     )

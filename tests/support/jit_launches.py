@@ -175,9 +175,7 @@ def batch_of(*, fixed_rounds: bool = False, **params: Any) -> SamplingBatch:
     return batch_of_rows([params] * ROWS, fixed_rounds=fixed_rounds)
 
 
-def batch_of_rows(
-    requests: Sequence[dict[str, Any]], *, fixed_rounds: bool = False
-) -> SamplingBatch:
+def batch_of_rows(requests: Sequence[dict[str, Any]], *, fixed_rounds: bool) -> SamplingBatch:
     rows = [SamplingParams(seed=row, **params) for row, params in enumerate(requests)]
     return SamplingBatch.from_params(
         rows, vocab_size=V, output_token_ids=[[1]] * len(rows), fixed_rounds=fixed_rounds

@@ -177,9 +177,9 @@ class StepChecks:
         positions: Tensor,
         *,
         masked_rows: int | None = None,
-        num_samples: int = 1,
+        num_samples: int,
         token_ids: Tensor | None = None,
-        hidden_states: Tensor | None = None,
+        hidden_states: Tensor | None,
     ) -> Call:
         """Return a call on rows of a batch, whose state on this shard is made or refused here.
 

@@ -45,7 +45,7 @@ class Tile:
         room = gpu.shared_bytes // stage_bytes + (not gpu.multiplies_shared)
         return replace(self, num_stages=max(1, min(self.num_stages, room)))
 
-    def block_e(self, many_samples: bool, masks: bool = False, edits: bool = False) -> int:
+    def block_e(self, many_samples: bool, masks: bool, edits: bool) -> int:
         """Batch columns that the epilogue works on at a time.
 
         Ahead of time for sm_80, sm_90 and sm_100 no entry of the table spills with 32; with all
