@@ -360,6 +360,10 @@ tpsample/integrations/sglang.py
     - seed=seed_of_request(request) if seed is None else seed,
     + seed=seed_of_request(request),
     > test_a_request_without_a_seed_has_sglangs_where_it_gives_one
+    requests of SGLang that are done are kept
+    - self.requests = list(map(ref, batch.reqs))
+    + self.requests = [lambda each=each: each for each in batch.reqs]
+    > test_a_request_that_is_done_is_kept_by_nobody
     a mask of SGLang has ids of the row behind it
     - index = torch.where(there, starts.unsqueeze(1) + offset, len(kept.token_ids))
     + index = torch.where(there, starts.unsqueeze(1) + offset + 1, len(kept.token_ids))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -284,18 +285,33 @@ def test_rows_follow_their_requests_through_steps(monkeypatch):
 def test_a_request_may_have_the_name_of_one_that_is_done():
     place, _ = serving(4)
     for seed, fields in ((1, {"top_k": 5}), (2, {"top_p": 0.5})):
-        place.keep_requests("made", batch_of(asked("a", sampling_seed=seed, **fields)))
+        request = asked("a", sampling_seed=seed, **fields)
+        place.keep_requests("made", batch_of(request))
         batch = place.rows(with_sets=False).batch
         assert batch.seed.tolist() == [seed]
-        assert batch.requests == (params_of(place.requests[0]),)
+        assert batch.requests == (params_of(request),)
+
+
+def test_a_request_that_is_done_is_kept_by_nobody():
+    """It has the ids of its prompt, images and rows of a cache, and rows with sets may be rare."""
+    (place, _), batch = serving(4), batch_of(asked("a"))
+    place.keep_requests("made", batch)
+    place.rows(with_sets=True)
+    done = weakref.ref(batch.reqs.pop())
+    batch.reqs.append(asked("b"))
+    place.keep_requests("made", batch)
+    assert place.rows(with_sets=False).batch.rows == 1
+    assert done() is None
 
 
 def test_a_request_without_a_seed_has_sglangs_where_it_gives_one():
     (place, _), named = serving(4), asked("b", sampling_seed=7)
-    place.keep_requests("made", batch_of(asked("a"), named))
+    batch = batch_of(asked("a"), named)
+    place.keep_requests("made", batch)
     given = place.rows(with_sets=False, seeds=torch.tensor([42, 7])).batch
     assert given.seed.tolist() == [42, 7]
-    place.keep_requests("made", batch_of(named, asked("c"), asked("a")))
+    batch.reqs = [named, asked("c"), asked("a")]
+    place.keep_requests("made", batch)
     assert place.rows(with_sets=False, seeds=torch.tensor([7, 43, 42])).batch.seed.tolist() == [
         *(7, 43, 42)
     ]

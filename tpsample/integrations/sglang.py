@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 import torch
 import torch.nn.functional as F
@@ -62,7 +63,8 @@ class Hooks(Sealed):
         eos: the token that ends a request, for a row that has none.
         max_rows: most requests of a batch.
         requests: of the rows of this forward pass, in order. They stand for themselves, because a
-            client may give the name of one that is done to the next.
+            client may give the name of one that is done to the next. The references are weak,
+            because rows that come no more would keep theirs.
     """
 
     def __init__(self) -> None:
@@ -72,7 +74,7 @@ class Hooks(Sealed):
         self.head = HeadTap()
         self.processor: Any = None
         self.eos = self.max_rows = 0
-        self.requests: list[Any] = []
+        self.requests: list[ref[Any]] = []
         self._rows: dict[bool, EngineRows] = {}  # by whether they report kept sets
 
     def hand_on(
@@ -163,7 +165,7 @@ class Hooks(Sealed):
         """After `ForwardBatch.init_new`: keep the requests of its rows."""
         if self.armed:
             batch = next(value for value in (*args, *kwargs.values()) if hasattr(value, "reqs"))
-            self.requests = list(batch.reqs)
+            self.requests = list(map(ref, batch.reqs))
         return forward_batch
 
     def rows(self, *, with_sets: bool, seeds: Tensor | None = None) -> StepRows:
@@ -174,9 +176,9 @@ class Hooks(Sealed):
         """
         requests = self.requests
 
-        def load(request: Hashable) -> EngineRequest:
+        def load(request: Any) -> EngineRequest:
             seed = None if seeds is None else int(seeds[requests.index(request)])
-            return EngineRequest(params_of(request, seed), (), (), self.eos)
+            return EngineRequest(params_of(request(), seed), (), (), self.eos)
 
         return self._rows[with_sets].arrange(requests, load)
 
