@@ -457,8 +457,11 @@ class LMHeadSampler(Sealed):
             self.agreement.check_on_all_ranks(self.checks.compare, hidden_states)
             self.pipeline.desync.compare(hidden_states, self.settings.device)
 
+    @collective(refuse_on_sampler)
     def refresh(self, lm_head_weight: Tensor | None = None, bias: Tensor | None = None) -> None:
         """Take the weight as it is now. Call it on every rank after a change; it is always right.
+
+        It waits for no other rank, unless it is refused: the next call of the others is, too.
 
         Without `screening` it is needed in one case: the sampler was given a tensor, and another
         took its place, as `load_state_dict(assign=True)` and ``module.weight = …`` do. Then pass
@@ -481,12 +484,17 @@ class LMHeadSampler(Sealed):
             TypeError, ValueError: a tensor is not like the one before, or the sampler was given a
                 module, which has it.
             RuntimeError: the sampler was closed, or its GPU is not the current one.
+            RankMismatch: (a ValueError) with several ranks, in place of these, the same on every
+                rank.
         """
-        with self.agreement.thread:
-            self.checks.ready()
-            self.pipeline.caller.replace(lm_head_weight=lm_head_weight, bias=bias)
-            self.pipeline.caller.rebind_aliases()
-            self.local.refresh()
+        with self.agreement:
+            try:
+                self.checks.ready()
+                self.pipeline.caller.replace(lm_head_weight=lm_head_weight, bias=bias)
+                self.pipeline.caller.rebind_aliases()
+                self.local.refresh()
+            except Exception as error:  # of whatever kind: the other ranks must hear of it
+                self.agreement.tell(error)
             self.ranks.counters.refreshes += 1
             self.agreement.refreshed()
 
@@ -521,17 +529,24 @@ class LMHeadSampler(Sealed):
                 self.ranks.close()
                 self.exchange.close()
 
+    @collective(refuse_on_sampler)
     def draw_seeds(self, batch: StepBatch) -> None:
         """Give a seed to each row of a batch that waits for one, as the next step would.
 
         Every rank calls at the same point, because all derive seeds in order from one random
-        number. Nothing is sent. A replay of a captured graph draws none.
+        number. It waits for no other rank, unless it is refused: the next call of the others is,
+        too. A replay of a captured graph draws no seeds.
 
         Raises:
             TypeError, ValueError: the batch does not fit the sampler.
             RuntimeError: the sampler was closed, or another thread is in it or in the batch.
+            RankMismatch: (a ValueError) with several ranks, in place of these, the same on every
+                rank.
         """
-        with self.agreement.thread:
-            self.checks.ready()
-            check_batch(batch, self.settings)
-            batch._draw_seeds(self.settings.seeds)
+        with self.agreement:
+            try:
+                self.checks.ready()
+                check_batch(batch, self.settings)
+                batch._draw_seeds(self.settings.seeds)
+            except Exception as error:  # of whatever kind: the other ranks must hear of it
+                self.agreement.tell(error)

@@ -157,6 +157,38 @@ def test_a_group_under_a_wrong_name_is_the_group_that_is_told() -> None:
         assert kind == "RankMismatch" and text.startswith("rank 1: ") and "were given" in text
 
 
+def _refused_without_a_wait() -> list[tuple[str, str]]:
+    """Return what both ranks are told where rank 1 refuses what waits for no rank, and 0 steps."""
+    sampler, told = calls.sampler_of(), []
+    expected = calls.step(sampler)
+    for name, given, named in NOT_WAITING:
+        step: Callable[[], object] = lambda: calls.step(sampler)
+        refused = lambda m=name, g=given, n=named: getattr(sampler, m)(*g, **n)  # noqa: E731
+        told.append(outcome(refused if dist.get_rank() else step))
+        assert calls.step(sampler) == expected
+    return told
+
+
+NOT_WAITING: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+    ("refresh", (torch.ones(1, 1),), {}),
+    ("refresh", (), {"weight": head_of(1)}),
+    ("refresh", (0, 0, 0), {}),
+    ("draw_seeds", (batch_of(V + 1),), {}),
+    ("draw_seeds", (), {}),
+]
+
+
+def test_a_refusal_of_a_call_that_waits_for_no_rank_is_told_to_every_rank() -> None:
+    found = same_on_ranks(2, _refused_without_a_wait, group_timeout_s=20)
+    assert {kind for kind, _ in found} == {"RankMismatch"}
+    like, unknown, surplus, batch, missing = [text for _, text in found]
+    assert like.startswith("rank 1: lm_head_weight: expected torch.float32 (5, 4)")
+    assert unknown.startswith("rank 1: weight: not an argument of LMHeadSampler.refresh")
+    assert surplus.endswith("call it as LMHeadSampler.refresh(lm_head_weight=…, bias=…)")
+    assert batch.startswith("rank 1: batch: expected vocab_size 10")
+    assert missing.endswith("call it as LMHeadSampler.draw_seeds(batch)")
+
+
 ALONE: Mapping[str, tuple[Callable[[LMHeadSampler], object], str]] = {
     "one too many": (
         lambda sampler: sampler(torch.ones(B, D), batch_of(), 0, 2),  # type: ignore[misc]

@@ -176,13 +176,21 @@ tpsample/backends/numba_/kernels/noise.py
     > test_words_of_drafts_are_those_of_the_definition[numba-0-torch.float32]
 tpsample/sampler.py
     seeds are drawn in the middle of another thread's step
-    -         with self.agreement.thread:
-    -             self.checks.ready()
-    -             check_batch(
+    -         with self.agreement:
+    -             try:
+    -                 self.checks.ready()
+    -                 check_batch(
     +         if True:
-    +             self.checks.ready()
-    +             check_batch(
+    +             try:
+    +                 self.checks.ready()
+    +                 check_batch(
     > test_a_call_in_the_middle_of_another_is_told
+    a refresh that is wrong on one rank leaves the others waiting
+    -                 self.local.refresh()
+    -             except Exception as error:
+    +                 self.local.refresh()
+    +             except ZeroDivisionError as error:
+    > test_a_refusal_of_a_call_that_waits_for_no_rank_is_told_to_every_rank
     a warm-up compiles no verification by ratio
     - if num_drafts and compiled:
     + if False:

@@ -208,6 +208,13 @@ tpsample/agreement/caller_tensors.py
     - self._look_up(self._module)
     + pass
     > test_the_next_step_reads_what_took_the_weights_place[torch-assigned]
+    a weight is taken before its bias is looked at
+    -             _require_like(name, local[name], self._given[name][1])
+    -         for name, tensor in others.items():
+    -             alias = self._given[name][1]
+    +             alias = self._given[name][1]
+    +             _require_like(name, local[name], alias)
+    > test_a_refresh_whose_bias_is_wrong_takes_no_weight
 tpsample/agreement/caller_module.py
     a module with an adapter is taken for its weight
     - if more:
@@ -340,7 +347,7 @@ tpsample/ranks/process.py
     seeds that one rank drew alone stay drawn after a reset
     - (max(each[name] for each in records) for name in own)
     + (max(each["begun"] for each in records), seeds.drawn)
-    > test_calls_that_one_rank_alone_refused_end_no_sampler
+    > test_calls_that_one_rank_alone_made_end_no_sampler
     a forked process builds a sampler over the groups of its parent
     - _shared.setdefault(group, Shared()).inherited = True
     + pass

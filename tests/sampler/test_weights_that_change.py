@@ -219,6 +219,15 @@ def test_another_kind_of_weight_is_refused(new, told):
         sampler.refresh(bias=torch.zeros(V))
 
 
+def test_a_refresh_whose_bias_is_wrong_takes_no_weight():
+    weight, hidden_states = torch.randn(V, D), torch.randn(ROWS, D)
+    sampler = LMHeadSampler(weight, bias=torch.zeros(V))
+    before = sampler(hidden_states, batch_of(), 1).token_ids
+    with pytest.raises(ValueError, match="bias: expected"):
+        sampler.refresh(-weight, torch.zeros(V - 1))
+    assert torch.equal(sampler(hidden_states, batch_of(), 1).token_ids, before)
+
+
 def _distributed() -> list[list[int]]:
     """A DTensor, whose local part is replaced, and a copy that is old on one rank alone."""
     import torch.distributed as dist

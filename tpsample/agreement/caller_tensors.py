@@ -102,31 +102,34 @@ class CallerTensors:
             moved = tensor.data_ptr() != alias.data_ptr() or tensor.stride() != alias.stride()
             moved = moved or tensor.shape != alias.shape or tensor.dtype != alias.dtype
             if moved or self._moving:
+                _require_like(name, tensor, alias)
                 self._take(name, tensor, alias)
 
     def replace(self, **given: Tensor | None) -> None:
-        """Take other tensors of the caller; None leaves the old one.
+        """Take other tensors of the caller; None leaves the old one. If one is wrong, take none.
 
         Raises:
             TypeError, ValueError: no tensor, one that the sampler did not have, or one of another
                 shape, dtype, device or layout.
         """
-        for name, tensor in given.items():
-            if tensor is None:
-                continue
-            if self._module is not None:
-                raise ValueError(
-                    f"{name}: the sampler reads {type(self._module).__name__}.{ATTRIBUTES[name]} "
-                    "in each step; assign that, and call refresh() without it"
-                )
-            self._replace(name, tensor)
+        others = {name: tensor for name, tensor in given.items() if tensor is not None}
+        if self._module is not None and others:
+            name = next(iter(others))
+            raise ValueError(
+                f"{name}: the sampler reads {type(self._module).__name__}.{ATTRIBUTES[name]} "
+                "in each step; assign that, and call refresh() without it"
+            )
+        self._replace(others)
 
     def _look_up(self, module: nn.Module) -> None:
         """Take the tensors that a module has now."""
+        others = {}
         for name, attribute in ATTRIBUTES.items():
             tensor, known = tensor_of(module, attribute), self._given.get(name)
             if tensor is not (None if known is None else known[0]):
-                self._replace(name, tensor)
+                others[name] = tensor
+        if others:
+            self._replace(others)
 
     def _warn_of_orphan(self, name: str) -> None:
         """Warn once that no module or optimizer has a Parameter any more that steps read.
@@ -140,28 +143,38 @@ class CallerTensors:
             f"module in its place, or call sampler.refresh({name}=…) on every rank",
         )
 
-    def _replace(self, name: str, tensor: object) -> None:
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name}: expected a tensor, got {describe(tensor)}")
-        if name not in self._given:
-            raise ValueError(f"{name}: the sampler was built without; build a new one")
-        alias = self._given[name][1]
-        self._take(name, _local(tensor), alias)
-        self._given[name] = tensor, alias
+    def _replace(self, others: Mapping[str, Any]) -> None:
+        local = {}
+        for name, tensor in others.items():
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"{name}: expected a tensor, got {describe(tensor)}")
+            if name not in self._given:
+                raise ValueError(f"{name}: the sampler was built without; build a new one")
+            local[name] = _local(tensor)
+            _require_like(name, local[name], self._given[name][1])
+        for name, tensor in others.items():
+            alias = self._given[name][1]
+            self._take(name, local[name], alias)
+            self._given[name] = tensor, alias
 
     @ordinary_tensors
     def _take(self, name: str, new: Tensor, alias: Tensor) -> None:
-        alike = (new.dtype, new.shape, new.device) == (alias.dtype, alias.shape, alias.device)
-        if not alike or new.stride() != alias.stride():
-            raise ValueError(
-                f"{name}: expected {describe(alias)} with strides {alias.stride()}, as the sampler "
-                f"was built over, got {describe(new)} with strides {new.stride()}; build a new "
-                "LMHeadSampler over it"
-            )
         self._moving = True  # and it stays so if an interrupt comes before all is done
         alias.data = memory = new.detach()  # an alias has a count of changes of its own
         self._moved(memory if name == "lm_head_weight" else None)
         self._moving = False
+
+
+def _require_like(name: str, new: Tensor, alias: Tensor) -> None:
+    """Raise a ValueError unless a tensor can take the place of the one that steps read."""
+    alike = (new.dtype, new.shape, new.device) == (alias.dtype, alias.shape, alias.device)
+    if not alike or new.stride() != alias.stride():
+        raise ValueError(
+            f"{name}: expected {describe(alias)} with strides {alias.stride()}, as the sampler "
+            f"was built over, got {describe(new)} with strides {new.stride()}; build a new "
+            "LMHeadSampler over it"
+        )
+    require_memory(name, new)
 
 
 def _local(given: Tensor) -> Tensor:

@@ -248,7 +248,14 @@ class StepAgreement:
     def refuse(self, error: Exception) -> NoReturn:
         """Raise an error on every rank, as the one for a wrong argument of a call."""
         with self:
-            self.check_on_all_ranks(raise_error, error)
+            self.tell(error)
+
+    def tell(self, error: Exception) -> NoReturn:
+        """Raise an error on every rank, in a call that waits for no rank and has begun here.
+
+        The others raise it in their next call.
+        """
+        self.check_on_all_ranks(raise_error, error)
         raise error
 
     def refuse_reset(self, error: Exception) -> NoReturn:
