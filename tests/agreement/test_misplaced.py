@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -160,12 +161,12 @@ def test_a_group_under_a_wrong_name_is_the_group_that_is_told() -> None:
 def _refused_without_a_wait() -> list[tuple[str, str]]:
     """Return what both ranks are told where rank 1 refuses what waits for no rank, and 0 steps."""
     sampler, told = calls.sampler_of(), []
-    expected = calls.step(sampler)
+    step = partial(calls.step, sampler)
+    expected = step()
     for name, given, named in NOT_WAITING:
-        step: Callable[[], object] = lambda: calls.step(sampler)
-        refused = lambda m=name, g=given, n=named: getattr(sampler, m)(*g, **n)  # noqa: E731
+        refused = partial(getattr(sampler, name), *given, **named)
         told.append(outcome(refused if dist.get_rank() else step))
-        assert calls.step(sampler) == expected
+        assert step() == expected
     return told
 
 

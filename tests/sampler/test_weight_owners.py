@@ -16,8 +16,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed._composable.fsdp import fully_shard
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.utils import parametrizations
 
+from tests.support.calls import outcome
 from tests.support.ranks import same_on_ranks
 from tests.support.tiers import long
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference
@@ -74,7 +76,8 @@ def test_what_a_module_has_no_more_is_refused():
     module = _linear(2)
     sampler = LMHeadSampler(module)
     module.bias = None
-    with pytest.raises(TypeError, match=r"^bias: expected a tensor, got None"):
+    told = r"^bias: expected a tensor, got None; give one like that of before, or build"
+    with pytest.raises(TypeError, match=told):
         _tokens(sampler)
     without = _linear(2, bias=False)
     sampler = LMHeadSampler(without)
@@ -101,6 +104,32 @@ def test_a_module_that_is_more_than_a_product_is_refused():
         LMHeadSampler(_linear(2), bias=torch.zeros(V))
     with pytest.raises(ValueError, match=r"reads Linear\.weight in each step; assign that"):
         LMHeadSampler(_linear(2)).refresh(torch.zeros(V, D))
+
+
+def _wrapped() -> dict[str, str]:
+    """Return what is told of each wrapper of torch around a head, and take what is told."""
+    alone, told = functools.partial(LMHeadSampler, group="alone", backend="torch"), {}
+    compiled: Any = torch.compile(_linear(2))
+    told["compiled"] = outcome(lambda: alone(compiled))[1]
+    assert _tokens(alone(compiled._orig_mod)) == _right(_linear(2))
+    for originals in (True, False):
+        cpu = torch.device("cpu")
+        wrapped = FullyShardedDataParallel(
+            _linear(2, bias=False), device_id=cpu, use_orig_params=originals
+        )
+        told[f"wrapped, {originals}"] = outcome(lambda w=wrapped: alone(w))[1]  # type: ignore[misc]
+        told[f"flat, {originals}"] = outcome(lambda w=wrapped: alone(w.module))[1]  # type: ignore[misc]
+        with FullyShardedDataParallel.summon_full_params(wrapped):
+            assert _tokens(alone(wrapped.module)) == _right(_linear(2, bias=False))
+    return told
+
+
+def test_the_way_to_a_head_that_torch_has_wrapped_is_told():
+    told = same_on_ranks(2, _wrapped)
+    assert told.pop("compiled").endswith("torch.compile wraps the head; pass its ._orig_mod")
+    for name, text in told.items():
+        assert "inside FSDP's summon_full_params" in text, (name, text)
+        assert ("pass its .module, and build" in text) == name.startswith("wrapped"), (name, text)
 
 
 class Quantised(nn.Linear):

@@ -312,7 +312,11 @@ def test_the_sets_of_several_steps_follow_one_another():
 
 
 @pytest.mark.parametrize(
-    "ids", [7, [7.9], [2**70], [True, False], [[7], [3]], torch.tensor([7.9]), torch.ones(V).bool(), "73"]
+    "ids",
+    [
+        *(7, [7.9], [2**70], [True, False], [[7], [3]], "73"),
+        *(torch.tensor([7.9]), torch.ones(V).bool()),
+    ],
 )
 def test_what_lists_no_ids_is_no_set(ids):
     with pytest.raises(TypeError, match=r"^sets\[1\]: expected a sequence of token ids, or None"):

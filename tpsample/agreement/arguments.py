@@ -82,6 +82,8 @@ def _check_weight(weight: object) -> None:
     require_plain("lm_head_weight", weight)
     if not isinstance(weight, Tensor) or weight.ndim != 2:
         way_out = ""
+        if isinstance(weight, Tensor) and weight.ndim == 1:
+            way_out = "; inside FSDP's summon_full_params a flat weight has its shape"
         for of in ("lm_head.", "module.", ""):  # of a model, of what wraps a module, its own
             module = getattr(weight, of[:-1], None) if of else weight
             if not way_out and callable(getattr(module, "weight", None)):  # of torch.ao.nn

@@ -21,6 +21,13 @@ ATTRIBUTES = {"lm_head_weight": "weight", "bias": "bias"}
 """Arguments of a sampler, and the attributes of a module that take their place."""
 
 _WAY_OUT = "pass its logits to sample_logits of a sampler over torch.empty(V_local, 0)"
+_FLAT = "build the sampler, and call it, inside FSDP's summon_full_params"
+_WRAPPED = {
+    "_orig_mod": "torch.compile wraps the head; pass its ._orig_mod",
+    "_fsdp_wrapped_module": f"FSDP wraps the head; pass its .module, and {_FLAT}",
+    "_flat_param": f"FSDP keeps its weight in a flat one; {_FLAT}",
+}
+"""By the name of what a wrapper of torch has in place of a weight, the way to the head."""
 
 
 def tensor_of(module: nn.Module, attribute: str) -> Tensor | None:
@@ -45,9 +52,10 @@ def tensors_of(given: dict[str, Any]) -> dict[str, Any]:
     own = (*ATTRIBUTES.values(), "parametrizations")
     more = [name for name, _ in module.named_parameters() if name.split(".")[0] not in own]
     if more:
+        way_out = _WRAPPED.get(more[0].split(".")[0], _WAY_OUT)
         raise TypeError(
             f"lm_head_weight: {kind} has parameters beside weight and bias, {', '.join(more[:4])}; "
-            + _WAY_OUT
+            + way_out
         )
     if isinstance(module, nn.Linear) and type(module).forward is not nn.Linear.forward:
         raise TypeError(

@@ -147,7 +147,10 @@ class CallerTensors:
         local = {}
         for name, tensor in others.items():
             if not isinstance(tensor, Tensor):
-                raise TypeError(f"{name}: expected a tensor, got {describe(tensor)}")
+                raise TypeError(
+                    f"{name}: expected a tensor, got {describe(tensor)}; give one like that of "
+                    "before, or build a new LMHeadSampler"
+                )
             if name not in self._given:
                 raise ValueError(f"{name}: the sampler was built without; build a new one")
             local[name] = _local(tensor)
