@@ -124,6 +124,10 @@ tpsample/backends/triton_/kernels/decode.py
     +
     > test_views_at_odd_places_are_warm
 tpsample/backends/triton_/kernels/token_mask.py
+    a forced id below -1 means any id to a kernel
+    - tl.where(forced != -1,
+    + tl.where(forced >= 0,
+    > test_a_forced_id_that_is_none_leaves_no_id[triton-3]
     a grammar that is a view compiles another kernel
     - do_not_specialize_on_alignment=["grammar_ptr", "forced_ptr"],
     +

@@ -162,6 +162,10 @@ tpsample/core/sealed.py
     + if False and name not in own
     > test_an_attribute_that_an_object_does_not_have_is_refused
 tpsample/request/controls/apply.py
+    a forced id below -1 means any id
+    - (rows.forced != NO_TOKEN)
+    + (rows.forced >= 0)
+    > test_a_forced_id_that_is_none_leaves_no_id[torch-1]
     drafts are not penalised
     - history = history + 2 * counted.T.to(torch.int32)
     + history = history + 0

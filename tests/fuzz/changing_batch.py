@@ -203,7 +203,7 @@ class ChangingBatch:
 
     def _forced(self) -> int:
         size = self.size
-        return self.pick.choice([-1, -1, -1, self.pick.randrange(size), 0, size, 2**40])
+        return self.pick.choice([-1, -1, -1, self.pick.randrange(size), 0, size, 2**40, -2])
 
     def select(self) -> tuple[list[Row], list[str], Any]:
         """Return some rows in any order, the statuses of rows behind them that are not drawn, and

@@ -6,7 +6,14 @@ import torch
 from benchmarks.lab.virtual_ranks import VirtualWorld
 from tests.support.rows import bitmask_of
 from tests.support.small_heads import V, head
-from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, VocabShard, reference
+from tpsample import (
+    LMHeadSampler,
+    SamplingBatch,
+    SamplingParams,
+    Status,
+    VocabShard,
+    reference,
+)
 
 
 @pytest.mark.parametrize(("backend", "shards"), [("torch", 1), ("triton", 1), ("triton", 3)])
@@ -41,6 +48,25 @@ def test_min_tokens_empties_no_row(backend, shards):
         batch.append(torch.zeros(6, dtype=torch.int64))
     batch.grammar_bitmask = None
     assert (reference.processed_logits(logits, batch)[0] == 0).all()
+
+
+@pytest.mark.parametrize(("backend", "shards"), [("torch", 1), ("triton", 3), ("numba", 1)])
+def test_a_forced_id_that_is_none_leaves_no_id(backend, shards):
+    """As -100 is, by which trainers mark what does not count: it does not mean any id."""
+    params = [SamplingParams(seed=row, bad_words=[[1]]) for row in range(6)]
+    batch = SamplingBatch.from_params(params, vocab_size=V)
+    batch.forced_token_ids = torch.tensor([-2, -100, -(2**40), V, 2**40, 5])
+    hidden_states, weight = head(6)
+    expected = reference.sample(reference.logits(hidden_states, weight), batch, 1)
+    assert expected.status.tolist() == [Status.EMPTY] * 5 + [Status.OK]
+    world = VirtualWorld([VocabShard.even(V, rank, shards) for rank in range(shards)])
+    samplers = [
+        LMHeadSampler(weight[s.start : s.stop], group=ranks, backend=backend)
+        for s, ranks in zip(world.shards, world.ranks, strict=True)
+    ]
+    for out in world.step(samplers, hidden_states, batch, 1):
+        assert out.token_ids.tolist() == [-1] * 5 + [5]
+        assert torch.equal(out.status, expected.status)
 
 
 def test_min_tokens_over_the_whole_vocabulary_hold_back_nothing():

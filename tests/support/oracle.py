@@ -140,7 +140,7 @@ def process(logits: np.ndarray, request: Request, context: Context) -> np.ndarra
         if len(start) <= len(output) and output[len(output) - len(start) :] == start:
             banned[word[-1]] = True
     masked = ~open_ | stopped | banned
-    if context.forced >= 0:
+    if context.forced != -1:
         masked = ids != context.forced
     masked |= x == -np.inf
 

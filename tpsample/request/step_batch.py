@@ -293,8 +293,9 @@ class StepBatch(KeepsTensors, Sealed, ABC):
     def forced_token_ids(self) -> Tensor | None:
         """int64 [B]: the only id a row may draw in the next step, -1 for any. None: no row's.
 
-        A forced id overrides every other mask; one from V on leaves no id (EMPTY). The tensor is
-        kept by reference, with rows as those of `grammar_bitmask`, and is assigned as that is.
+        A forced id overrides every other mask; one that is neither -1 nor in [0, V) leaves no id
+        (EMPTY). The tensor is kept by reference, with rows as those of `grammar_bitmask`, and is
+        assigned as that is.
         """
         return self._own_mask("forced_token_ids")
 

@@ -84,7 +84,7 @@ def build_mask(rows: ControlRows, state: TokenState) -> Tensor:
                 mask &= ~single_bit(token_ids, state.first_id, mask.shape[1])
     if rows.forced is not None:
         forced = single_bit(rows.forced, state.first_id, mask.shape[1])
-        mask.copy_(torch.where((rows.forced >= 0).unsqueeze(1), forced, mask))
+        mask.copy_(torch.where((rows.forced != NO_TOKEN).unsqueeze(1), forced, mask))
     return mask
 
 

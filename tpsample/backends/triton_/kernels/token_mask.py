@@ -103,12 +103,12 @@ def token_mask_kernel(
         if forced_ptr is not None:
             column = forced - first_id
             bit = (tl.full((), 1, tl.int64) << (column & 31)).to(tl.int32)
-            mask = tl.where(forced >= 0, tl.where(column >> 5 == offs, bit, 0), mask)
+            mask = tl.where(forced != -1, tl.where(column >> 5 == offs, bit, 0), mask)
         tl.store(mask_row + offs, mask, mask=offs < words)
 
     if TABLES:
         tl.debug_barrier()  # the bits below were stored by other threads of this program
-        free = forced < 0
+        free = forced == -1
         offs_n = tl.arange(0, BLOCK_N)
         too_short = tl.load(length_ptr + slot) + drafts < tl.load(min_tokens_ptr + slot)
         if free & too_short:
