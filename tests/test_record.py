@@ -254,6 +254,8 @@ def test_the_bound_of_a_near_tie_is_its_formula():
         ({"token_ids": torch.zeros(6, 0, dtype=torch.int64)}, {}, "token_ids: expected values"),
         ({"token_ids": torch.zeros(6, 2731, dtype=torch.int64)}, {}, "token_ids: expected at most"),
         ({}, {"version": 2}, "version: expected 1, got 2"),
+        ({}, {"version": True}, "version: expected 1, got True"),
+        ({}, {"version": 1.0}, "version: expected 1, got 1.0"),
         ({}, {"layout": "other"}, "layout: expected tps-philox-v1, got 'other'"),
         ({}, {"params": [{"temperature": -1}] * 6}, r"params\[0\]: temperature"),
         ({}, {"params": [{"__class__": "os.system"}] * 6}, "__class__: not a field"),
@@ -327,6 +329,10 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path):
         write_record(*step, 0, case.oracle(), output_token_ids=[[1.5], []])
     with pytest.raises(TypeError, match=r"^output: expected the SampleOutput .* got VerifyOutput"):
         write_record(*step, 0, VerifyOutput(*torch.zeros(4, 2).long()))  # type: ignore
+    rows = SamplingBatch.of_slots(2, vocab_size=300).select(torch.tensor([0, 1]))
+    told = r"^params: .* got a selection; pass the requests of its slots, \[batch\.requests\["
+    with pytest.raises(TypeError, match=told):
+        write_record(*step[:3], rows, 0, case.oracle())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^bias: expected a tensor, got \[0\]"):
         write_record(*step, 0, case.oracle(), bias=[0])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^lm_head_weight: expected torch\.bfloat16 \[V, 15\]"):

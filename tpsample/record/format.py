@@ -47,6 +47,7 @@ from tpsample.request.as_json import from_json, once, to_json
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.batch_checks import check_requests, request_list, token_lists
 from tpsample.request.params import SamplingParams
+from tpsample.request.selection import Selection
 from tpsample.sampler import LMHeadSampler
 
 VERSION = 1
@@ -60,7 +61,7 @@ _MAX_NAME = 4096
 TOKENS_SO_FAR = ("prompt_token_ids", "output_token_ids")
 _HEAD = set(Head.__dataclass_fields__)
 _ENTRIES: dict[str, tuple[Callable[[Any], bool], object]] = {
-    "version": (lambda version: version == VERSION, VERSION),
+    "version": (lambda version: type(version) is int and version == VERSION, VERSION),
     "layout": (lambda layout: layout == LAYOUT, LAYOUT),
     "params": (
         lambda requests: isinstance(requests, list) and 1 <= len(requests) <= MAX_DRAWS,
@@ -199,6 +200,11 @@ def write_record(
             again, such as a batch with a mask, penalties without `output_token_ids`, or the rows of
             one rank alone.
     """
+    if isinstance(params, Selection):
+        raise TypeError(
+            "params: expected a list of SamplingParams, one per row, got a selection; pass the "
+            "requests of its slots, [batch.requests[slot] for slot in slots]"
+        )
     if not isinstance(output, SampleOutput):
         raise TypeError(f"output: expected the SampleOutput of a step, got {type(output).__name__}")
     rows = len(output.status)
