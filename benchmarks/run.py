@@ -9,6 +9,7 @@ ncu -k regex:lm_head -c 1 python -m benchmarks.run shard --batches 64    one ste
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
@@ -67,7 +68,9 @@ def bench(
     """Measure tpsample against its baselines and limits. Wrong ids abort a benchmark."""
     known(f"names ({_OTHERS})", names or (), BENCHMARKS)
     settings = sizes(shapes, batches, dtype) | ({"repeats": repeats} if repeats else {})
-    folder = output or (machine.TINY_RESULTS if tiny else machine.RESULTS)
+    folder = writable("--output", output or (machine.TINY_RESULTS if tiny else machine.RESULTS))
+    if onto is not None:
+        writable("--onto", onto)
     with join(timeout_s=600) as job:
         if job.device.type == "cpu" and not tiny and not shapes:
             raise typer.BadParameter("no GPU here: try --tiny, or name --shapes and --batches")
@@ -99,6 +102,23 @@ def known(option: str, names: Collection[str], expected: Collection[str]) -> lis
             f"{option}: expected any of {', '.join(expected)}, got {wrong[0]!r}"
         )
     return list(names)
+
+
+def writable(option: str, folder: Path) -> Path:
+    """Return the folder of an option, which is made if it is not there.
+
+    Raises:
+        typer.BadParameter: it takes no file.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise typer.BadParameter(
+            f"{folder} takes no result: {error.strerror}; name another folder",
+            param_hint=f"'{option}'",
+        ) from None
+    return folder
 
 
 def sizes(shapes: str, batches: str, dtype: str) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from benchmarks.lab.shapes import SHAPES
 from benchmarks.lab.started_ranks import StartedRanks
 from benchmarks.questions import scaling as question
 from benchmarks.questions.scaling_candidates import MODES
-from benchmarks.run import Batches, Dtype, Shapes, known, numbers, shown, sizes
+from benchmarks.run import Batches, Dtype, Shapes, known, numbers, shown, sizes, writable
 from tpsample.distributed import Job, from_environment, join
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -141,10 +141,10 @@ def _begun(output: Path, run: Run, fresh: bool) -> Iterator[Path]:
     """Yield the file of the result that goes on or is new, and keep other runs from `output`.
 
     Raises:
-        typer.BadParameter: another run is at work there, or today's folder has another one's.
+        typer.BadParameter: it takes no file, another run is at work there, or today's folder has
+            another one's.
     """
-    output.mkdir(parents=True, exist_ok=True)
-    lock = os.open(output, os.O_RDONLY)
+    lock = os.open(writable("--output", output), os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         new = harness.unmeasured(question.benchmark(run), run)

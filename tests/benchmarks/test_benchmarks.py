@@ -125,7 +125,14 @@ class TestCommand:
         assert {folder.name.split("-cpu-")[0] for folder in tmp_path.iterdir()} == set(names)
         assert "exchange: nothing measured: peer is not measured, because" in done.stderr
 
-    @pytest.mark.parametrize("words", [("--repeats", "-1"), ("--output", __file__)])
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ("--repeats", "-1"),
+            *[("--output", path) for path in (__file__, "/dev/null", "/proc/none")],
+            ("--onto", "/dev/null"),
+        ],
+    )
     def test_options_that_no_page_can_come_of_are_refused_before_a_step(self, words, monkeypatch):
         monkeypatch.setattr(run, "run_one", None)
         refused = CliRunner().invoke(run.app, ["exchange", "--tiny", *words])

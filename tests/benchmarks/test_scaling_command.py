@@ -95,6 +95,11 @@ def test_two_runs_do_not_share_a_folder(tmp_path):
         pass
 
 
+def test_a_folder_that_takes_no_file_is_refused(no_ranks):
+    refused = _invoke("--tiny", "--world-sizes", "1", "--output", "/dev/null")
+    assert refused.exit_code == 2 and "Invalid value for '--output'" in refused.output
+
+
 def test_the_record_of_another_run_is_not_mixed_in(tmp_path, no_ranks):
     first = ("--tiny", "--world-sizes", "1", "--output", str(tmp_path))
     assert _invoke(*first).exit_code == 0
