@@ -174,6 +174,11 @@ def _peer_inside(case: Case, hosts: str) -> tuple[list, list, str, str]:
     batch = SamplingBatch.from_params(FILTERED, vocab_size=case.vocab_size)
     filtered = sampler(case.hidden_states, batch, case.positions).token_ids.tolist()
     sampler.check()
+    before = sampler.counters()["bytes_sent"]
+    for steps in (1, 2, 3):
+        sampler(case.hidden_states[:1], batch.select(torch.tensor([5])), 0)
+        # A word of each chunk inside the host; a word and 4 integers on lost ranks between hosts.
+        assert sampler.counters()["bytes_sent"] - before == steps * 8 * (2 + 1 + 4)
     lost = ""
     if dist.get_rank() == 3:
         # It takes part between the hosts, but its kernel pushes nothing inside its own.

@@ -188,7 +188,7 @@ class BetweenHosts:
         self._host = names.index(settings.hosts[settings.ranks.rank])
         size = settings.max_rows + self.lost.numel()
         self._reduced = torch.zeros(size, dtype=torch.int64, device=settings.device)
-        self._ranks = ranks
+        self._ranks, self._all = ranks, settings.ranks
         require_maximum(ranks, settings.device)
 
     def reduced(self, winners: Tensor, lost: Tensor) -> Tensor:
@@ -204,10 +204,11 @@ class BetweenHosts:
         lost_of_host = reduced[rows:].view_as(self.lost)
         lost_of_host[self._host].copy_(lost)
         self._ranks.all_reduce(reduced, dist.ReduceOp.MAX)
+        self._all.bytes_sent += ring_bytes(self._ranks, self.lost.numel())
 
         self.lost |= lost_of_host
         return reduced[None, :rows]
 
     def bytes_sent(self, rows: int) -> int:
-        """Return how many bytes this rank hands to its column per step."""
-        return ring_bytes(self._ranks, rows + self.lost.numel())
+        """Return how many bytes of words this rank hands to its column; `reduced` counts others."""
+        return ring_bytes(self._ranks, rows)

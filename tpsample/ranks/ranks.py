@@ -100,9 +100,10 @@ class Ranks:
         seeds: of the sampler. After a reset the ranks have drawn equally many.
         inbox_memory: makes the memory of `peer` for a shape, where all ranks are in one process, as
             in tests; None lets the exchange choose.
-        bytes_sent: bytes that `gather_integers` and `sum_integers` have handed to the peers so far.
-            A gather, and a sum of few numbers, sends the tensor to each peer. A larger sum counts
-            as a ring, which sends 2 (W - 1) / W of the tensor.
+        bytes_sent: bytes that `gather_integers` and `sum_integers` have handed to the peers so far,
+            and `peer` beside the words of a step between hosts. A gather, and a sum of few
+            numbers, sends the tensor to each peer. A larger sum counts as a ring, which sends
+            2 (W - 1) / W of the tensor.
     """
 
     rank = 0
