@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -125,6 +127,34 @@ def test_a_port_that_is_taken_names_the_variable(monkeypatch: pytest.MonkeyPatch
         told = f"MASTER_PORT={port}: another program .* set another free port"
         with pytest.raises(LaunchError, match=told), join(timeout_s=4):
             pass
+
+
+@pytest.mark.parametrize(
+    "answer", [None, b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["silent", "a web server"]
+)
+def test_a_rank_that_meets_another_program_names_the_port_in_time(
+    monkeypatch: pytest.MonkeyPatch, answer: bytes | None
+) -> None:
+    """Torch's client waits for ever for a program that takes the call and says nothing."""
+    place = {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}
+    with socket.create_server(("127.0.0.1", 0)) as other, ExitStack() as calls:
+
+        def serve() -> None:
+            with suppress(OSError):  # the server is closed
+                while True:
+                    call = calls.enter_context(other.accept()[0])
+                    if answer is not None:
+                        call.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        port = other.getsockname()[1]
+        for name, value in {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+            monkeypatch.setenv(name, str(value))
+        began = time.monotonic()
+        told = f"^MASTER_PORT={port}: what listens there at 127.0.0.1 does not answer as rank 0"
+        with pytest.raises(LaunchError, match=told), join(timeout_s=2):
+            pass
+        assert time.monotonic() - began < 2 + slowness()
 
 
 def test_a_first_rank_that_nobody_hears_ends_the_wait_in_time(

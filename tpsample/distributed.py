@@ -15,8 +15,9 @@ import logging
 import os
 import re
 import socket
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -251,6 +252,11 @@ def _init_group(job: Job, store: Store | None, device: torch.device, timeout_s: 
         # The pauses of torch's client grow beyond its limit.
         if store is None and job.rank > 0 and not answers(first, int(port), timeout_s):
             raise TimeoutError(f"nobody listened at {first}:{port} within {timeout_s:.0f} s")
+        if store is None and job.rank > 0 and not _is_store(first, int(port), timeout_s):
+            raise LaunchError(
+                f"MASTER_PORT={port}: what listens there at {first} does not answer as rank 0 "
+                "does, so it may be another program; set another free port, the same on every rank"
+            )
         dist.init_process_group(
             "nccl" if gpu else "gloo",
             store=store,
@@ -259,6 +265,8 @@ def _init_group(job: Job, store: Store | None, device: torch.device, timeout_s: 
             timeout=timedelta(seconds=timeout_s),
             device_id=device if gpu else None,
         )
+    except LaunchError:
+        raise
     except (RuntimeError, OSError) as error:  # gloo knows no interface of that name, for one
         if "EADDRINUSE" in str(error):
             raise LaunchError(
@@ -271,6 +279,21 @@ def _init_group(job: Job, store: Store | None, device: torch.device, timeout_s: 
             f"{_INTERFACE} to the interface that leads to the other machines, and MASTER_ADDR "
             f"to an address of rank 0's. {(str(error).splitlines() or [''])[0][:200]}"
         ) from error
+
+
+def _is_store(host: str, port: int, timeout_s: float) -> bool:
+    """Return whether a store answers there in time. Torch itself waits for ever if nothing does."""
+    answered: list[Store] = []
+
+    def call() -> None:
+        with suppress(RuntimeError):
+            limit = timedelta(seconds=timeout_s)
+            answered.append(TCPStore(host, port, None, False, limit, wait_for_workers=False))
+
+    calling = threading.Thread(target=call, daemon=True)
+    calling.start()
+    calling.join(timeout_s)
+    return bool(answered)
 
 
 def _choose_interface(job: Job, first: str) -> None:

@@ -319,6 +319,10 @@ tpsample/distributed.py
     - job.rank > 0 and not answers(first, int(port), timeout_s):
     + False:
     > test_a_first_rank_that_nobody_hears_ends_the_wait_in_time
+    a rank waits for ever for another program on the port
+    - job.rank > 0 and not _is_store(first, int(port), timeout_s):
+    + False:
+    > test_a_rank_that_meets_another_program_names_the_port_in_time[a web server]
     a machine of no ranks is divided by
     - if local_world_size == 0:
     + if False:
