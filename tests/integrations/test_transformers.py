@@ -408,6 +408,11 @@ def _wrong_on_one_rank(folder: Path) -> list[str]:
         options = {**KINDS["plain"], **right, **({name: wrong} if rank else {})}
         told.append(outcome(lambda how=options: generate(model, **how))[1])
         assert generate(model, **KINDS["plain"], sampler=sampler) == expected
+    plain = load(folder)
+    shared = adapter().TransformersHead(plain).sampler(rank=rank, world_size=2, max_rows=3)
+    for seeds in ([1, 2], [0, 1, 2]):
+        options = KINDS["plain"] | {"sampler": shared} | ({"seeds": seeds} if rank else {})
+        told.append(outcome(lambda how=options: generate(plain, **how))[1])
     return told
 
 
@@ -424,6 +429,8 @@ def test_what_is_wrong_on_one_rank_is_told_to_every_rank_before_the_model_runs(l
         "id, and 0 for padding",
         "rank 1: attention_mask: expected [3, 5], as input_ids has, got (1, 5); pass 1 for each "
         "id, and 0 for padding",
+        "rank 1: seeds: expected one per row, 3, got 2",  # of a whole head and a sharded sampler
+        "",
     ]
 
 

@@ -96,7 +96,7 @@ def generate(
     _check_model(model, synced_gpus)
     head, rows = TransformersHead(model), input_ids.shape[0]
     passed = passed_by_caller(inspect.currentframe())
-    with head.agreed(sampler="left out" if sampler is None else "given"):
+    with head.agreed(sampler):
         if seed is not None:
             raise TypeError(f"seed: got {describe(seed)}; pass seeds=, one per row, such as [1, 2]")
         if stream_to is not None and not hasattr(stream_to, "put"):

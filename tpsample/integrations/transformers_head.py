@@ -69,10 +69,11 @@ class TransformersHead(Sealed):
         return LMHeadSampler(weight, vocab_size=vocab_size, bias=bias, **self.options, **options)
 
     @contextmanager
-    def agreed(self, **given: Any) -> Iterator[None]:
+    def agreed(self, sampler: object = None, **given: Any) -> Iterator[None]:
         """Raise what the body raises on every rank of a tensor-parallel model. Collective.
 
         Args:
+            sampler: the caller's, if any. Its ranks share a head that each of them has as a whole.
             given: numbers and texts that the ranks must have alike, by name.
         """
         error = None
@@ -84,6 +85,9 @@ class TransformersHead(Sealed):
         if is_dtensor(self.weight):
             arguments = {"weight": self.weight, "bias": None, "shard": None, "vocab_size": None}
             group, *_ = local_arguments(None, arguments)
+        elif isinstance(sampler, LMHeadSampler):
+            group = sampler.ranks.group or ALONE
+        given["sampler"] = "left out" if sampler is None else "given"
         ranks = ranks_of(group)
         with ranks.during("generate"):
             require_equal(gather_or_raise(ranks, given, error))
