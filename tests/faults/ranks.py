@@ -216,6 +216,10 @@ tpsample/agreement/caller_tensors.py
     +             _require_like(name, local[name], alias)
     > test_a_refresh_whose_bias_is_wrong_takes_no_weight
 tpsample/agreement/caller_module.py
+    a head that is wrapped is told a way that does not help
+    - _WRAPPED.get(more[0].split(".")[0], _WAY_OUT)
+    + _WAY_OUT
+    > test_the_way_to_a_head_that_torch_has_wrapped_is_told
     a module with an adapter is taken for its weight
     - if more:
     + if False:
