@@ -10,8 +10,10 @@ thousand, which on a suite this slow lasts for days.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -20,14 +22,22 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 import pytest
 
 from tests.faults import FAULTS, Fault
 
 ROOT = Path(__file__).parents[1]
+FORKED_PYTEST = ROOT / "tests" / "support" / "forked_pytest.py"
+IMPORTED = (
+    *("torch", "torch._dynamo", "torch.distributed.tensor"),
+    *("triton.language.standard", "triton.runtime.interpreter", "numba", "scipy.stats"),
+)
+"""Modules that tests spend seconds on, and that no fault is in."""
 
 
 def copy_tree(folder: Path) -> Path:
@@ -38,60 +48,83 @@ def copy_tree(folder: Path) -> Path:
     return folder
 
 
-def run_tests(copy: Path, tests: Iterable[str], limit_s: float) -> str:
-    """Return what notices a fault: a failed test, a crash, the end of a hang; "" if nothing does.
+class Runner:
+    """Runs tests in a copy of the repository, each time in a new process.
 
-    Raises:
-        RuntimeError: pytest could not run the tests.
+    Args:
+        folder: where the copy is made.
+        imported: modules that every test would import; none of them may belong to the copy.
     """
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-    # Byte code knows its source by size and second, and a file changes more often than that.
-    env = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-    with subprocess.Popen(
-        command, cwd=copy, env=env, start_new_session=True, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    ) as process:  # fmt: skip
-        try:
-            output, _ = process.communicate(timeout=limit_s)
-        except subprocess.TimeoutExpired:
+
+    def __init__(self, folder: Path, imported: Sequence[str] = IMPORTED) -> None:
+        self.copy = copy_tree(folder)
+        self._output = folder / "output.txt"
+        command = [sys.executable, str(FORKED_PYTEST), *imported]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self._server = subprocess.Popen(command, bufsize=0, **pipes)
+
+    def run(self, tests: Iterable[str], limit_s: float) -> str:
+        """Return what notices a fault: a failed test, a crash, the end of a hang; "" for nothing.
+
+        Raises:
+            RuntimeError: pytest could not run the tests.
+        """
+        asked, answered = self._server.stdin, self._server.stdout
+        assert asked is not None and answered is not None
+        how = "-x", "-q", "-p", "no:cacheprovider"
+        words = [str(self.copy), str(self._output), *how, *tests]
+        asked.write(f"{json.dumps(words)}\n".encode())
+        process = int(answered.readline())
+        in_time = select.select([answered], [], [], limit_s)[0]
+        if not in_time:
+            os.killpg(process, signal.SIGKILL)  # its ranks too
+        status = int(answered.readline())
+        if not in_time:
             return f"a hang, ended after {limit_s:g} s"
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)  # its ranks too
-    if process.returncode == pytest.ExitCode.OK:
-        return ""
-    if process.returncode > pytest.ExitCode.TESTS_FAILED:
-        raise RuntimeError(f"pytest: exit status {process.returncode}\n{output}")
-    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
-    return failed[1] if failed else f"a crash, exit status {process.returncode}"
+        if status == pytest.ExitCode.OK:
+            return ""
+        output = self._output.read_text(errors="replace")
+        if status > pytest.ExitCode.TESTS_FAILED:
+            raise RuntimeError(f"pytest: exit status {status}\n{output}")
+        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
+        return failed[1] if failed else f"a crash, exit status {status}"
+
+    def close(self) -> None:
+        """End the process from which the tests are started."""
+        self._server.kill()
+        self._server.communicate()
 
 
-def plant_all(faults: Sequence[Fault], workers: int) -> Iterator[tuple[Fault, str, float]]:
+def plant_all(
+    faults: Sequence[Fault], workers: int, imported: Sequence[str] = IMPORTED
+) -> Iterator[tuple[Fault, str, float]]:
     """Each fault, what notices it, and the seconds that took.
 
     Raises:
         RuntimeError: a test fails without any fault.
     """
-    copies: SimpleQueue[Path] = SimpleQueue()
+    idle: SimpleQueue[Runner] = SimpleQueue()
 
     def timed(fault: Fault) -> tuple[Fault, str, float]:
-        copy, began = copies.get(), time.monotonic()
-        path = copy / fault.file
+        runner, began = idle.get(), time.monotonic()
+        path = runner.copy / fault.file
         text = path.read_text()
         try:
             path.write_text(text.replace(fault.old, fault.new))
-            return fault, run_tests(copy, fault.tests, limit_s=300), time.monotonic() - began
+            return fault, runner.run(fault.tests, limit_s=300), time.monotonic() - began
         finally:
             path.write_text(text)
-            copies.put(copy)
+            idle.put(runner)
 
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(workers) as pool:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         tests = dict.fromkeys(test for fault in faults for test in fault.tests)
         for _ in range(workers):
-            copies.put(copy := copy_tree(Path(tempfile.mkdtemp(dir=folder))))
-        if failed := run_tests(copy, tests, limit_s=3600):
+            runner = Runner(Path(tempfile.mkdtemp(dir=folder)), imported)
+            stack.callback(runner.close)
+            idle.put(runner)
+        if failed := runner.run(tests, limit_s=3600):
             raise RuntimeError(f"without any fault, there is {failed}")
-        yield from pool.map(timed, faults)
+        yield from stack.enter_context(ThreadPoolExecutor(workers)).map(timed, faults)
 
 
 def report(outcomes: Iterable[tuple[Fault, str, float]]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -91,13 +92,20 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def runner(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[mutants.Runner]:
+    made = mutants.Runner(tmp_path_factory.mktemp("copy"), imported=())
+    yield made
+    made.close()
+
+
 def _fault(name: str, old: str, new: str) -> Fault:
     return Fault(name, "tpsample/one.py", old, new, ("tests/test_one.py",))
 
 
 def test_a_fault_that_is_noticed_is_told_from_one_that_survives(tree):
     faults = [_fault("seen", "a = 1", "a = 2"), _fault("unseen", "b = 2", "b = 3")]
-    found = {fault.name: noticed for fault, noticed, _ in mutants.plant_all(faults, 1)}
+    found = {fault.name: noticed for fault, noticed, _ in mutants.plant_all(faults, 1, imported=())}
     assert found == {"seen": "tests/test_one.py::test_a", "unseen": ""}
 
 
@@ -111,14 +119,14 @@ def test_the_report_names_what_survived(capsys):
     ]
 
 
-def test_a_hang_is_ended_and_is_noticed(tree):
-    (tree / "tpsample/one.py").write_text("a = 3\n")
-    assert mutants.run_tests(tree, ["tests/test_one.py"], 2) == "a hang, ended after 2 s"
+def test_a_hang_is_ended_and_is_noticed(runner):
+    (runner.copy / "tpsample/one.py").write_text("a = 3\n")
+    assert runner.run(["tests/test_one.py"], 2) == "a hang, ended after 2 s"
 
 
-def test_a_test_that_is_not_there_or_fails_without_a_fault_ends_the_run(tree):
+def test_a_test_that_is_not_there_or_fails_without_a_fault_ends_the_run(tree, runner):
     with pytest.raises(RuntimeError, match="exit status 4"):
-        mutants.run_tests(tree, ["tests/test_one.py::test_c"], 60)
+        runner.run(["tests/test_one.py::test_c"], 60)
     (tree / "tpsample/one.py").write_text("a = 2\n")
     with pytest.raises(RuntimeError, match=r"without any fault, there is tests/test_one\.py"):
-        next(mutants.plant_all([_fault("", "a", "b")], 1))
+        next(mutants.plant_all([_fault("", "a", "b")], 1, imported=()))
