@@ -862,7 +862,13 @@ SAMPLERS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "an 8-bit copy of no weight": (
         lambda: LMHeadSampler(torch.empty(V, 0), screening="int8"),
-        'screening: "int8" copies a weight, and lm_head_weight has no column; leave it out',
+        'screening: "int8" needs a weight of 1 to 131072 columns, lm_head_weight has 0; leave it '
+        "out",
+    ),
+    "an 8-bit copy of too many columns": (
+        lambda: LMHeadSampler(torch.empty(V, 2**17 + 1), screening="int8"),
+        'screening: "int8" needs a weight of 1 to 131072 columns, lm_head_weight has 131073; leave '
+        "it out",
     ),
     "an 8-bit copy without a kernel": (
         lambda: LMHeadSampler(WEIGHT, screening="int8", backend="torch"),

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor
 
+from tpsample.backends.screening.int8_copy import MAX_COLUMNS
 from tpsample.core.checks import (
     as_fp32,
     check_choice,
@@ -64,10 +65,11 @@ def checked_arguments(given: dict[str, Any]) -> dict[str, Any]:
         _check_bias(bias, weight)
     for name, choices in _CHOICES.items():
         check_choice(name, given[name], choices)
-    if given["screening"] is not None and weight.shape[1] == 0:
+    columns = weight.shape[1]
+    if given["screening"] is not None and not 0 < columns <= MAX_COLUMNS:
         raise ValueError(
-            f'screening: "{given["screening"]}" copies a weight, and lm_head_weight has no column; '
-            "leave it out"
+            f'screening: "{given["screening"]}" needs a weight of 1 to {MAX_COLUMNS} columns, '
+            f"lm_head_weight has {columns}; leave it out"
         )
     return given | integers | {"head": checked_head(given["head"])}
 

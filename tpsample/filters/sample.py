@@ -105,9 +105,7 @@ def sample_filtered(
     return words
 
 
-def own_candidates(
-    rows: ShardLogits, filters: RowFilters, *, may_read: bool = True
-) -> list[Tensor]:
+def own_candidates(rows: ShardLogits, filters: RowFilters, *, may_read: bool) -> list[Tensor]:
     """Return what this rank sends in the first exchange of each method that rows begin with."""
     methods = _methods(rows, filters, may_read)
     return [_candidates(method, part_filters, part) for method, _, part_filters, part in methods]

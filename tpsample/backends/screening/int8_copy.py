@@ -10,7 +10,7 @@ The hidden states of a row become whole numbers of a unit, ĥ = t z, in two 8-bi
 
 On a GPU t = max|h| / (127 · 256); on a CPU it is larger, and hi is 0 in most columns
 (`backends.numba_.kernels.int8`). n = 256 (q · hi) + q · lo is an integer that is exact in any
-order. On a GPU its int32 sums are exact for D <= 131072, on a CPU because of the unit. With n,
+order. On a GPU its int32 sums are exact for D <= MAX_COLUMNS, on a CPU because of the unit. With n,
 
     product_vb = s_v t_b n
     |product − definition's product| <= residual_v ‖h_b‖ + (norm_v + residual_v) lost_b
@@ -59,6 +59,8 @@ BLOCK = 64
 GROUP, OFFSET = 4, 128
 """A CPU reads GROUP columns at a time, and OFFSET is added to their numbers. That makes them
 unsigned, for an instruction that multiplies unsigned numbers by signed ones."""
+MAX_COLUMNS = 2**17
+"""Most columns of a weight: 127 · 128 · 2^17 is below 2^31, where the int32 sums of a GPU end."""
 CHUNK_ELEMENTS, GPU_CHUNK_ELEMENTS = 2**18, 2**24
 """Weights converted at a time: 2 MB of float64 stay in a CPU's cache. A GPU launches some 25 small
 kernels per chunk, so it takes 128 MB."""
