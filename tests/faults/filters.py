@@ -24,7 +24,7 @@ tpsample/backends/torch_/passes.py
     a filtered row forgets its NaN
     - torch.where(top.isnan().unsqueeze(1), word.KEY_NAN << word.TOKEN_BITS, words)
     + words
-    > test_random_steps_of_one_rank_are_the_oracles[mixed]
+    > test_rows_with_a_nan_say_so_whichever_filter_they_have[torch]
     the rejection keeps no ties
     - return torch.where(thresholds.keep_ties.unsqueeze(1) > 0, marks | word.TOKEN_MASK, marks)
     + return marks
