@@ -754,6 +754,18 @@ tpsample/backends/numba_/passes.py
     native: the tokens of kept sets are drawn from upper ends
     - rows = rows[error_bound[rows] == 0]
     > test_best_words_of_upper_ends_are_those_that_were_found
+tpsample/backends/numba_/row_kinds.py
+    native: rows in fixed rounds store upper ends
+    - () if plan.fixed_rounds else _filtered(plan)
+    + _filtered(plan)
+    > test_random_steps_of_ranks_are_the_oracles[2-200-150-12-controls+texts]
+    native: rows whose logprobs are read again store upper ends
+    - if decided and row not in asking:
+    + if decided:
+    > test_which_rows_need_few_logits
+    native: a greedy row stores upper ends to count what it keeps
+    - and not plan.requests[row].greedy
+    > test_kept_sets_of_all_ids_are_counted
 tpsample/backends/numba_/kernels/cuts.py
     native bins count masked tokens
     - bins[j] = index if logits[j] > F32(-np.inf) else I32(-1)

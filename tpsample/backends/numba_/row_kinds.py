@@ -92,8 +92,7 @@ def _rough(plan: BatchPlan) -> Iterator[tuple[int, Demand]]:
     for place, row, demand in () if plan.fixed_rounds else _filtered(plan):
         decided = demand.rough
         if plan.kept_cap is not None:
-            decided = demand == Demand() and row < len(plan.requests)
-            decided = decided and not plan.requests[row].greedy
+            decided = demand == Demand() and not plan.requests[row].greedy
         if decided and row not in asking:
             yield place, demand
 
