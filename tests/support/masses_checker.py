@@ -83,10 +83,54 @@ def min_p_floor(top: Any, temperature: Any, min_p: float) -> Any:
     """The least logit that min_p leaves."""
     if min_p == 0:
         return -np.finfo(fp32).max
-    exact = np.float64(fp32(top)) + np.float64(fp32(temperature)) * np.log(np.float64(min_p))
+    return least(np.float64(fp32(top)) + np.float64(fp32(temperature)) * np.log(np.float64(min_p)))
+
+
+def least(exact: Any) -> Any:
+    """The least fp32 number that is not below a number of float64, nor below the lowest one."""
     exact = max(exact, -np.float64(np.finfo(fp32).max))
     floor = fp32(exact)
     return np.nextafter(floor, fp32(np.inf)) if floor < exact else floor
+
+
+def epsilon_limit(q: Any, epsilon: float) -> int:
+    """The least mass that epsilon_cutoff leaves."""
+    return min(int(np.rint(np.float64(epsilon) * np.float64(q.sum()))), 2**40)
+
+
+def sigma_floor(x: Any, top: Any, n_sigma: float) -> Any:
+    """The least logit that top_n_sigma leaves."""
+    far = np.where(x == top, fp32(0), np.minimum(fp32(top) - x, fp32(4096)))
+    d = np.rint(fp32(2.0**19) * far).astype(np.int64)
+    n, s, high, low = map(np.float64, (len(d), d.sum(), (d * d >> 32).sum(), (d * d % 2**32).sum()))
+    sigma = np.sqrt(max((high * 2.0**32 + low) / n - (s / n) * (s / n), 0.0)) / 2.0**19
+    return least(np.float64(top) - np.float64(n_sigma) * sigma)
+
+
+def eta_limit(q: Any, m: Any, eta: float) -> int:
+    """The least mass that eta_cutoff leaves."""
+    total = np.float64(q.sum())
+    b = np.float64(m.sum()) / total
+    n = np.ceil(b)
+    x, t = (n - b) * np.float64(0.6931471805599453), np.float64(1)
+    for i in range(18, 0, -1):
+        t = 1 + t * x / i
+    by_entropy = np.sqrt(np.float64(eta)) * 2.0**40 * (t / 2.0**n)
+    return min(int(np.rint(np.float64(eta) * total)), int(np.rint(by_entropy)), 2**40)
+
+
+def end(its: dict[str, Any]) -> dict[str, str]:
+    """Where a rule ends, by the name of that number in MASSES.md."""
+    top, temperature = _floats([its["top"], its["temperature"]])
+    x = _floats(its["logits"])
+    x = x[x > -np.inf]
+    if its["rule"] == "top_n_sigma":
+        return {"floor": f"{sigma_floor(x, top, its['number']).view(np.uint32):08x}"}
+    q, m = masses_and_moments(x, top, temperature)
+    if its["rule"] == "epsilon_cutoff":
+        return {"limit": str(epsilon_limit(q, its["number"]))}
+    assert its["rule"] == "eta_cutoff", its
+    return {"limit": str(eta_limit(q, m, its["number"]))}
 
 
 def _floats(bits: Any) -> Any:
@@ -103,6 +147,8 @@ def check(vectors: dict[str, Any]) -> int:
     for its in vectors["floors"]:
         top, temperature, floor = _floats([its["top"], its["temperature"], its["floor"]])
         assert min_p_floor(top, temperature, its["min_p"]) == floor, its
+    for its in vectors["ends"]:
+        assert end(its).items() <= its.items(), its
     return sum(len(rows) for rows in vectors.values())
 
 

@@ -20,6 +20,8 @@ from tests.support.commands import ROOT
 from tpsample import SamplingBatch, SamplingParams, noise, reference
 from tpsample.core.masses import masses_and_moments
 from tpsample.core.order import least_logit
+from tpsample.core.rules import ENDING
+from tpsample.core.spread import spread_of, spread_sums
 from tpsample.core.word import pack
 
 Vector = dict[str, Any]
@@ -91,10 +93,42 @@ def _floor(row: Vector) -> Vector:
     return {"floor": _bits(floor)[0]}
 
 
+class _Facts:
+    """The facts of one row; the ends of rules are told before they become words."""
+
+    def __init__(self, row: Vector) -> None:
+        self.top, self.temperature = _floats([row["top"]]), _floats([row["temperature"]])
+        self._logits = _floats(row["logits"])
+
+    def total_moment(self) -> list[Tensor]:
+        pair = masses_and_moments(self._logits, self.top, self.temperature)
+        return [(each * (self._logits > -math.inf)).sum().view(1) for each in pair]
+
+    def total_mass(self) -> Tensor:
+        return self.total_moment()[0]
+
+    def spread(self) -> Tensor:
+        return spread_of(spread_sums(self._logits.unsqueeze(0), self.top))
+
+    def least_of_mass(self, limit: Tensor) -> Vector:
+        return {"limit": str(int(limit))}
+
+    def least_word(self, y: Tensor, temperature: Tensor) -> Vector:
+        return {"floor": _bits(least_logit(self.top, temperature, y))[0]}
+
+
+def _end(row: Vector) -> Vector:
+    (rule,) = (rule for rule in ENDING if rule.name == row["rule"])
+    assert rule.end is not None
+    number = torch.tensor([row["number"]], dtype=torch.float64)
+    end: Any = rule.end(_Facts(row), number)  # type: ignore[arg-type]
+    return end  # type: ignore[no-any-return]
+
+
 NOISE, MASSES = (ROOT / "tpsample" / f"{name}_vectors.json" for name in ("noise", "masses"))
 RESULTS: dict[Path, dict[str, Callable[[Vector], Vector]]] = {
     NOISE: {"philox": _philox, "rows": _row, "noise": _noise, "packed": _packed, "tokens": _token},
-    MASSES: {"rows": _masses, "floors": _floor},
+    MASSES: {"rows": _masses, "floors": _floor, "ends": _end},
 }
 
 
