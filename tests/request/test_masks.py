@@ -52,20 +52,24 @@ def test_min_tokens_empties_no_row(backend, shards):
 
 @pytest.mark.parametrize(("backend", "shards"), [("torch", 1), ("triton", 3), ("numba", 1)])
 def test_a_forced_id_that_is_none_leaves_no_id(backend, shards):
-    """As -100 is, by which trainers mark what does not count: it does not mean any id."""
-    params = [SamplingParams(seed=row, bad_words=[[1]]) for row in range(6)]
+    """As -100 is, by which trainers mark what does not count: it does not mean any id.
+
+    Nor do other masks of the row count: of a stop id, and of a bad word.
+    """
+    others = {"bad_words": [[1]], "min_tokens": 3, "stop_token_ids": [5]}
+    params = [SamplingParams(seed=row, **others) for row in range(7)]
     batch = SamplingBatch.from_params(params, vocab_size=V)
-    batch.forced_token_ids = torch.tensor([-2, -100, -(2**40), V, 2**40, 5])
-    hidden_states, weight = head(6)
+    batch.forced_token_ids = torch.tensor([-2, -100, -(2**40), V, 2**40, 5, 1])
+    hidden_states, weight = head(7)
     expected = reference.sample(reference.logits(hidden_states, weight), batch, 1)
-    assert expected.status.tolist() == [Status.EMPTY] * 5 + [Status.OK]
+    assert expected.status.tolist() == [Status.EMPTY] * 5 + [Status.OK] * 2
     world = VirtualWorld([VocabShard.even(V, rank, shards) for rank in range(shards)])
     samplers = [
         LMHeadSampler(weight[s.start : s.stop], group=ranks, backend=backend)
         for s, ranks in zip(world.shards, world.ranks, strict=True)
     ]
     for out in world.step(samplers, hidden_states, batch, 1):
-        assert out.token_ids.tolist() == [-1] * 5 + [5]
+        assert out.token_ids.tolist() == [-1] * 5 + [5, 1]
         assert torch.equal(out.status, expected.status)
 
 
