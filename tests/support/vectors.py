@@ -94,7 +94,7 @@ def _floor(row: Vector) -> Vector:
 
 
 class _Facts:
-    """The facts of one row; the ends of rules are told before they become words."""
+    """The facts of one row. A rule gets its limit or its floor back, in place of a word."""
 
     def __init__(self, row: Vector) -> None:
         self.top, self.temperature = _floats([row["top"]]), _floats([row["temperature"]])

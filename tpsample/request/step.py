@@ -84,8 +84,8 @@ class Found(NamedTuple):
         rows: int64 [R], the stored rows of the batch.
         store: replaces upper bounds by exact logits; None if all logits are exact. Its arguments
             are the rows int64 [n] of the batch, their indices in memory, and fp32 [R, V_local]
-            before and after the controls. The last one has no rows without controls. In the memory
-            of a step it also takes the step, in front.
+            before and after the controls. The last one has no rows without controls. The backend
+            makes it with the step as its first argument, and `shard_logits` binds that.
     """
 
     first: Tensor

@@ -87,9 +87,8 @@ def verify(
         TypeError, ValueError: a wrong or unknown argument, before anything is sent.
     """
     require_sampler_on_all_ranks(sampler)
-    inputs = Inputs(hidden_states)
-    how = method, draft_logits, lengths
-    return _verify(sampler, inputs, draft_token_ids, batch, positions, *how)
+    inputs, drafts = Inputs(hidden_states), (draft_token_ids, draft_logits, lengths)
+    return _verify(sampler, inputs, method, batch, positions, *drafts)
 
 
 @outside_of_graphs
@@ -120,22 +119,17 @@ def verify_logits(
     """
     require_sampler_on_all_ranks(sampler)
     inputs = Inputs(local_logits, are_logits=True, head_applied=head_applied)
-    how = method, draft_logits, lengths
-    return _verify(sampler, inputs, draft_token_ids, batch, positions, *how)
+    drafts = draft_token_ids, draft_logits, lengths
+    return _verify(sampler, inputs, method, batch, positions, *drafts)
 
 
-def _verify(
-    sampler: LMHeadSampler,
-    inputs: Inputs,
-    draft_token_ids: Tensor | Sequence[Draft],
-    batch: StepBatch,
-    positions: Tensor | int,
-    method: Method,
-    draft_logits: Tensor | None,
-    lengths: Tensor | None,
-) -> VerifyOutput:
-    """Agree on a verification with the other ranks, and carry it out."""
-    arguments = sampler, inputs, draft_token_ids, batch, positions, method, draft_logits, lengths
+def _verify(sampler: LMHeadSampler, inputs: Inputs, method: Method, *others: Any) -> VerifyOutput:
+    """Agree on a verification with the other ranks, and carry it out.
+
+    Args:
+        others: the other arguments of `_checked`.
+    """
+    arguments = sampler, inputs, method, *others
     with sampler.agreement:
         call = sampler.agreement.check_on_all_ranks(_checked, *arguments, words_follow=True)
         agreed, at, drafts = call.batch, call.positions, call.token_ids
@@ -164,10 +158,10 @@ def _verify(
 def _checked(
     sampler: LMHeadSampler,
     inputs: Inputs,
-    draft_token_ids: Tensor | Sequence[Draft],
+    method: Method,
     batch: StepBatch,
     positions: Tensor | int,
-    method: Method,
+    draft_token_ids: Tensor | Sequence[Draft],
     draft_logits: Tensor | None,
     lengths: Tensor | None,
 ) -> Call:
