@@ -45,9 +45,21 @@ tpsample/integrations/transformers.py
     + if False:
     > test_rows_have_requests_of_their_own_with_any_version
     a row of generate without a token has a text
-    - return ends | self._failed.any()
-    + return ends
+    - for row in failed.nonzero().flatten().tolist():
+    + for row in ():
     > test_no_token_stops_decoding
+    criteria and streamers see the id of no token before generate tells of it
+    - failed = (self._status != Status.OK).to(input_ids.device) & ~self._done
+    + failed = (self._status != Status.OK).to(super().__call__(input_ids, scores, **options).device)
+    > test_nobody_sees_the_id_of_no_token
+    the reader of a stream waits for ever after a row without a token
+    - stream_to.end()
+    + pass
+    > test_nobody_sees_the_id_of_no_token
+    a model reads the id of no token, of a row that has ended
+    - return _Drawn(out.token_ids.clamp(min=0).to(input_ids.device))
+    + return _Drawn(out.token_ids.to(input_ids.device))
+    > test_a_row_that_has_ended_may_have_no_token
 tpsample/integrations/transformers_caller.py
     requests of generate draw where the caller said do_sample=False
     - if drawn and passed.get("do_sample") is False:
@@ -134,8 +146,8 @@ tpsample/cli/answers.py
     + [] for row, t
     > test_a_record_of_a_text_is_confirmed_token_by_token
     a row of an answer that ended goes on
-    - if not row.ended and token_id >= 0:
-    + if token_id >= 0:
+    - if not row.ended:
+    + if True:
     > test_ended_rows_collect_nothing_and_positions_ignore_padding
     the rate of generate counts the step that compiles
     - done.seconds = time.perf_counter() - start - done.first_s

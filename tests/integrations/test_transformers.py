@@ -240,6 +240,50 @@ def test_seeds_of_greedy_text_and_no_list_of_seeds_are_refused(model):
         adapter().generate(model, torch.tensor([[1, 2]]))
 
 
+@contextlib.contextmanager
+def _nan_of_row_0(model: Any, step: int) -> Any:
+    """Spoil the hidden states of row 0 from a step on; the first pass is a probe."""
+    passes: list[int] = []
+
+    def spoil(lm_head: Any, given: Any) -> Any:
+        passes.append(0)
+        states = given[0].clone()
+        if len(passes) > 1 + step:
+            states[0] = torch.nan
+        return (states,)
+
+    with model.get_output_embeddings().register_forward_pre_hook(spoil):
+        yield
+
+
+def test_nobody_sees_the_id_of_no_token(model):
+    streamer, seen = Mock(), []
+
+    def criterion(input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        seen.append(int(input_ids.min()))
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+    options = {"do_sample": True, "stream_to": streamer, "stopping_criteria": [criterion]}
+    with (
+        _nan_of_row_0(model, 1),
+        pytest.raises(RuntimeError, match="row 0 has no token 1 behind its prompt, status NAN"),
+    ):
+        generate(model, **options)
+    *puts, (last, *_) = streamer.method_calls
+    assert last == "end" and len(seen) == 1
+    assert min(seen) >= 0 and all(int(put.args[0].min()) >= 0 for put in puts)
+
+
+def test_a_row_that_has_ended_may_have_no_token(model):
+    """Without an end of text the model goes on to read what is drawn of such a row."""
+    ended = [lambda input_ids, scores, **_: torch.arange(len(input_ids)) == 0]
+    options = {"do_sample": True, "stopping_criteria": ended}
+    with mock.patch.object(model.generation_config, "eos_token_id", None):
+        expected = generate(model, **options)
+        with _nan_of_row_0(model, 2):
+            assert generate(model, **options)[1:] == expected[1:]
+
+
 def test_what_is_no_model_no_sampler_and_no_streamer_is_refused(model):
     with pytest.raises(TypeError, match=r"^model: expected a model of transformers, got 'x'"):
         adapter().sampler_of("x", 2)

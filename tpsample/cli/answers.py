@@ -107,7 +107,7 @@ def decode(
     def take(input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
         """Collect the tokens of a step; as a stopping criterion, return which rows have ended."""
         for row, token_id, state in zip(rows, input_ids[:, -1].tolist(), states, strict=True):
-            if not row.ended and token_id >= 0:  # the loop ends where a row has none
+            if not row.ended:
                 row.take(token_id, state)
         done.forwards += 1
         on_step()

@@ -138,8 +138,11 @@ def generate(
             sequences: Tensor = model._sample(
                 input_ids, draws.draw, draws, config, streamer=stream_to, **model_kwargs
             )
-        draws.check()
         return sequences
+    except NoToken:
+        if stream_to is not None:  # whose reader would wait for more
+            stream_to.end()
+        raise
     finally:
         if sampler is None:
             own.close()
@@ -197,7 +200,10 @@ class _Drawn:
 
 
 class _Draws(StoppingCriteriaList):  # type: ignore[misc]
-    """Draws the tokens of a call, and lets it end where a row that goes on has none."""
+    """Draws the tokens of a call, and ends it where a row that goes on has none.
+
+    Nobody is shown an id below 0, which a model, a streamer or a criterion may take as an index.
+    """
 
     def __init__(
         self,
@@ -210,7 +216,7 @@ class _Draws(StoppingCriteriaList):  # type: ignore[misc]
         super().__init__(criteria)
         self._sampler, self._head, self._batch, self._step = sampler, head, batch, 0
         self._positions = positions.to(batch.device)
-        self._failed = self._done = torch.zeros_like(positions, dtype=torch.bool)
+        self._done = torch.zeros_like(positions, dtype=torch.bool)
 
     def draw(self, input_ids: Tensor, scores: Tensor) -> _Drawn:
         """Stand in for the logits processors, with the hidden states that the head has kept."""
@@ -218,21 +224,18 @@ class _Draws(StoppingCriteriaList):  # type: ignore[misc]
         out = self._sampler(hidden_states.contiguous(), self._batch, self._positions + self._step)
         self._batch.append(out.token_ids)
         self._status, self._step = out.status, self._step + 1
-        return _Drawn(out.token_ids.to(input_ids.device))
+        return _Drawn(out.token_ids.clamp(min=0).to(input_ids.device))  # of a row that has ended
 
     def __call__(self, input_ids: Tensor, scores: Any, **options: Any) -> Tensor:
-        ends: Tensor = super().__call__(input_ids, scores, **options)
-        self._failed = (self._status != Status.OK).to(ends.device) & ~self._done
-        self._done = self._done | ends
-        return ends | self._failed.any()
-
-    def check(self) -> None:
-        """Raise if the call ended because a row had no token."""
-        for row in self._failed.nonzero().flatten().tolist():
+        failed = (self._status != Status.OK).to(input_ids.device) & ~self._done
+        for row in failed.nonzero().flatten().tolist():
             raise NoToken(
                 f"generate: row {row} has no token {self._step - 1} behind its prompt, status "
                 f"{Status(int(self._status[row])).name}"
             )
+        ends: Tensor = super().__call__(input_ids, scores, **options)
+        self._done = self._done | ends
+        return ends
 
 
 def _check_model(model: Any, synced_gpus: bool) -> None:
