@@ -318,6 +318,17 @@ def test_requests_with_tokens_so_far_are_repeated_a_slice_at_a_time(tmp_path, mo
     assert not all(verdict.confirmed for verdict in verify_record(tmp_path / "bare"))
 
 
+def test_tokens_that_no_request_looks_at_are_left_out(tmp_path):
+    """A prompt of 10,000 ids beside each of 2,000 tokens would not fit the file."""
+    case, params = Case.make(300, 2), [SamplingParams(seed=1), SamplingParams(bad_words=[[4]])]
+    so_far = {"prompt_token_ids": [[5] * 10_000] * 2, "output_token_ids": [[6], [7]]}
+    batch = SamplingBatch.from_params(params, vocab_size=300, **so_far)
+    out = reference.sample(reference.logits(case.hidden_states, case.weight), batch, 3)
+    write_record(tmp_path / "step", case.hidden_states, case.weight, params, 3, out, **so_far)
+    kept = read(tmp_path / "step").tokens_so_far
+    assert kept == {"prompt_token_ids": [[], [5] * 10_000], "output_token_ids": [[], [7]]}
+
+
 def test_what_could_not_be_read_again_is_not_written(tmp_path):
     case = Case.make(300, 2)
     step = (tmp_path / "step", case.hidden_states, case.weight, case.params)

@@ -499,6 +499,10 @@ tpsample/record/format.py
     - if isinstance(params, SamplingBatch) and "lm_head_weight" in tensors:
     + if False:
     > test_a_head_that_is_not_the_whole_one_is_refused
+    a record repeats a prompt that no request looks at beside each token
+    - ids if row.reads_output else ()
+    + ids
+    > test_tokens_that_no_request_looks_at_are_left_out
     a record of penalised rows says nothing of their tokens so far
     - if reading and output_token_ids is None:
     + if False:

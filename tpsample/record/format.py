@@ -342,14 +342,21 @@ class Record:
     model: str | None = None
 
     def save(self, path: str | Path) -> None:
-        """Write the file, if it can be read again."""
+        """Write the file, if it can be read again, without tokens that no request looks at."""
+        so_far = {
+            name: [
+                ids if row.reads_output else ()
+                for row, ids in zip(self.params, of_rows, strict=False)
+            ]
+            for name, of_rows in self.tokens_so_far.items()
+        }
         what = {
             "version": VERSION,
             "layout": LAYOUT,
             "params": [to_json(request) for request in self.params],
             "head": self.head,
             "model": self.model,
-            "tokens_so_far": self.tokens_so_far,
+            "tokens_so_far": so_far,
         }
         text = json.dumps(what)
         # Copies: safetensors refuses tensors with gaps, or that share memory as a tied embedding's.
@@ -368,7 +375,10 @@ class Record:
     def of(text: str, tensors: dict[str, Tensor]) -> Record:
         """Check metadata and tensors, and make a record of them."""
         if len(text) > _MAX_METADATA:
-            raise ValueError(f"metadata: expected at most {_MAX_METADATA} characters of JSON")
+            raise ValueError(
+                f"metadata: expected at most {_MAX_METADATA} characters of JSON, got {len(text)}; "
+                "record fewer rows, or shorter texts"
+            )
         try:
             what = json.loads(text, object_pairs_hook=once)
         except (ValueError, RecursionError) as error:
