@@ -5,6 +5,7 @@ import math
 import os
 import pickle
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -79,6 +80,24 @@ def test_a_head_that_is_not_the_whole_one_is_refused(tmp_path):
         with pytest.raises(ValueError, match=r"^lm_head_weight: expected 300 rows, one for each"):
             write_record(tmp_path / "step", case.hidden_states, weight, batch, 7, out)
     assert not (tmp_path / "step").exists()
+
+
+def test_filters_that_only_the_device_knows_are_not_left_out(tmp_path):
+    """As of a GPU's tensors: tokens that are right would be refuted."""
+    case = Case.make(300, 6)
+    top_p, temperature = torch.full((6,), 0.2), torch.full((6,), 5.0)
+    tensors = {"temperature": temperature, "seed": torch.arange(6), "top_p": top_p}
+    for host in (None, {"top_p": top_p}):
+        with patch("tpsample.core.tensors.READ_ON", ()):
+            batch = SamplingBatch.from_tensors(vocab_size=300, host=host, **tensors)
+            out = LMHeadSampler(case.weight, backend="torch")(case.hidden_states, batch, 7)
+        step = tmp_path / "step", case.hidden_states, case.weight, batch, 7, out
+        if host is None:
+            with pytest.raises(ValueError, match="pass host= to"):
+                write_record(*step)
+        else:
+            write_record(*step)
+            assert all(v.confirmed for v in verify_record(step[0]))
 
 
 def test_the_rows_of_several_steps_fit_one_record(tmp_path):

@@ -499,6 +499,10 @@ tpsample/record/format.py
     - if isinstance(params, SamplingBatch) and "lm_head_weight" in tensors:
     + if False:
     > test_a_head_that_is_not_the_whole_one_is_refused
+    a record leaves out filters that only the device knows
+    - if batch._table.flagged(UNKNOWN):
+    + if False:
+    > test_filters_that_only_the_device_knows_are_not_left_out
     a record repeats a prompt that no request looks at beside each token
     - ids if row.reads_output else ()
     + ids

@@ -46,6 +46,7 @@ from tpsample.ranks.ranks import Ranks
 from tpsample.request.as_json import from_json, once, to_json
 from tpsample.request.batch import SamplingBatch
 from tpsample.request.batch_checks import check_requests, request_list, token_lists
+from tpsample.request.entries import UNKNOWN
 from tpsample.request.params import SamplingParams
 from tpsample.request.selection import Selection
 from tpsample.sampler import LMHeadSampler
@@ -280,6 +281,11 @@ def _as_drawn(batch: SamplingBatch) -> list[SamplingParams]:
                 f"{name}: a record has no masks, so the tokens of this batch could not be sampled "
                 "again; record a step without them"
             )
+    if batch._table.flagged(UNKNOWN):
+        raise ValueError(
+            "params: the filters of this batch are on the device alone, so a record would be "
+            "without them; pass host= to SamplingBatch.from_tensors, or a list of SamplingParams"
+        )
     now = batch.temperature.nan_to_num(nan=0.0).clamp(0, HOTTEST).tolist()
     for row, (request, temperature) in enumerate(zip(batch.requests, now, strict=True)):
         if request.greedy and request.filtered and temperature >= GREEDY_BELOW:
