@@ -21,11 +21,11 @@ from tpsample.integrations import transformers as tpsample_transformers
 
 SMALL = LlamaConfig(
     vocab_size=1000,
-    hidden_size=64,
-    intermediate_size=64,
+    hidden_size=96,
+    intermediate_size=96,
     num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
+    num_attention_heads=12,
+    num_key_value_heads=12,
     initializer_range=0.3,
 )
 

@@ -68,6 +68,14 @@ def test_it_writes_the_same_on_one_rank_and_on_two(name: str) -> None:
         assert _run(name) == first
 
 
+@pytest.mark.parametrize("name", long(*NAMES))
+def test_it_runs_on_three_ranks(name: str) -> None:
+    if name == "transformers_generate":
+        need_transformers()
+    first, *others = run_ranks(3, _run, name)
+    assert first and all(other == first for other in others)
+
+
 def test_the_requests_of_the_batch_come_go_and_do_not_depend_on_each_other() -> None:
     example = _load("continuous_batching")
     together = _main(example, Job())

@@ -39,9 +39,7 @@ def _run(name: str) -> object:
 
 
 CASES = [(name, 2) for name in NAMES]
-MORE = [
-    (name, 4 if name == EVEN else 3) for name in NAMES if name not in (ALONE, "against_gathering")
-]
+MORE = [(name, 4 if name == EVEN else 3) for name in NAMES if name != ALONE]
 
 
 @pytest.mark.parametrize(("name", "world_size"), [*CASES, *long(*MORE)])
