@@ -355,6 +355,10 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path):
         write_record(*step, -1, case.oracle())
     with pytest.raises(ValueError, match=r"prompt_token_ids: expected one list per row \(2\)"):
         write_record(*step, 0, case.oracle(), prompt_token_ids=[[1]])
+    with pytest.raises(TypeError, match=r"^params\[1\]: expected SamplingParams, got int"):
+        write_record(*step[:3], [SamplingParams(), 1], 0, case.oracle())
+    with pytest.raises(ValueError, match=r"^params: expected one per row of output, 2, got 1"):
+        write_record(*step[:3], [SamplingParams()], 0, case.oracle())
     with pytest.raises(TypeError, match=r"output_token_ids\[0\]: expected token ids, got 1\.5"):
         write_record(*step, 0, case.oracle(), output_token_ids=[[1.5], []])
     with pytest.raises(TypeError, match=r"^output: expected the SampleOutput .* got VerifyOutput"):

@@ -251,6 +251,8 @@ def write_record(
     }
     head = asdict(checked_head(Head(logit_scale, logit_softcap)))
     requests = _as_drawn(params) if isinstance(params, SamplingBatch) else request_list(params)
+    if len(requests) != rows:
+        raise ValueError(f"params: expected one per row of output, {rows}, got {len(requests)}")
     reading = [row for row, request in enumerate(requests) if request.reads_output]
     if reading and output_token_ids is None:
         raise ValueError(
@@ -352,7 +354,7 @@ class Record:
         so_far = {
             name: [
                 ids if row.reads_output else ()
-                for row, ids in zip(self.params, of_rows, strict=False)
+                for row, ids in zip(self.params, of_rows, strict=True)
             ]
             for name, of_rows in self.tokens_so_far.items()
         }

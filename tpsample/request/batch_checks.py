@@ -35,7 +35,7 @@ def check_requests(
     Raises:
         TypeError, ValueError: naming the row.
     """
-    requests = request_list(params)
+    requests = request_list(params, first_row)
     if prompts is None and any(map(_reads_prompt, requests)):
         warn(
             "prompt_token_ids: a repetition_penalty counts the tokens of the prompt, and none "
@@ -47,8 +47,6 @@ def check_requests(
     )
     checked = []
     for row, (request, prompt, output) in enumerate(zip(requests, *lists, strict=True), first_row):
-        if not isinstance(request, SamplingParams):
-            raise TypeError(f"params[{row}]: expected SamplingParams, got {type(request).__name__}")
         request.check_vocab(vocab_size)
         outside = [token_id for token_id in output if not 0 <= token_id < vocab_size]
         if outside:
@@ -81,10 +79,9 @@ def _warn_of_padding(entries: Sequence[Entry]) -> None:
             )
 
 
-def _reads_prompt(request: Any) -> bool:
+def _reads_prompt(request: SamplingParams) -> bool:
     """Return whether tokens of the prompt change the logits of a request."""
-    has_penalty = isinstance(request, SamplingParams) and request.repetition_penalty != 1
-    return has_penalty and request.repetition_scope == "all"
+    return request.repetition_penalty != 1 and request.repetition_scope == "all"
 
 
 def _ids(name: str, ids: Any) -> tuple[int, ...]:
@@ -105,8 +102,8 @@ def _ids(name: str, ids: Any) -> tuple[int, ...]:
     return tuple(map(int, ids))
 
 
-def request_list(params: Any) -> list[Any]:
-    """Return the requests of a batch as a list."""
+def request_list(params: Any, first_row: int = 0) -> list[SamplingParams]:
+    """Return the requests of the rows from `first_row` on as a list."""
     if isinstance(params, SamplingParams):
         raise TypeError(
             "params: expected a list of SamplingParams, one per row, got a single one; pass "
@@ -116,7 +113,11 @@ def request_list(params: Any) -> list[Any]:
         raise TypeError(
             f"params: expected a list of SamplingParams, one per row, got {type(params).__name__}"
         )
-    return list(params)
+    requests = list(params)
+    for row, request in enumerate(requests, first_row):
+        if not isinstance(request, SamplingParams):
+            raise TypeError(f"params[{row}]: expected SamplingParams, got {type(request).__name__}")
+    return requests
 
 
 def token_lists(name: str, lists: Any, num_rows: int, first_row: int = 0) -> list[tuple[int, ...]]:
