@@ -27,6 +27,7 @@ from benchmarks.static.aot import GPUS
 from tpsample import LMHeadSampler, SamplingBatch, SamplingParams, sample_draft, verify
 from tpsample.agreement import construction
 from tpsample.backends.over_zeros import list_over_zeros
+from tpsample.backends.screening.int8_copy import Int8Copy
 from tpsample.backends.triton_.pairs import add_weighted_rows, pair_products
 from tpsample.backends.triton_.screen_launches import MAX_SLOTS, SCREEN_TILES
 from tpsample.backends.triton_.tile_table import (
@@ -333,6 +334,7 @@ def samplers_of(
         patch.object(construction, "interpreted", lambda: True),
         patch.object(construction, "kernels_overlap", lambda device: gpu.hopper),
         patch.object(Gpu, "of", lambda device: gpu),
+        patch.object(Int8Copy, "_fill", lambda *_: None),  # no kernel reads it
     ):
         for shard, group in zip(world.shards, world.ranks, strict=True):
             own = weight[shard.start : shard.stop]

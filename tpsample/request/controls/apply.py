@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tpsample.core.vocab_shard import VocabShard
 from tpsample.core.word import NO_TOKEN
-from tpsample.request.controls.tables import ControlTables, signed32
+from tpsample.request.controls.tables import ControlTables
 from tpsample.request.controls.token_state import TokenState
 
 
@@ -189,7 +189,8 @@ def shard_of_bitmask(bitmask: Tensor, first_id: int, words: int) -> Tensor:
     start, shift = divmod(first_id, 32)
     part = bitmask[:, start : start + words + 1].long() & 0xFFFFFFFF
     part = torch.nn.functional.pad(part, (0, words + 1 - part.shape[1]))
-    return signed32((part[:, 1:] << 32 | part[:, :-1]) >> shift & 0xFFFFFFFF)
+    bits = (part[:, 1:] << 32 | part[:, :-1]) >> shift & 0xFFFFFFFF
+    return torch.where(bits >= 2**31, bits - 2**32, bits).to(torch.int32)
 
 
 def single_bit(token_ids: Tensor, first_id: int, words: int) -> Tensor:
