@@ -7,6 +7,7 @@ of `tests.support.ranks` inherit it.
 import gc
 import importlib.util
 import os
+from collections.abc import Iterator
 
 os.environ["TRITON_INTERPRET"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -59,3 +60,13 @@ def real_logits(pytestconfig: pytest.Config) -> torch.Tensor:
         hidden_states = model.causal_lm.base_model(token_ids).last_hidden_state[0, -8:]
     weight, _, options = model.whole_head()
     return reference.logits(hidden_states, weight, **options)
+
+
+@pytest.fixture
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Any work of a native kernel is enough for two threads."""
+    before = torch.get_num_threads()
+    monkeypatch.setattr("tpsample.backends.numba_.kernels.threads.THREAD_WORK", 1)
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)

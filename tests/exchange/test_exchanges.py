@@ -119,34 +119,34 @@ MESSAGES: dict[str, tuple[dict[str, Any], int, int]] = {
 """Requests, how many rows ask them, and messages to every peer."""
 
 
-def _messages(
-    params: list[SamplingParams], exchange: str, num_samples: int | None
-) -> tuple[int, bool]:
-    """How often a step waits for the other ranks, one one-way latency each; is it right?"""
+def _messages(exchange: str) -> dict[str, tuple[int, bool]]:
+    """By kind, how often a step waits for the other ranks, one latency each, and is it right?"""
     generator = torch.Generator().manual_seed(4)
     weights = [torch.rand(100, 2, generator=generator) for _ in range(dist.get_world_size())]
     own = weights[dist.get_rank()]
     sampler = LMHeadSampler(own, vocab_size=300, exchange=exchange, backend="torch")
     alone = LMHeadSampler(torch.cat(weights), group="alone", backend="torch")
-    batch = SamplingBatch.from_params(params, vocab_size=300)
-    hidden_states = torch.ones(len(params), 2)
-    sampler(hidden_states, batch, 0)
-    with mock.patch.object(RollCall, "wait", autospec=True, side_effect=RollCall.wait) as waits:
-        out = sampler(hidden_states, batch, 1, num_samples=num_samples)
-    its, right = alone(hidden_states, batch, 1, num_samples=num_samples), True
-    if its.logprobs is not None:
-        fields = "token_ids", "values", "ranks", "entropies"
-        right = all(getattr(out.logprobs, f).equal(getattr(its.logprobs, f)) for f in fields)
-    return waits.call_count, right and torch.equal(out.token_ids, its.token_ids)
-
-
-@pytest.mark.parametrize("kind", MESSAGES)
-def test_a_step_is_one_message_to_every_peer_and_with_top_p_two(kind):
-    changes, rows, expected = MESSAGES[kind]
-    params = [SamplingParams(seed=seed, **changes) for seed in range(rows)]
-    for exchange in ("collective", "p2p"):
+    found = {}
+    for kind, (changes, rows, _) in MESSAGES.items():
+        params = [SamplingParams(seed=seed, **changes) for seed in range(rows)]
+        batch = SamplingBatch.from_params(params, vocab_size=300)
+        hidden_states = torch.ones(rows, 2)
         samples = 3 if kind == "logprobs of samples" else None
-        assert run_ranks(3, _messages, params, exchange, samples) == [(expected, True)] * 3
+        sampler(hidden_states, batch, 0)
+        with mock.patch.object(RollCall, "wait", autospec=True, side_effect=RollCall.wait) as waits:
+            out = sampler(hidden_states, batch, 1, num_samples=samples)
+        its, right = alone(hidden_states, batch, 1, num_samples=samples), True
+        if its.logprobs is not None:
+            fields = "token_ids", "values", "ranks", "entropies"
+            right = all(getattr(out.logprobs, f).equal(getattr(its.logprobs, f)) for f in fields)
+        found[kind] = waits.call_count, right and torch.equal(out.token_ids, its.token_ids)
+    return found
+
+
+@pytest.mark.parametrize("exchange", ["collective", "p2p"])
+def test_a_step_is_one_message_to_every_peer_and_with_top_p_two(exchange):
+    expected = {kind: (messages, True) for kind, (_, _, messages) in MESSAGES.items()}
+    assert run_ranks(3, _messages, exchange) == [expected] * 3
 
 
 def _left_alone(case: Case, rank_1_at: int) -> bool:

@@ -22,7 +22,7 @@ from tpsample.ranks.bounded_store import BoundedStore
 from tpsample.ranks.process import ranks_of
 from tpsample.ranks.roll_call import GRACE_S
 
-TIMEOUT_S = 2.0
+TIMEOUT_S = 1.0
 
 
 def _work(seconds: float, die_after: float | None = None) -> Any:

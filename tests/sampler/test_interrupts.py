@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from tests.support.interrupts import Interrupt, interrupt_after, interrupt_at
+from tests.support.limits import slowness
 from tests.support.ranks import run_ranks
 from tests.support.tiers import long
 from tpsample import (
@@ -81,15 +82,6 @@ class Steps:
         if self.kind == "logprobs":
             told.append(out.logprobs.values.tolist())
         return told
-
-
-@pytest.fixture
-def two_threads(monkeypatch):
-    monkeypatch.setattr(threads, "THREAD_WORK", 1)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def chosen(count: int, of: int, seed: int) -> list[int]:
@@ -213,7 +205,7 @@ def test_no_signal_is_lost(two_threads, kind, instants):
 def _on_two_ranks(kind: str, instants: int) -> int:
     """Rank 1 is interrupted; whatever both see of it, they reset and take the next step."""
     rank, interrupted = dist.get_rank(), 0
-    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=3))
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=1 * slowness()))
     shard = VocabShard.even(V, rank, 2)
     steps = Steps(kind, backend="numba", shard=shard, group=group)
     alone = Steps(kind, backend="torch", group="alone")

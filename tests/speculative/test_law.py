@@ -115,7 +115,7 @@ def test_acceptance_is_exactly_as_published(kind):
     """Token by token Π min(1, p / q), as a block min(1, … min(1, p / q) · p / q)."""
     from scipy import stats  # here, because every process of a run would import it
 
-    chain, count = Chain(16, kind), 20_000
+    chain, count = Chain(16, kind), 10_000
     for method in METHODS:
         _, accepted = chain.emit(count, 3, method)
         for i, probability in enumerate(accept_probabilities(chain, 3, method)):

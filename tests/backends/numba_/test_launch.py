@@ -28,15 +28,6 @@ from tpsample.core import word
 SIZES = ((300, 5, 24), (1000, 2, 40), (130, 9, 7))
 
 
-@pytest.fixture
-def two_threads(monkeypatch):
-    monkeypatch.setattr(threads, "THREAD_WORK", 1)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
 def cases(which: str = "fp32"):
     """Samplers of several sizes, plain and with stored logits, and the words of the definition."""
     for v, b, d in SIZES:
