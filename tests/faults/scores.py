@@ -623,7 +623,7 @@ tpsample/backends/numba_/kernels/byte_dots.py
     native: bytes of weights have a sign
     - for bits in (8, 255))
     + for bits in (8, 127))
-    > test_processors_without_products_of_bytes_have_the_same
+    > test_processors_without_an_instruction_do_without
 tpsample/backends/numba_/kernels/int8.py
     native: no column of hidden states has 16 bits
     - np.empty(num_groups // WIDE, I64)

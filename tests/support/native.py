@@ -7,7 +7,7 @@ import torch
 
 from tests.support.screening import Problem, backends
 from tpsample import SamplingBatch, VocabShard
-from tpsample.backends.numba_.kernels import first_logits, int8, products
+from tpsample.backends.numba_.kernels import first_logits, inputs, int8, products
 from tpsample.backends.numba_.kernels.byte_dots import HAS_VNNI, dots_of_row, dots_of_rows
 from tpsample.backends.numba_.kernels.compiling import F32, I32, jit
 from tpsample.backends.numba_.kernels.head import end_logits
@@ -19,6 +19,8 @@ from tpsample.backends.numba_.kernels.noise import (
     stream_of,
     upper_scores,
 )
+from tpsample.backends.numba_.kernels.tile_dots import TILE, tile_dots
+from tpsample.backends.numba_.kernels.vectors import PADDING, ROWS
 from tpsample.backends.numba_.launch import copy_of
 from tpsample.backends.screening.int8_copy import BLOCK, GROUP
 
@@ -125,3 +127,32 @@ def multiply_bytes() -> bool:
     byte_products(numbers, low.astype(np.int8), high.astype(np.int8), places, out)
     assert (out == np.einsum("glc,rgc->rl", block, whole)).all()
     return HAS_VNNI
+
+
+@jit(entry=True)
+def tile_products(bf16, numbers, stride, out):
+    """Multiply the second block of two by all rows but the first ROWS, in tiles."""
+    tiles = inputs.tiles_of(bf16)
+    for tile in range(len(tiles)):
+        begin, columns = BLOCK * stride, bf16.shape[1] // PADDING
+        for first in range(columns):  # in parts, which the caller adds
+            tile_dots(tiles, tile, first, 1, numbers, begin, stride, out[tile, first])
+    return len(tiles)
+
+
+def multiply_tiles() -> bool:
+    """Hold products of tiles against NumPy's, and return whether this process has them."""
+    pick = torch.Generator().manual_seed(0)
+    rows, weight = (
+        torch.randint(-128, 129, shape, generator=pick).bfloat16()
+        for shape in ((24, 3 * PADDING), (2 * BLOCK, 3 * PADDING + 7))
+    )
+    bits = [each.view(torch.int16).numpy().view(np.uint16) for each in (rows, weight)]
+    out = np.zeros((2, 3, BLOCK, TILE), np.float32)
+    count = tile_products(bits[0], bits[1].ravel(), weight.shape[1], out)
+    if not count:
+        return False
+    whole = weight[BLOCK:, : 3 * PADDING].float() @ rows[ROWS:].float().T
+    found = out.sum(1).transpose(1, 0, 2).reshape(BLOCK, -1)
+    assert count == 2 and (found[:, :20] == whole.numpy()).all() and not found[:, 20:].any()
+    return True

@@ -15,13 +15,20 @@ import torch
 from numba.core.codegen import get_host_cpu_features
 
 from tests.support.commands import run_command
-from tests.support.native import Bounds, multiply_bytes, noise_of_ids, noise_of_rows
+from tests.support.native import (
+    Bounds,
+    multiply_bytes,
+    multiply_tiles,
+    noise_of_ids,
+    noise_of_rows,
+)
 from tests.support.screening import HEADS, PASSES, Problem, controlled, problem, requests
 from tests.support.tiers import long
 from tpsample import SamplingBatch, noise
 from tpsample.backends.numba_.kernels.int8 import WIDE
 from tpsample.backends.numba_.kernels.noise import BITS_SCALE, NOISE_TOP, draws_of
-from tpsample.backends.numba_.kernels.vectors import LANES
+from tpsample.backends.numba_.kernels.tile_dots import HAS_TILES
+from tpsample.backends.numba_.kernels.vectors import LANES, PADDING
 from tpsample.backends.screening import bound
 from tpsample.backends.screening.int8_copy import BLOCK, GROUP, NUMBERS, OFFSET, Int8Copy, limbs
 from tpsample.core.exact_sum import exact_products
@@ -201,25 +208,42 @@ def test_products_of_bytes_are_those_of_whole_numbers():
     multiply_bytes()
 
 
-@pytest.mark.parametrize("without", ["avx512", *long("avx512vnni")])
-def test_processors_without_products_of_bytes_have_the_same(without):
+@pytest.mark.parametrize(
+    ("without", "check"),
+    [
+        ("avx512", "multiply_bytes"),
+        *long(("avx512vnni", "multiply_bytes")),
+        ("amx", "multiply_tiles"),
+    ],
+)
+def test_processors_without_an_instruction_do_without(without, check):
     features = get_host_cpu_features().split(",")
     less = [f"-{each[1:]}" if each[1:].startswith(without) else each for each in features]
-    code = "from tests.support.native import *; assert not multiply_bytes()"
+    code = f"from tests.support.native import *; assert not {check}()"
     done = run_command(sys.executable, "-c", code, env={"NUMBA_CPU_FEATURES": ",".join(less)})
     assert done.returncode == 0, done.stderr
+
+
+def test_products_of_tiles_are_those_of_whole_numbers():
+    """torch has products of tiles as well, and finds them as it left them."""
+    a, b = torch.randn(2, 64, 64).bfloat16()
+    before = a @ b
+    assert multiply_tiles() == (HAS_TILES and torch.cpu._is_amx_tile_supported())
+    assert torch.equal(a @ b, before)
 
 
 # -- the formulas ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("rows", [1, 4, 8])
 def test_the_fp32_bound_is_its_formula(rows):
     """γ cannot be reached by real sums, so it is held against rational numbers."""
-    case = problem("normal", 50, rows, 96)
+    case = problem("normal", 64, rows, 96).to(torch.bfloat16)
     found = bounds_of(case, "fp32")
     unit = Fraction(1, 2**24)
     additions = 96 if rows == 1 else 96 // LANES + LANES.bit_length() - 1 + 1
+    if rows == 8 and multiply_tiles():
+        additions = max(additions, PADDING // 2 + 1 + 96 // PADDING + 1)
     spread = (additions + 4) * unit
     gamma = spread / (1 - spread) + unit
     norms = [

@@ -12,6 +12,7 @@ from tpsample.backends.numba_.kernels.arrays import array_of
 from tpsample.backends.numba_.kernels.compiling import F32, F64, U16, U32, U64, jit
 from tpsample.backends.numba_.kernels.numbers import as_fp32, least_and_largest, quantum_of
 from tpsample.backends.numba_.kernels.primitives import bits_as, larger, smaller
+from tpsample.backends.numba_.kernels.tile_dots import TILE, may_use_tiles
 from tpsample.backends.numba_.kernels.vectors import PADDING, ROWS
 from tpsample.backends.screening.int8_copy import BLOCK
 from tpsample.core.weight_format import FORMATS
@@ -87,12 +88,15 @@ class TakenRows(NamedTuple):
         quanta: float64 [R], powers of two; every number of a row is a multiple of its own.
         bf16: uint16 [R or more, D], the same numbers in bf16; no rows if there is one row, if bf16
             does not hold all numbers, or if D needs padding.
+        tiles: uint32, all but the first ROWS of `bf16` as `tile_dots.tile_dots` takes them; empty
+            where it is not called.
     """
 
     hidden: np.ndarray
     norms: np.ndarray
     quanta: np.ndarray
     bf16: np.ndarray
+    tiles: np.ndarray
 
 
 def weight_of(numbers: Tensor, first_id: int, start: int, stop: int) -> Weight:
@@ -176,4 +180,19 @@ def take_rows(hidden, index):
             out[i, d] = 0
             if len(bf16):
                 bf16[i, d] = 0
-    return TakenRows(out, norms, quanta, bf16[:0] if more else bf16)
+    bf16 = bf16[:0] if more else bf16
+    return TakenRows(out, norms, quanta, bf16, tiles_of(bf16))
+
+
+@jit(allocates=True)
+def tiles_of(bf16):
+    """Return the `tiles` of `TakenRows`."""
+    used = len(bf16) > ROWS and may_use_tiles()
+    count = -(-(len(bf16) - ROWS) // TILE) if used else 0
+    tiles = np.zeros((count, bf16.shape[1] // PADDING, TILE, TILE), U32)
+    for row in range(ROWS, len(bf16) if used else 0):
+        tile, line = divmod(row - ROWS, TILE)
+        for pair in range(bf16.shape[1] // 2):
+            low, high = U32(bf16[row, 2 * pair]), U32(bf16[row, 2 * pair + 1])
+            tiles[tile, pair // TILE, pair % TILE, line] = low | high << U32(16)
+    return tiles

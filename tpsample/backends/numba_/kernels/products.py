@@ -25,6 +25,7 @@ from tpsample.backends.numba_.kernels.numbers import (
     two_to,
 )
 from tpsample.backends.numba_.kernels.primitives import larger, smaller
+from tpsample.backends.numba_.kernels.tile_dots import TILE, TILE_DEPTH, tile_dots
 from tpsample.backends.numba_.kernels.vectors import (
     HAS_BF16,
     IDS,
@@ -66,7 +67,8 @@ class Products(NamedTuple):
         size: D.
         hidden: [R or more, ≥ D], the hidden states in that type; zeros fill up several rows. One
             row in float64 is 2^SCALE_BITS times as large.
-        bf16: uint16 [R or more, D], the same in bf16, or no rows; see `TakenRows`.
+        bf16, tiles: the same in bf16, or empty; see `TakenRows`.
+        tile_sums: fp32 [BLOCK, TILE], what `tile_dots` returns.
         tile: fp32 [BLOCK · COLUMNS], converted weights; one row needs none, nor do numbers that are
             multiplied as they lie in memory. In float64 it would take more than a core's cache.
     """
@@ -78,6 +80,8 @@ class Products(NamedTuple):
     size: int
     hidden: np.ndarray
     bf16: np.ndarray
+    tiles: np.ndarray
+    tile_sums: np.ndarray
     tile: np.ndarray
 
 
@@ -98,6 +102,8 @@ def products_of(rows, dtype):
         size,
         hidden,
         rows.bf16,
+        rows.tiles,
+        np.empty((BLOCK, TILE), F32),
         np.empty(BLOCK * COLUMNS if several else 0, F32),
     )
 
@@ -168,7 +174,7 @@ def products_of_one(weight, block, hidden, out, squares):
 
 @jit()
 def add_dots(hidden, column, numbers, begin, stride, size, block, products):
-    """Add the products of all rows and a block over some columns, and in fp32 the squares.
+    """Add the products of rows and a block over some columns, and in fp32 the squares.
 
     Args: as in `tpsample.backends.numba_.kernels.vectors`.
     """
@@ -200,17 +206,44 @@ def _compiled_add_unconverted_dots(weight, block, first, size, products):
     is_bf16 = dtypes == (U16, F32)
     if dtypes[0] != F32 and not (is_bf16 and HAS_BF16):
         return lambda weight, block, first, size, products: False
-    of_rows = Products._fields.index("bf16" if is_bf16 else "hidden")
 
     def add(weight, block, first, size, products):
-        hidden = products[of_rows]
-        if size % PADDING != 0 or not len(hidden):
+        if size % PADDING != 0:
             return False
         begin, stride = block.local * weight.stride + first, weight.stride
-        add_dots(hidden, first, weight.numbers, begin, stride, size, block, products)
+        add_dots(products.hidden, first, weight.numbers, begin, stride, size, block, products)
         return True
 
-    return add
+    def add_bf16(weight, block, first, size, products):
+        if size % PADDING != 0 or not len(products.bf16):
+            return False
+        numbers, begin = weight.numbers, block.local * weight.stride + first
+        in_tiles = block.count == BLOCK and len(products.tiles)
+        hidden = products.bf16[:ROWS] if in_tiles else products.bf16
+        add_dots(hidden, first, numbers, begin, weight.stride, size, block, products)
+        if in_tiles:
+            add_tiles(numbers, begin, weight.stride, first, size, products)
+        return True
+
+    return add_bf16 if is_bf16 else add
+
+
+@jit()
+def add_tiles(numbers, begin, stride, first, size, products):
+    """Add the products of all rows but the first ROWS, and of a whole block, over some columns.
+
+    Args:
+        numbers, begin, stride: the weights, as `tile_dots` takes them.
+        first, size: the columns.
+    """
+    values, sums = products.values, products.tile_sums
+    for tile in range(len(products.tiles)):
+        columns = first // PADDING, size // PADDING
+        tile_dots(products.tiles, tile, *columns, numbers, begin, stride, sums)
+        row = ROWS + tile * TILE
+        for i in range(smaller(TILE, len(values) - row)):
+            for j in range(BLOCK):
+                values[row + i, j] += sums[j, i]
 
 
 @jit()
@@ -256,12 +289,14 @@ def depth_of(products):
 
     The products of one row are added in any order. Those of several rows are added by lanes: each
     lane adds its share of COLUMNS, then the lanes are added in pairs, then the parts of the sum.
+    A tile adds PADDING columns at a time.
     """
     size = products.size
     if len(products.hidden) == 1:
         return size
-    times = -(-size // COLUMNS)
-    return smaller(COLUMNS, padded(size)) // LANES + PAIRS + times
+    times, columns = -(-size // COLUMNS), smaller(COLUMNS, padded(size))
+    of_tile = TILE_DEPTH + columns // PADDING if len(products.tiles) else 0
+    return larger(of_tile, columns // LANES + PAIRS) + times
 
 
 @jit()
