@@ -215,7 +215,7 @@ def _compiled_add_unconverted_dots(weight, block, first, size, products):
         return True
 
     def add_bf16(weight, block, first, size, products):
-        if size % PADDING != 0 or not len(products.bf16):
+        if not len(products.bf16):
             return False
         numbers, begin = weight.numbers, block.local * weight.stride + first
         in_tiles = block.count == BLOCK and len(products.tiles)
