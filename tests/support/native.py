@@ -136,7 +136,8 @@ def tile_products(bf16, numbers, stride, out):
     for tile in range(len(tiles)):
         begin, columns = BLOCK * stride, bf16.shape[1] // PADDING
         for first in range(columns):  # in parts, which the caller adds
-            tile_dots(tiles, tile, first, 1, numbers, begin, stride, out[tile, first])
+            place, column = (tile * columns + first) * TILE * TILE, begin + first * PADDING
+            tile_dots(tiles, place, 0, numbers, column, 0, stride, 1, 1, out[tile, first])
     return len(tiles)
 
 

@@ -173,7 +173,7 @@ def take_rows(hidden, index):
                 bf16[i, d] = bits >> U32(16)
         norms[i] = math.sqrt(squares) * (1.0 + 2.0**-30)
         least, _ = least_and_largest(row, U64(0), U64(0), size)
-        quanta[i] = quantum_of(least, 23 if low else 7)
+        quanta[i] = quantum_of(least, 23 if low & U32(0x1FFF) else 10 if low else 7)
         more |= low
     for i in range(num_rows, len(out)):
         for d in range(size):

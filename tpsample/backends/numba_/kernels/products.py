@@ -11,6 +11,12 @@ from numba.np.numpy_support import as_dtype
 
 from tpsample.backends.numba_.kernels.compiling import F32, F64, INNER, SUMS, U16, U64, jit
 from tpsample.backends.numba_.kernels.inputs import BLOCK
+from tpsample.backends.numba_.kernels.limb_products import (
+    Limbs,
+    limbs_of,
+    multiply_limbs,
+    take_limbs,
+)
 from tpsample.backends.numba_.kernels.numbers import (
     UNIT_64,
     as_fp32,
@@ -61,7 +67,7 @@ class Products(NamedTuple):
         values: [R or more, BLOCK], fp32 or float64.
         errors: fp32 [R], how far the fp32 values of a row are off at most.
         proved: bool [R]. In fp32: whether `errors` holds; if not, the row's values are NaN. In
-            float64: whether the sums are exact.
+            float64: whether the sums round to fp32 as exact ones do.
         squares: [BLOCK], of the type of the values; of fp32 Σ w² of each id, else see
             `float64_products`.
         size: D.
@@ -71,6 +77,7 @@ class Products(NamedTuple):
         tile_sums: fp32 [BLOCK, TILE], what `tile_dots` returns.
         tile: fp32 [BLOCK · COLUMNS], converted weights; one row needs none, nor do numbers that are
             multiplied as they lie in memory. In float64 it would take more than a core's cache.
+        limbs: of float64 products; see `limb_products`.
     """
 
     values: np.ndarray
@@ -83,6 +90,7 @@ class Products(NamedTuple):
     tiles: np.ndarray
     tile_sums: np.ndarray
     tile: np.ndarray
+    limbs: Limbs
 
 
 @jit(allocates=True)
@@ -105,6 +113,7 @@ def products_of(rows, dtype):
         rows.tiles,
         np.empty((BLOCK, TILE), F32),
         np.empty(BLOCK * COLUMNS if several else 0, F32),
+        limbs_of(rows, hidden.itemsize == 8),
     )
 
 
@@ -236,10 +245,10 @@ def add_tiles(numbers, begin, stride, first, size, products):
         numbers, begin, stride: the weights, as `tile_dots` takes them.
         first, size: the columns.
     """
-    values, sums = products.values, products.tile_sums
-    for tile in range(len(products.tiles)):
-        columns = first // PADDING, size // PADDING
-        tile_dots(products.tiles, tile, *columns, numbers, begin, stride, sums)
+    values, sums, tiles = products.values, products.tile_sums, products.tiles
+    for tile in range(len(tiles)):
+        place = (tile * tiles.shape[1] + first // PADDING) * TILE * TILE
+        tile_dots(tiles, place, 0, numbers, begin, 0, stride, size // PADDING, 1, sums)
         row = ROWS + tile * TILE
         for i in range(smaller(TILE, len(values) - row)):
             for j in range(BLOCK):
@@ -385,6 +394,35 @@ def bound_sums(weight, block, i, apart, count, rows, rows_ratio, products):
 
 
 @jit()
+def limb_products(weight, block, rows, products):
+    """Make the `float64_products` of a whole block from limbs, if these hold most of its weights.
+
+    Returns:
+        Whether they were made.
+    """
+    limbs, apart, others = products.limbs, BLOCK // 4, 0
+    if not len(limbs.rows) or block.count < BLOCK or weight.fraction_bits > 10:
+        return False
+    for i in range(apart):
+        held = take_limbs(weight, block, i, apart, products.size, limbs)
+        products.squares[i] = 0 if held else 1
+        others += not held
+    if others > apart // 4:
+        return False
+    multiply_limbs(limbs, products.values)
+    products.squares[apart:], products.proved[:] = 0, others == 0
+    for i in range(apart if others else 0):
+        if products.squares[i]:
+            for j in range(i, BLOCK, apart):
+                first = (block.local + j) * weight.stride
+                for row in range(len(rows.norms)):
+                    total, _ = dot_64(weight.numbers, first, rows.hidden[row])
+                    products.values[row, j] = total
+            bound_sums(weight, block, i, apart, 4, rows, np.inf, products)
+    return True
+
+
+@jit()
 def float64_products(weight, block, rows, products):
     """Multiply in float64; `squares` are then how far the sums are off at most, over ‖h‖.
 
@@ -397,6 +435,8 @@ def float64_products(weight, block, rows, products):
     where q_h divides all numbers of a row, and q_w those of the ids of a turn. Other sums are off
     by D u ‖h‖ ‖w‖ (1 + D u) at most. 1 % covers the roundings here.
     """
+    if limb_products(weight, block, rows, products):
+        return
     rows_ratio, largest, apart = 0.0, 0.0, block.count // 4
     products.values[:], products.squares[:] = 0, 0
     for i in range(len(rows.norms)):

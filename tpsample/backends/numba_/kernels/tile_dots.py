@@ -1,9 +1,9 @@
-"""Products of bf16 weights of a block of ids and of TILE rows, in fp32, as LLVM code.
+"""Products of a block of ids and of TILE rows, in bf16 or 8-bit numbers, as LLVM code.
 
-Processors with AMX_BF16 have eight tiles of TILE lines. One instruction adds the products of TILE
-ids and TILE rows over PADDING columns to a tile of fp32 sums. It takes subnormal numbers for zero.
-A tile of weights is read as they lie in memory. A tile of rows has a pair of neighbouring columns
-of each row in a line.
+Processors with AMX have eight tiles of TILE lines of LINE bytes. One instruction adds the products
+of TILE ids and TILE rows over the columns of a line to a tile of sums, which are fp32 or int32.
+Subnormal numbers of bf16 count as zero. A tile of weights is read as they lie in memory. A tile of
+rows has, in a line, the same 32 bits of columns of each row.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from tpsample.backends.numba_.kernels.vectors import FEATURES, PADDING
+from tpsample.backends.numba_.kernels.vectors import FEATURES
 from tpsample.backends.screening.int8_copy import BLOCK
 
-HAS_TILES = {"+amx-tile", "+amx-bf16"} <= set(FEATURES.split(",")) and (
+HAS_TILES = {"+amx-tile", "+amx-bf16", "+amx-int8"} <= set(FEATURES.split(",")) and (
     platform.system() == "Linux"
 )
 """Whether the processor multiplies tiles."""
 TILE = 16
-"""Lines of a tile: ids of a tile of weights, and numbers of fp32 in a line of sums."""
+"""Lines of a tile, and sums in a line."""
 LINE = 64
-"""Bytes of a line."""
-TILE_DEPTH = PADDING // 2 + 1
-"""Additions that a product goes through in one instruction: those of every second column, and one
-that joins the two sums."""
+"""Bytes of a line: 32 columns in bf16, 64 in 8 bits."""
+TILE_DEPTH = LINE // 4 + 1
+"""Additions that a product in bf16 goes through in one instruction: those of every second column,
+and one that joins the two sums."""
 
 # The layout of tiles, as Intel's manual has it: palette 1, bytes of a line, lines.
-_CONFIGURATION = bytes([1, *[0] * 15, *[LINE, 0] * 8, *[0] * 16, *[TILE] * 8, *[0] * 8])
+_LAYOUT = bytes([1, *[0] * 15, *[LINE, 0] * 8, *[0] * 16, *[TILE] * 8, *[0] * 8])
 _ARCH_PRCTL, _ASK_FOR_STATE, _TILE_DATA = 158, 0x1023, 18
 
 
@@ -54,29 +54,33 @@ def may_use_tiles(typing):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def tile_dots(typing, packed, tile, first, count, numbers, begin, stride, out):  # type: ignore[no-untyped-def]
+def tile_dots(typing, tiles, place, its_step, numbers, begin, step, stride, count, turns, out):  # type: ignore[no-untyped-def]
     """Put the products of TILE rows and a whole block over some columns into out[id, row].
 
     Args:
-        packed: uint32 [tiles, D / PADDING, TILE, TILE], the rows: [t, c, p, r] has columns
-            PADDING c + 2 p, in the low bits, and the next one, of row TILE t + r.
-        tile: which rows of them.
-        first, count: the columns, in units of PADDING.
-        numbers: flat uint16; id i begins at begin + i · stride.
-        out: fp32 [BLOCK, TILE].
+        tiles: uint32, of the rows; [..., p, r] is column group p of row r of a tile.
+        place: the first number of the tile of the first columns; the others follow.
+        numbers: flat uint16 (bf16) or int8, of the weights.
+        begin, stride: id i begins at begin + i · stride.
+        count: lines of LINE bytes; as many tiles of the rows are read.
+        turns: how often this is done; a turn begins `its_step` after the last one in `tiles`, and
+            `step` in `numbers`. The products of all turns are added.
+        out: fp32 [BLOCK, TILE], or int32 for numbers of 8 bits.
     """
-    integer = types.intp
-    place = packed, integer, integer, integer
-    return types.void(*place, numbers, integer, integer, out), _generate_dots
+    of_rows = tiles, types.intp, types.intp
+    of_ids = numbers, types.intp, types.intp, types.intp
+    return types.void(*of_rows, *of_ids, types.intp, types.intp, out), _generate_dots
 
 
 def _generate_dots(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     def array(index: int) -> Any:
         return context.make_array(signature.args[index])(context, builder, arguments[index])
 
-    _, tile, first, count, _, begin, stride, _ = arguments
-    packed, numbers, out = array(0), array(4), array(7)
-    word, byte = first.type, ir.IntType(8)
+    _, place, its_step, _, begin, step, stride, count, turns, _ = arguments
+    tiles, numbers, out = array(0), array(3), array(9)
+    word, byte = count.type, ir.IntType(8)
+    of_bytes = signature.args[3].dtype == types.int8
+    multiply, columns = ("tdpbssd", LINE) if of_bytes else ("tdpbf16ps", LINE // 2)
 
     def run(instruction: str, *operands: Any) -> None:
         """Run an instruction; tiles are named by their number."""
@@ -85,29 +89,34 @@ def _generate_dots(context: Any, builder: Any, signature: Any, arguments: Any) -
         name = f"llvm.x86.{instruction}"
         builder.call(cgutils.get_or_insert_function(builder.module, kind, name), values)
 
-    def memory(array: Any, offset: Any) -> Any:
-        return builder.bitcast(builder.gep(array.data, [offset]), byte.as_pointer())
+    def memory(array: Any, *offsets: Any) -> Any:
+        pointer = array.data
+        for offset in offsets:
+            pointer = builder.gep(pointer, [offset])
+        return builder.bitcast(pointer, byte.as_pointer())
 
-    bytes_of = ir.ArrayType(byte, len(_CONFIGURATION))
-    wanted = cgutils.global_constant(builder, "tiles", bytes_of(bytearray(_CONFIGURATION)))
-    before = cgutils.alloca_once(builder, bytes_of)
+    layout = ir.ArrayType(byte, len(_LAYOUT))
+    wanted = cgutils.global_constant(builder, "tiles", layout(bytearray(_LAYOUT)))
+    before = cgutils.alloca_once(builder, layout)
     wanted, before = (builder.bitcast(its, byte.as_pointer()) for its in (wanted, before))
     run("sttilecfg", before)
     run("ldtilecfg", wanted)
-    parts, line = range(BLOCK // TILE), word(LINE)
+    parts, line, stride_bytes = range(BLOCK // TILE), word(LINE), stride
+    if not of_bytes:
+        stride_bytes = builder.mul(stride, word(2))
     for part in parts:
         run("tilezero", part)
-    chunks = builder.extract_value(packed.shape, 1)
-    with cgutils.for_range(builder, count) as loop:
-        chunk = builder.add(first, loop.index)
-        place = builder.add(builder.mul(tile, chunks), chunk)
-        run("tileloadd64", 4, memory(packed, builder.mul(place, word(TILE * TILE))), line)
-        start = builder.add(begin, builder.mul(chunk, word(PADDING)))
-        for part in parts:
-            own = 5 + part % 3
-            ids = builder.add(start, builder.mul(stride, word(part * TILE)))
-            run("tileloadd64", own, memory(numbers, ids), builder.mul(stride, word(2)))
-            run("tdpbf16ps", part, own, 4)
+    with cgutils.for_range(builder, turns) as turn:
+        of_rows = builder.add(place, builder.mul(its_step, turn.index))
+        of_ids = builder.add(begin, builder.mul(step, turn.index))
+        with cgutils.for_range(builder, count) as loop:
+            its_place = builder.mul(loop.index, word(TILE * TILE))
+            run("tileloadd64", 4, memory(tiles, of_rows, its_place), line)
+            column = builder.mul(loop.index, word(columns))
+            for part in parts:
+                own, ids = 5 + part % 3, builder.mul(stride, word(part * TILE))
+                run("tileloadd64", own, memory(numbers, of_ids, column, ids), stride_bytes)
+                run(multiply, part, own, 4)
     for part in parts:
         run("tilestored64", part, memory(out, word(part * TILE * TILE)), line)
     run("ldtilecfg", before)
