@@ -29,7 +29,8 @@ FEW_ROWS = 8
 MOST_COLUMNS = 2**15 - 1
 """Four products of bytes per column are less than 2^16, so that a sum of them fits int32."""
 WEIGHT_CARRIES, ROW_CARRIES = 0x808080, 0x80808080
-"""128 in each byte but the highest. What is added before bytes are taken makes them unsigned."""
+"""128 in each byte but the highest. Added, it carries from a byte to the next one; then it is taken
+away from each byte."""
 
 
 class Limbs(NamedTuple):

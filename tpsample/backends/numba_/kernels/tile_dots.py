@@ -1,9 +1,9 @@
 """Products of a block of ids and of TILE rows, in bf16 or 8-bit numbers, as LLVM code.
 
 Processors with AMX have eight tiles of TILE lines of LINE bytes. One instruction multiplies TILE
-ids and TILE rows over the columns of a line, and adds the products to a tile of fp32 or int32 sums.
-Subnormal numbers of bf16 count as zero. A tile of weights is read as they lie in memory. A tile of
-rows has, in a line, the same 32 bits of columns of each row.
+ids and TILE rows over the columns of a line. It adds the products to a tile of sums, in fp32 or
+int32. Subnormal numbers of bf16 count as zero. A tile of weights is read as they lie in memory. A
+tile of rows has, in a line, the same 32 bits of columns of each row.
 """
 
 from __future__ import annotations
