@@ -12,7 +12,7 @@ from tpsample.backends.numba_.kernels.arrays import array_of
 from tpsample.backends.numba_.kernels.compiling import F32, F64, U16, U32, U64, jit
 from tpsample.backends.numba_.kernels.numbers import as_fp32, least_and_largest, quantum_of
 from tpsample.backends.numba_.kernels.primitives import bits_as, larger, smaller
-from tpsample.backends.numba_.kernels.tile_dots import TILE, may_use_tiles
+from tpsample.backends.numba_.kernels.tile_dots import LINE, TILE, may_use_tiles
 from tpsample.backends.numba_.kernels.vectors import PADDING, ROWS
 from tpsample.backends.screening.int8_copy import BLOCK
 from tpsample.core.weight_format import FORMATS
@@ -159,7 +159,8 @@ def take_rows(hidden, index):
     """Return `TakenRows` of rows int64 [R] of the hidden states [B, D], which `as_fp32` reads."""
     num_rows, size = len(index), hidden.shape[1]
     out = np.empty((num_rows if num_rows == 1 else -(-num_rows // ROWS) * ROWS, size), F32)
-    bf16 = np.empty((len(out) if num_rows > 1 and size % PADDING == 0 else 0, size), U16)
+    shape = len(out) if num_rows > 1 and size % PADDING == 0 else 0, size
+    bf16 = zeros_of_lines(shape[0] * size, U16).reshape(shape)
     norms, quanta, more = np.empty(num_rows, F64), np.empty(num_rows, F64), U32(0)
     for i in range(num_rows):
         row, squares, low = hidden[index[i]], 0.0, U32(0)
@@ -185,11 +186,20 @@ def take_rows(hidden, index):
 
 
 @jit(allocates=True)
+def zeros_of_lines(count, dtype):
+    """Return flat zeros that begin at a line of a tile, so that none is in two lines of memory."""
+    memory = np.zeros(count + LINE, dtype)
+    begin = -memory.ctypes.data % LINE // memory.itemsize
+    return memory[begin : begin + count]
+
+
+@jit(allocates=True)
 def tiles_of(bf16):
     """Return the `tiles` of `TakenRows`."""
     used = len(bf16) > ROWS and may_use_tiles()
     count = -(-(len(bf16) - ROWS) // TILE) if used else 0
-    tiles = np.zeros((count, bf16.shape[1] // PADDING, TILE, TILE), U32)
+    shape = count, bf16.shape[1] // PADDING, TILE, TILE
+    tiles = zeros_of_lines(count * shape[1] * TILE * TILE, U32).reshape(shape)
     for row in range(ROWS, len(bf16) if used else 0):
         tile, line = divmod(row - ROWS, TILE)
         for pair in range(bf16.shape[1] // 2):

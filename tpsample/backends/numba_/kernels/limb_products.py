@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tpsample.backends.numba_.kernels.compiling import F32, F64, I8, I32, I64, U32, U64, jit
-from tpsample.backends.numba_.kernels.inputs import BLOCK
+from tpsample.backends.numba_.kernels.inputs import BLOCK, zeros_of_lines
 from tpsample.backends.numba_.kernels.numbers import as_fp32, least_and_largest, quantum_of
 from tpsample.backends.numba_.kernels.primitives import bits_as, larger, smaller
 from tpsample.backends.numba_.kernels.tile_dots import LINE, TILE, may_use_tiles, tile_dots
@@ -76,7 +76,8 @@ def limbs_of(rows, used):
     used &= num_rows > FEW_ROWS and size <= MOST_COLUMNS
     count = limbs_needed(rows) if used and may_use_tiles() else 0
     tiles, lines = -(-num_rows // TILE), -(-size // LINE) if count else 0
-    out, units = np.zeros((count, tiles, lines, TILE, TILE), U32), np.empty(num_rows, F64)
+    shape, units = (count, tiles, lines, TILE, TILE), np.empty(num_rows, F64)
+    out = zeros_of_lines(count * tiles * lines * TILE * TILE, U32).reshape(shape)
     for i in range(num_rows if count else 0):
         _, most = least_and_largest(rows.hidden[i], U64(0), U64(0), size)
         units[i] = quantum_of(most, 8 * count - 3)
@@ -89,9 +90,9 @@ def limbs_of(rows, used):
     return Limbs(
         out,
         units,
-        np.zeros(WEIGHT_LIMBS * BLOCK * lines * LINE, I8),
+        zeros_of_lines(WEIGHT_LIMBS * BLOCK * lines * LINE, I8),
         np.empty(BLOCK, F64),
-        np.zeros((SUMS, BLOCK, TILE), I32),
+        zeros_of_lines(SUMS * BLOCK * TILE, I32).reshape((SUMS, BLOCK, TILE)),
         np.empty((BLOCK, TILE), F64),
     )
 
