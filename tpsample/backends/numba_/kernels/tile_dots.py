@@ -8,7 +8,7 @@ tile of rows has, in a line, the same 32 bits of columns of each row.
 
 from __future__ import annotations
 
-import platform
+import sys
 from typing import Any
 
 from llvmlite import ir
@@ -20,7 +20,7 @@ from tpsample.backends.numba_.kernels.vectors import FEATURES
 from tpsample.backends.screening.int8_copy import BLOCK
 
 HAS_TILES = {"+amx-tile", "+amx-bf16", "+amx-int8"} <= set(FEATURES.split(",")) and (
-    platform.system() == "Linux"
+    sys.platform == "linux"
 )
 """Whether the processor multiplies tiles."""
 TILE = 16
