@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import platform
 import random
 import sys
 from dataclasses import replace
@@ -230,6 +231,27 @@ def test_products_of_tiles_are_those_of_whole_numbers():
     before = a @ b
     assert multiply_tiles() == (HAS_TILES and torch.cpu._is_amx_tile_supported())
     assert torch.equal(a @ b, before)
+
+
+REFUSED = """
+import ctypes, struct
+code = (0x20, 0, 0, 0), (0x15, 0, 1, 158), (0x06, 0, 0, 0x50001), (0x06, 0, 0, 0x7FFF0000)
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in code))
+program = struct.pack("HxxxxxxP", 4, ctypes.addressof(code))
+libc = ctypes.CDLL(None)
+assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program, 0, 0) == 0
+from tests.support.native import *
+assert not multiply_tiles()
+"""
+"""A filter of system calls, by which Linux refuses arch_prctl, number 158, with EPERM."""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the number is that of x86-64")
+def test_a_process_that_is_refused_tiles_does_without():
+    """Code that other processes compiled, with tiles, asks again."""
+    multiply_tiles()
+    done = run_command(sys.executable, "-c", REFUSED)
+    assert done.returncode == 0, done.stderr
 
 
 # -- the formulas ------------------------------------------------------------------------------

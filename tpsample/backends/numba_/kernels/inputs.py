@@ -159,8 +159,7 @@ def take_rows(hidden, index):
     """Return `TakenRows` of rows int64 [R] of the hidden states [B, D], which `as_fp32` reads."""
     num_rows, size = len(index), hidden.shape[1]
     out = np.empty((num_rows if num_rows == 1 else -(-num_rows // ROWS) * ROWS, size), F32)
-    shape = len(out) if num_rows > 1 and size % PADDING == 0 else 0, size
-    bf16 = zeros_of_lines(shape[0] * size, U16).reshape(shape)
+    bf16 = aligned_zeros((len(out) if num_rows > 1 and size % PADDING == 0 else 0, size), U16)
     norms, quanta, more = np.empty(num_rows, F64), np.empty(num_rows, F64), U32(0)
     for i in range(num_rows):
         row, squares, low = hidden[index[i]], 0.0, U32(0)
@@ -186,11 +185,14 @@ def take_rows(hidden, index):
 
 
 @jit(allocates=True)
-def zeros_of_lines(count, dtype):
-    """Return flat zeros that begin at a line of a tile, so that none is in two lines of memory."""
+def aligned_zeros(shape, dtype):
+    """Return zeros that begin at a line of memory; a vector that crosses two lines takes longer."""
+    count = 1
+    for size in shape:
+        count *= size
     memory = np.zeros(count + LINE, dtype)
     begin = -memory.ctypes.data % LINE // memory.itemsize
-    return memory[begin : begin + count]
+    return memory[begin : begin + count].reshape(shape)
 
 
 @jit(allocates=True)
@@ -198,8 +200,7 @@ def tiles_of(bf16):
     """Return the `tiles` of `TakenRows`."""
     used = len(bf16) > ROWS and may_use_tiles()
     count = -(-(len(bf16) - ROWS) // TILE) if used else 0
-    shape = count, bf16.shape[1] // PADDING, TILE, TILE
-    tiles = zeros_of_lines(count * shape[1] * TILE * TILE, U32).reshape(shape)
+    tiles = aligned_zeros((count, bf16.shape[1] // PADDING, TILE, TILE), U32)
     for row in range(ROWS, len(bf16) if used else 0):
         tile, line = divmod(row - ROWS, TILE)
         for pair in range(bf16.shape[1] // 2):

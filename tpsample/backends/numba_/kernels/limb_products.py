@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tpsample.backends.numba_.kernels.compiling import F32, F64, I8, I32, I64, U32, U64, jit
-from tpsample.backends.numba_.kernels.inputs import BLOCK, zeros_of_lines
+from tpsample.backends.numba_.kernels.inputs import BLOCK, aligned_zeros
 from tpsample.backends.numba_.kernels.numbers import as_fp32, least_and_largest, quantum_of
 from tpsample.backends.numba_.kernels.primitives import bits_as, larger, smaller
 from tpsample.backends.numba_.kernels.tile_dots import LINE, TILE, may_use_tiles, tile_dots
@@ -29,8 +29,8 @@ FEW_ROWS = 8
 MOST_COLUMNS = 2**15 - 1
 """Four products of bytes per column are less than 2^16, so that a sum of them fits int32."""
 WEIGHT_CARRIES, ROW_CARRIES = 0x808080, 0x80808080
-"""128 in each byte but the highest. Added, it carries from a byte to the next one; then it is taken
-away from each byte."""
+"""128 in each byte but the highest. A number to which it is added, and whose same bits are turned
+then, has its limbs as signed bytes."""
 
 
 class Limbs(NamedTuple):
@@ -76,8 +76,8 @@ def limbs_of(rows, used):
     used &= num_rows > FEW_ROWS and size <= MOST_COLUMNS
     count = limbs_needed(rows) if used and may_use_tiles() else 0
     tiles, lines = -(-num_rows // TILE), -(-size // LINE) if count else 0
-    shape, units = (count, tiles, lines, TILE, TILE), np.empty(num_rows, F64)
-    out = zeros_of_lines(count * tiles * lines * TILE * TILE, U32).reshape(shape)
+    ids, units = BLOCK if count else 0, np.empty(num_rows, F64)
+    out = aligned_zeros((count, tiles, lines, TILE, TILE), U32)
     for i in range(num_rows if count else 0):
         _, most = least_and_largest(rows.hidden[i], U64(0), U64(0), size)
         units[i] = quantum_of(most, 8 * count - 3)
@@ -90,19 +90,22 @@ def limbs_of(rows, used):
     return Limbs(
         out,
         units,
-        zeros_of_lines(WEIGHT_LIMBS * BLOCK * lines * LINE, I8),
-        np.empty(BLOCK, F64),
-        zeros_of_lines(SUMS * BLOCK * TILE, I32).reshape((SUMS, BLOCK, TILE)),
-        np.empty((BLOCK, TILE), F64),
+        aligned_zeros((WEIGHT_LIMBS * ids * lines * LINE,), I8),
+        np.empty(ids, F64),
+        aligned_zeros((SUMS, ids, TILE), I32),
+        np.empty((ids, TILE), F64),
     )
 
 
 @jit()
 def take_limbs(weight, block, first, apart, size, limbs):
-    """Take the limbs of the weights of four ids of a whole block; return whether they hold them.
+    """Store the limbs of the weights of four ids of a whole block, if limbs hold all of them.
 
     Args:
         first, apart: the first id of the block, and how far the next one is from it.
+
+    Returns:
+        Whether they do.
     """
     stride, local = U64(weight.stride), block.local + first
     least, most = least_and_largest(weight.numbers, U64(local) * stride, U64(apart) * stride, size)
@@ -117,7 +120,7 @@ def take_limbs(weight, block, first, apart, size, limbs):
 
 @jit()
 def take_row(weight, begin, scale, size, limbs, id_):
-    """Take the limbs of the weights of one id, times the scale."""
+    """Store the limbs of the weights of one id; times `scale` these are whole numbers."""
     part, apart = weight.numbers[begin : begin + size], len(limbs.block) // WEIGHT_LIMBS
     place = id_ * (apart // BLOCK)
     first, second = limbs.block[place : place + size], limbs.block[place + apart :]
@@ -130,7 +133,7 @@ def take_row(weight, begin, scale, size, limbs, id_):
 
 @jit()
 def add_sums(limbs):
-    """Add C_k 256^k of a tile of rows, rounded to odd."""
+    """Put Σ_k 256^k C_k of a tile of rows, rounded to odd, into `totals`."""
     sums, totals = limbs.sums, limbs.totals
     for j in range(BLOCK):
         for i in range(TILE):
@@ -148,7 +151,7 @@ def add_sums(limbs):
 
 @jit()
 def multiply_limbs(limbs, values):
-    """Multiply the weights of the block whose limbs were taken by all rows.
+    """Multiply the weights whose limbs are stored by all rows.
 
     Args:
         values: float64 [R or more, BLOCK], out: exact products, rounded to odd.

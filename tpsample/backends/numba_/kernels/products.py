@@ -10,7 +10,7 @@ from numba.extending import overload
 from numba.np.numpy_support import as_dtype
 
 from tpsample.backends.numba_.kernels.compiling import F32, F64, INNER, SUMS, U16, U64, jit
-from tpsample.backends.numba_.kernels.inputs import BLOCK, zeros_of_lines
+from tpsample.backends.numba_.kernels.inputs import BLOCK, aligned_zeros
 from tpsample.backends.numba_.kernels.limb_products import (
     Limbs,
     limbs_of,
@@ -97,8 +97,7 @@ class Products(NamedTuple):
 def products_of(rows, dtype):
     """Return the memory of products of some rows in fp32 or float64."""
     several, num_rows, size = len(rows.hidden) > 1, len(rows.norms), rows.hidden.shape[1]
-    shape = len(rows.hidden), padded(size) if several else size
-    hidden = zeros_of_lines(shape[0] * shape[1], dtype).reshape(shape)
+    hidden = aligned_zeros((len(rows.hidden), padded(size) if several else size), dtype)
     scale = 1.0 if several or hidden.itemsize == 4 else 2.0**SCALE_BITS
     for i in range(len(hidden)):
         for d in range(hidden.shape[1]):
@@ -112,8 +111,8 @@ def products_of(rows, dtype):
         hidden,
         rows.bf16,
         rows.tiles,
-        zeros_of_lines(BLOCK * TILE, F32).reshape((BLOCK, TILE)),
-        zeros_of_lines(BLOCK * COLUMNS if several else 0, F32),
+        aligned_zeros((BLOCK if len(rows.tiles) else 0, TILE), F32),
+        aligned_zeros((BLOCK * COLUMNS if several else 0,), F32),
         limbs_of(rows, hidden.itemsize == 8),
     )
 
